@@ -19,7 +19,7 @@ use clap::{Args, ValueEnum};
 use serde_json::Value;
 use warmpath_prompt::PromptOptions;
 
-use self::asked::{Api, Asked};
+use self::asked::{DialectClient, MeasuredAnswer};
 use self::prefix::Prefixes;
 use self::session::{Request, Session, Step};
 use self::shape::Shape;
@@ -118,7 +118,7 @@ impl ShortSession {
     ///
     /// Units: tokens a second. Errors: a request that fails.
     pub(crate) async fn hold(&self, url: &str, answer_tokens: u32) -> anyhow::Result<f64> {
-        let api = Api::new(url, self.session.shape.dialect)?;
+        let api = DialectClient::new(url, self.session.shape.dialect)?;
         let (mut answers, mut n_tokens, mut took_ms) = (Vec::new(), 0, 0.0);
         while answers.len() < self.n_requests() {
             let (_, body) = self.request(&answers, answer_tokens);
@@ -197,7 +197,7 @@ async fn compare(args: &AgentsArgs, session: &Session, prefixes: &Prefixes) -> a
 
 /// Holds a session with one server.
 async fn hold(args: &AgentsArgs, session: &Session, prefixes: &Prefixes, url: &str) -> Outcome {
-    let api = Api::new(url, session.shape.dialect)?;
+    let api = DialectClient::new(url, session.shape.dialect)?;
     let mut sums: BTreeMap<Step, Sum> = BTreeMap::new();
     let mut earlier = prefixes.none_yet();
     let mut answers = Vec::new();
@@ -224,7 +224,7 @@ const HEADER: [&str; 9] = [
 ];
 
 impl Sum {
-    fn add(&mut self, asked: &Asked, shared_tokens: u64) {
+    fn add(&mut self, asked: &MeasuredAnswer, shared_tokens: u64) {
         self.n_requests += 1;
         self.prompt_tokens += asked.prompt_tokens;
         self.shared_tokens += shared_tokens;
@@ -261,7 +261,7 @@ mod tests {
     fn a_row_tells_the_sums_of_its_requests() {
         let mut sum = Sum::default();
         for (prompt_tokens, cached_tokens, ttft_ms) in [(900, 0, 30.0), (1100, 1000, 10.0)] {
-            let asked = Asked { prompt_tokens, cached_tokens, ttft_ms, ..Asked::default() };
+            let asked = MeasuredAnswer { prompt_tokens, cached_tokens, ttft_ms, ..MeasuredAnswer::default() };
             sum.add(&asked, cached_tokens);
         }
         let row = sum.row("codex", "w", Step::Tool);

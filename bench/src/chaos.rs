@@ -63,7 +63,7 @@ pub struct ChaosArgs {
     /// Seed of the requests and of the order of faults.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Where the processes live; namespaces need root and iproute2.
+    /// Network of the processes; namespaces need root and iproute2.
     #[arg(long, value_enum, default_value_t = network::Choice::Auto)]
     network: network::Choice,
     /// Folder that holds warmpath-worker and warmpath-router. The default is this program's folder.
@@ -158,7 +158,7 @@ async fn drive(args: &ChaosArgs, site: Site) -> anyhow::Result<Verdict> {
     let start = Instant::now();
     let load = Arc::new(Load {
         scripts,
-        standing: Arc::clone(&fleet.standing),
+        state: Arc::clone(&fleet.state),
         tally: Arc::new(Tally::default()),
         is_over: AtomicBool::new(false),
         start,

@@ -26,8 +26,8 @@ use warmpath_common::headers::{JOURNAL, REQUEST_ID};
 use warmpath_common::ids::{RequestId, SlotId, WorkerUid};
 use warmpath_common::journal::{LINE_START, MARK_ALONE};
 use warmpath_common::summary::{
-    self, Body as FrameBody, Change, Digest, Frame, Resume, Run, RunState, SNAPSHOT_PATH, STREAM_PATH, Snapshot, Stamp,
-    Tier, VOCABULARY_PATH,
+    self, Change, Digest, Frame, FrameBody, Resume, Run, RunState, SNAPSHOT_PATH, STREAM_PATH, Snapshot, Stamp, Tier,
+    VOCABULARY_PATH,
 };
 
 use crate::fleet::{Fleet, FleetSpec};

@@ -17,7 +17,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::status::{self, Fleet};
-use child::Life;
+use child::ChildSignals;
 use given::Given;
 pub use plan::{Flags, Settings, split};
 use plan::{Machine, Plan, Programs};
@@ -41,10 +41,11 @@ pub async fn run(settings: Settings, flags: Flags) -> anyhow::Result<()> {
     let (workers_end, router_ends, kill) =
         (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
     let is_ready = CancellationToken::new();
-    let life = |ends: &CancellationToken| Life { ends: ends.clone(), kill: kill.clone(), is_ready: is_ready.clone() };
-    let workers = try_join_all(plan.workers.iter().map(|worker| child::keep(worker, life(&workers_end))));
+    let signals =
+        |ends: &CancellationToken| ChildSignals { ends: ends.clone(), kill: kill.clone(), is_ready: is_ready.clone() };
+    let workers = try_join_all(plan.workers.iter().map(|worker| child::keep(worker, signals(&workers_end))));
     let router = async {
-        let ended = child::keep(&plan.router, life(&router_ends)).await;
+        let ended = child::keep(&plan.router, signals(&router_ends)).await;
         // The router's last responses need the workers.
         workers_end.cancel();
         ended

@@ -39,14 +39,14 @@ impl UnusableInput {
 
 /// Texts of one request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Inputs {
+pub struct InputTexts {
     /// The texts, at least one.
     pub texts: Vec<RawPrompt>,
     /// Whether they were given as a list, so that each has an index.
     pub is_list: bool,
 }
 
-impl Inputs {
+impl InputTexts {
     /// Returns the texts in the field `param`.
     ///
     /// Errors: every [`UnusableInput`].
@@ -103,8 +103,8 @@ mod tests {
         RawPrompt::Text(text.to_owned())
     }
 
-    fn read(field: &Value) -> Inputs {
-        Inputs::read(field.clone(), "input").unwrap_or_else(|error| panic!("{field}: {error}"))
+    fn read(field: &Value) -> InputTexts {
+        InputTexts::read(field.clone(), "input").unwrap_or_else(|error| panic!("{field}: {error}"))
     }
 
     fn check_list(field: Value, expected: &[RawPrompt]) {
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn errors_name_the_input_that_cannot_be_embedded() {
-        let refused = |field: Value| Inputs::read(field, "input").expect_err("it cannot be embedded");
+        let refused = |field: Value| InputTexts::read(field, "input").expect_err("it cannot be embedded");
         let param = |field: Value| refused(field).param().to_owned();
         assert_eq!(refused(json!([])).to_string(), "`input` must not be empty");
         let image = json!({"content": [{"type": "image_url", "image_url": {"url": "data:,"}}]});

@@ -112,12 +112,12 @@ pub struct Frame {
     /// Position of the frame.
     pub stamp: Stamp,
     /// Content of the frame.
-    pub body: Body,
+    pub body: FrameBody,
 }
 
 /// Content of a frame.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum Body {
+pub enum FrameBody {
     /// Start of a snapshot.
     Begin(Box<SnapshotHeader>),
     /// Part of a snapshot: runs to be applied to an empty view.
@@ -161,7 +161,7 @@ pub struct Run {
     pub slot: Option<SlotId>,
 }
 
-/// Where KV state is, from the fastest tier to the slowest.
+/// Place of KV state, from the fastest tier to the slowest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tier {
@@ -270,12 +270,12 @@ impl Snapshot {
     pub fn into_frames(self) -> Vec<Frame> {
         let stamp = self.stamp;
         let digest = Digest::of(self.runs.iter().flat_map(|run| &run.keys));
-        let mut bodies = vec![Body::Begin(Box::new(SnapshotHeader { model: self.model, load: self.load }))];
+        let mut bodies = vec![FrameBody::Begin(Box::new(SnapshotHeader { model: self.model, load: self.load }))];
         let mut batch = Vec::new();
         let mut n_keys = 0;
         for run in self.runs.into_iter().flat_map(Run::split) {
             if n_keys + run.keys.len() > KEYS_PER_FRAME_MAX && !batch.is_empty() {
-                bodies.push(Body::Runs(std::mem::take(&mut batch)));
+                bodies.push(FrameBody::Runs(std::mem::take(&mut batch)));
                 n_keys = 0;
             }
             // A run's own fields take about as many bytes as two keys.
@@ -283,9 +283,9 @@ impl Snapshot {
             batch.push(run);
         }
         if !batch.is_empty() {
-            bodies.push(Body::Runs(batch));
+            bodies.push(FrameBody::Runs(batch));
         }
-        bodies.push(Body::End(digest));
+        bodies.push(FrameBody::End(digest));
         bodies.into_iter().map(|body| Frame { stamp, body }).collect()
     }
 }

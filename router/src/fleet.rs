@@ -203,7 +203,7 @@ impl Fleet {
 
     /// Returns the time since a worker's last message; `None` if there was none.
     pub fn age(&self, member: &Member) -> Option<Duration> {
-        member.last_heard().map(|heard| self.started.elapsed().saturating_sub(heard))
+        member.last_message().map(|at| self.started.elapsed().saturating_sub(at))
     }
 
     /// Returns the number of entries the index has dropped for its memory limit.
@@ -226,12 +226,12 @@ impl Fleet {
         self.ledger().capacity_forecast(&self.view(), model, Instant::now())
     }
 
-    fn heard(&self, member: &Member) {
-        member.heard(self.started.elapsed());
+    fn record_message(&self, member: &Member) {
+        member.record_message(self.started.elapsed());
     }
 
     /// Returns whether any other worker has sent a message within this time.
-    fn hears_another(&self, worker: WorkerIdx, within: Duration) -> bool {
+    fn received_from_another(&self, worker: WorkerIdx, within: Duration) -> bool {
         let has_spoken = |idx| self.age(&self.member(idx)).is_some_and(|age| age <= within);
         self.view().workers.iter().any(|other| other.idx != worker && has_spoken(other.idx))
     }

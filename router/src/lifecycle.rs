@@ -44,7 +44,7 @@ use crate::fleet::InFlightGuard;
 use crate::http::state::{App, RequestPlace};
 use crate::keys::ApiKey;
 use crate::metrics;
-use crate::prompt::{Prepared, Prompt, RawRequest, Shape};
+use crate::prompt::{EndpointKind, Prepared, PreparedPrompt, RawRequest};
 use crate::salt::Salt;
 
 use attempt_target::{AttemptTarget, ask, choose, find_matches};
@@ -77,8 +77,8 @@ pub struct IncomingRequest {
     /// Body, with data in place of the URLs of images; sent to workers unchanged, except that a model name that no
     /// worker has may be replaced.
     pub body: Bytes,
-    /// Form of the prompt in the body.
-    pub shape: Shape,
+    /// Kind of its endpoint.
+    pub endpoint: EndpointKind,
     /// API key that it presented, if keys are required.
     pub key: Option<Arc<ApiKey>>,
     /// Salt in its headers.
@@ -94,11 +94,11 @@ pub struct IncomingRequest {
 /// Errors: any [`RequestError`] before the first byte of a response.
 pub async fn answer(app: &App, mut arrival: IncomingRequest) -> Result<Response, RequestError> {
     let mut hold = Hold::new(app);
-    arrival.identity = failover::identity(app, arrival.shape, &arrival.path);
+    arrival.identity = failover::identity(app, arrival.endpoint, &arrival.path);
     let mut prepared = prepare(app, &mut arrival, &mut hold).await?;
-    observe_phases(app, &prepared, arrival.shape);
+    observe_phases(app, &prepared, arrival.endpoint);
     let diagnosis = PrefixBreakHeader::of(app, &arrival.headers, &mut prepared);
-    let (own, client) = (app.clone(), (arrival.shape, app.cut_off.clone()));
+    let (own, client) = (app.clone(), (arrival.endpoint, app.cut_off.clone()));
     let attempts = |comments| async move { attempt_until_answered(&own, arrival, (prepared, hold), &comments).await };
     let mut response = keepalive::answer(client, attempts).await?;
     diagnosis.add_to(app, &mut response);
@@ -110,8 +110,8 @@ pub async fn answer(app: &App, mut arrival: IncomingRequest) -> Result<Response,
 /// Errors: those of `PromptPool::prepare`; `ShuttingDown`.
 async fn prepare(app: &App, arrival: &mut IncomingRequest, hold: &mut Hold) -> Result<Prepared, RequestError> {
     loop {
-        let (shape, any_model_name) = (arrival.shape, app.requests.any_model_name);
-        let draft = RawRequest { shape, body: arrival.body.clone(), salt: arrival.salt.clone(), any_model_name };
+        let (endpoint, any_model_name) = (arrival.endpoint, app.requests.any_model_name);
+        let draft = RawRequest { endpoint, body: arrival.body.clone(), salt: arrival.salt.clone(), any_model_name };
         let start = Instant::now();
         let prepared = app.preparing.prepare(&app.fleet, app.fleet.view(), draft).await;
         arrival.span.part("router.prepare", (start, Instant::now()), Vec::new());
@@ -130,18 +130,18 @@ async fn prepare(app: &App, arrival: &mut IncomingRequest, hold: &mut Hold) -> R
     }
 }
 
-fn observe_phases(app: &App, prepared: &Prepared, shape: Shape) {
+fn observe_phases(app: &App, prepared: &Prepared, endpoint: EndpointKind) {
     let observe = |phase, took: std::time::Duration| {
         app.metrics.decision.with_label_values(&[phase]).observe(took.as_secs_f64());
     };
     observe("parse", prepared.phases.parse);
     match &prepared.prompt {
-        Prompt::Known { .. } => {
+        PreparedPrompt::Known { .. } => {
             observe("prompt", prepared.phases.prompt);
             observe("hash", prepared.phases.hash);
         }
-        Prompt::Estimated { .. } if !shape.is_generation() => {}
-        Prompt::Estimated { cause, .. } => app.metrics.untokenized_prompts.with_label_values(&[cause]).inc(),
+        PreparedPrompt::Estimated { .. } if !endpoint.is_generation() => {}
+        PreparedPrompt::Estimated { cause, .. } => app.metrics.untokenized_prompts.with_label_values(&[cause]).inc(),
     }
 }
 
@@ -174,7 +174,7 @@ async fn attempt_until_answered(
     }
     remember(app, &prepared, choice.n_matched_blocks);
     // A worker that can count tokens may still be unable to generate, so such a response proves nothing.
-    if answer.head().status.is_success() && !matches!(arrival.shape, Shape::Aside(_)) {
+    if answer.head().status.is_success() && !matches!(arrival.endpoint, EndpointKind::Passthrough(_)) {
         choice.in_flight.answered(&retry_state.failures);
     }
     let mut response = respond(app, (arrival, prepared), choice, answer);
@@ -412,7 +412,7 @@ async fn back_off(app: &App, arrival: &IncomingRequest, prepared: &Prepared) {
 /// Marks the matched blocks as used, so that the index evicts them late, and records the conversation, in the
 /// background.
 fn remember(app: &App, prepared: &Prepared, n_matched_blocks: u32) {
-    let Prepared { prompt: Prompt::Known { root, keys, .. }, marks, tools, .. } = prepared else { return };
+    let Prepared { prompt: PreparedPrompt::Known { root, keys, .. }, marks, tools, .. } = prepared else { return };
     if n_matched_blocks == 0 && marks.is_empty() {
         return;
     }
@@ -463,7 +463,7 @@ fn respond(
     let prompt_tokens = headers::number(&headers, warmpath_common::headers::PROMPT_TOKENS).or(choice.prompt_tokens);
     let share = cached_tokens.zip(prompt_tokens);
     let share = share.map_or(cached_share::UNKNOWN, |(cached, prompt)| cached_share::label(cached, prompt));
-    let is_timed = status.is_success() && arrival.shape.is_generation();
+    let is_timed = status.is_success() && arrival.endpoint.is_generation();
     if is_timed {
         app.metrics.ttfb.with_label_values(&[share]).observe(ttft.as_secs_f64());
     }

@@ -1,14 +1,14 @@
-//! From a request's body to what routing needs: the model, the prompt's length and the keys of its blocks.
+//! From a request's body to the inputs of routing: the model, the prompt's length and the keys of its blocks.
 //!
-//! New text costs milliseconds, so it is tokenized on threads for long work. Cheap work is done at once, because moving
-//! it there costs more: a long chat with a known history has little new text. Plainly invalid requests are refused. A
-//! prompt that only cannot be tokenized here is routed by load, and the worker reports any error in it.
+//! Tokenizing new text takes milliseconds, so it runs on threads for long work. Cheap work runs on the thread that read
+//! the body, because moving it costs more: a long chat with a known history has little new text. Invalid requests are
+//! refused. A prompt that is valid but cannot be tokenized here is routed by load.
 //!
 //! Not here: rendering and tokenizing (`warmpath-prompt`), the choice (`warmpath-router-core`).
 
 mod block_key_cache;
 mod body;
-mod reading;
+mod stage;
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -39,7 +39,7 @@ use crate::salt::Salt;
 
 use block_key_cache::BlockKeyCache;
 use body::{Options, Parsed, ParsedBody};
-use reading::Reading;
+use stage::PromptStage;
 
 /// Assumed bytes of a body per token, if nothing better is known.
 ///
@@ -67,9 +67,9 @@ const RENDERED_HERE_MESSAGES_MAX: usize = 128;
 /// Source: docs/decisions/0021-prompt-path.md: moving to another thread and back takes as long as some kilobytes.
 const TOKENIZED_HERE_BYTES_MAX: usize = 4096;
 
-/// Form of the prompt in an endpoint's body.
+/// Kind of an endpoint, which decides the form of the prompt in the body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shape {
+pub enum EndpointKind {
     /// `messages`.
     Chat,
     /// `prompt`.
@@ -85,10 +85,10 @@ pub enum Shape {
     /// None: each document is scored by itself.
     Rerank,
     /// None: the request may name a model, which must have this capability.
-    Aside(Option<Capability>),
+    Passthrough(Option<Capability>),
 }
 
-impl Shape {
+impl EndpointKind {
     /// Returns the capability that a worker needs; `None` if any worker will do.
     pub fn wanted(self) -> Option<Capability> {
         match self {
@@ -97,7 +97,7 @@ impl Shape {
             }
             Self::Embeddings => Some(Capability::Embedding),
             Self::Rerank => Some(Capability::Rerank),
-            Self::Aside(wanted) => wanted,
+            Self::Passthrough(wanted) => wanted,
         }
     }
 
@@ -108,15 +108,15 @@ impl Shape {
 
     /// Returns whether the body may have messages with images.
     pub fn may_have_images(self) -> bool {
-        matches!(self, Self::Chat | Self::Messages | Self::Responses | Self::Aside(_))
+        matches!(self, Self::Chat | Self::Messages | Self::Responses | Self::Passthrough(_))
     }
 }
 
 /// A body that is not parsed yet, with the salt in its headers.
 #[derive(Debug, Clone)]
 pub struct RawRequest {
-    /// Form of the prompt in the body.
-    pub shape: Shape,
+    /// Kind of its endpoint.
+    pub endpoint: EndpointKind,
     /// The body.
     pub body: Bytes,
     /// Salt in the headers.
@@ -125,7 +125,7 @@ pub struct RawRequest {
     pub any_model_name: bool,
 }
 
-/// What routing needs to know of a request.
+/// Properties of a request that routing needs.
 #[derive(Debug)]
 pub struct Prepared {
     /// Name of the requested model; its own name if no worker has the one in the request.
@@ -137,7 +137,7 @@ pub struct Prepared {
     /// Capability that its worker needs; `None` if any worker will do.
     pub wanted: Option<Capability>,
     /// The prompt.
-    pub prompt: Prompt,
+    pub prompt: PreparedPrompt,
     /// Identifies the conversation.
     pub affinity: u64,
     /// Fingerprints of a chat's messages.
@@ -150,9 +150,9 @@ pub struct Prepared {
     pub phases: Phases,
 }
 
-/// What is known of a prompt.
+/// A prompt as far as the router knows it.
 #[derive(Debug)]
-pub enum Prompt {
+pub enum PreparedPrompt {
     /// The prompt was tokenized.
     Known {
         /// Length. Units: tokens.
@@ -200,7 +200,7 @@ impl Default for PromptPool {
 }
 
 impl PromptPool {
-    /// Returns what routing needs to know of a request.
+    /// Returns the properties of a request that routing needs.
     ///
     /// Errors: `Json`, `Field` if the body is plainly invalid; `Lookup` if there is no such model.
     pub async fn prepare(
@@ -210,17 +210,17 @@ impl PromptPool {
         draft: RawRequest,
     ) -> Result<Prepared, RequestError> {
         if draft.body.len() > READ_HERE_BYTES_MAX {
-            return self.finish_elsewhere(fleet, move || Begun::read(&view, draft)).await;
+            return self.finish_elsewhere(fleet, move || UntokenizedRequest::read(&view, draft)).await;
         }
-        let mut begun = Begun::read(&view, draft)?;
-        if begun.reading.n_unrendered() > RENDERED_HERE_MESSAGES_MAX || begun.reading.has_images() {
-            return self.finish_elsewhere(fleet, || Ok(begun)).await;
+        let mut request = UntokenizedRequest::read(&view, draft)?;
+        if request.stage.n_unrendered() > RENDERED_HERE_MESSAGES_MAX || request.stage.has_images() {
+            return self.finish_elsewhere(fleet, || Ok(request)).await;
         }
-        begun.render(fleet)?;
-        if begun.reading.unseen_bytes() > TOKENIZED_HERE_BYTES_MAX {
-            return self.finish_elsewhere(fleet, || Ok(begun)).await;
+        request.render(fleet)?;
+        if request.stage.unseen_bytes() > TOKENIZED_HERE_BYTES_MAX {
+            return self.finish_elsewhere(fleet, || Ok(request)).await;
         }
-        Ok(begun.finish(&self.chains))
+        Ok(request.finish(&self.chains))
     }
 
     /// Runs long work on a thread for it; other work goes first between two portions of a text.
@@ -229,7 +229,7 @@ impl PromptPool {
     async fn finish_elsewhere(
         &self,
         fleet: &Arc<Fleet>,
-        begin: impl FnOnce() -> Result<Begun, RequestError> + Send + 'static,
+        begin: impl FnOnce() -> Result<UntokenizedRequest, RequestError> + Send + 'static,
     ) -> Result<Prepared, RequestError> {
         let place = Arc::clone(&self.places).try_acquire_owned().ok();
         let turn = RefCell::new(self.processors.turn().await);
@@ -239,13 +239,13 @@ impl PromptPool {
         let prepared = tokio::task::spawn_blocking(move || {
             let has_place = place.is_some();
             let work = || {
-                let mut begun = begin()?;
+                let mut request = begin()?;
                 if has_place {
-                    begun.render(&fleet)?;
+                    request.render(&fleet)?;
                 } else {
-                    begun.reading = Reading::Unknown("busy");
+                    request.stage = PromptStage::Unknown("busy");
                 }
-                Ok(begun.finish(&chains))
+                Ok(request.finish(&chains))
             };
             let is_cancelled = move || {
                 if !cancelled.is_cancelled() {
@@ -263,7 +263,7 @@ impl PromptPool {
 }
 
 /// A request whose prompt is not tokenized yet.
-struct Begun {
+struct UntokenizedRequest {
     draft: RawRequest,
     options: Options,
     /// Body with the model's own name in place of one that no worker has.
@@ -280,11 +280,11 @@ struct Begun {
     has_one_prompt: bool,
     /// Largest context of the model's workers; `None` if some are stock servers, whose context may be of any size.
     context_tokens_max: Option<u32>,
-    reading: Reading,
+    stage: PromptStage,
     phases: Phases,
 }
 
-impl Begun {
+impl UntokenizedRequest {
     fn read(view: &FleetView, draft: RawRequest) -> Result<Self, RequestError> {
         let mut phases = Phases::default();
         let ParsedBody { mut options, mut parsed, spelling } = timed(&mut phases.parse, || body::parse(&draft))?;
@@ -295,7 +295,7 @@ impl Begun {
             // Text that was tokenized under other salts must not be visible to this request.
             chat.cache_salt = Some(salt.clone());
         }
-        let (wanted, now) = (draft.shape.wanted(), Instant::now());
+        let (wanted, now) = (draft.endpoint.wanted(), Instant::now());
         let model = match options.model.as_deref().filter(|_| draft.any_model_name) {
             Some(name) => view.lookup_any(name, wanted, now)?,
             None => view.lookup(options.model.as_deref(), wanted, now)?,
@@ -318,7 +318,7 @@ impl Begun {
         let has_stock = view.workers.iter().filter(of_model).any(|worker| worker.stock.is_some());
         let contexts = view.workers.iter().flat_map(|worker| worker.models()).filter(is_meant);
         let context_tokens_max = contexts.map(|of| of.context_tokens).max().filter(|_| !has_stock);
-        let reading = Reading::Parsed(parsed);
+        let stage = PromptStage::Parsed(parsed);
         Ok(Self {
             draft,
             options,
@@ -331,27 +331,27 @@ impl Begun {
             tools,
             has_one_prompt,
             context_tokens_max,
-            reading,
+            stage,
             phases,
         })
     }
 
     /// Renders the prompt, unless that is done.
     fn render(&mut self, fleet: &Fleet) -> Result<(), RequestError> {
-        let reading = std::mem::replace(&mut self.reading, Reading::Unknown("refused"));
-        let rendered = timed(&mut self.phases.prompt, || reading.rendered(fleet, &self.model, Scope::of(&self.salt)));
-        self.reading = rendered.map_err(|error| error.respelled(&self.spelling))?;
+        let stage = std::mem::replace(&mut self.stage, PromptStage::Unknown("refused"));
+        let rendered = timed(&mut self.phases.prompt, || stage.rendered(fleet, &self.model, Scope::of(&self.salt)));
+        self.stage = rendered.map_err(|error| error.respelled(&self.spelling))?;
         let Some(context_tokens) = self.context_tokens_max else { return Ok(()) };
-        let checked = timed(&mut self.phases.prompt, || self.reading.check_length(context_tokens));
+        let checked = timed(&mut self.phases.prompt, || self.stage.check_length(context_tokens));
         checked.map_err(|many| RequestError::PromptTooLong { n_tokens: many.into(), context_tokens })
     }
 
     /// Tokenizes and hashes the rendered prompt.
     fn finish(self, chains: &BlockKeyCache) -> Prepared {
         let Self { draft, options, renamed_body, salt, model, affinity, marks, tools, has_one_prompt, .. } = self;
-        let (reading, mut phases) = (self.reading, self.phases);
-        let tools = tools.filter(|_| reading.has_tools_behind_system_text());
-        let tokens = timed(&mut phases.prompt, || reading.into_tokens(&model, Scope::of(&salt)));
+        let (stage, mut phases) = (self.stage, self.phases);
+        let tools = tools.filter(|_| stage.has_tools_behind_system_text());
+        let tokens = timed(&mut phases.prompt, || stage.into_tokens(&model, Scope::of(&salt)));
         let applied = lora::resolve(&model, options.model.as_deref(), options.lora.as_deref());
         let root = applied.ok().map(|applied| {
             let lora = model.lora_root(applied);
@@ -360,18 +360,22 @@ impl Begun {
         let length = |n_tokens: usize| u32::try_from(n_tokens).unwrap_or(u32::MAX);
         let prompt = match (tokens, root) {
             // Only the worker knows which adapter it is.
-            (Ok(made), None) => Prompt::Estimated { n_tokens: length(made.tokens.len()), cause: "adapter" },
+            (Ok(made), None) => PreparedPrompt::Estimated { n_tokens: length(made.tokens.len()), cause: "adapter" },
             (Ok(PromptTokens { tokens, runs, .. }), Some(root)) => {
                 let hash = || chains.keys(&root, &tokens, model.block_size_tokens);
                 let may_reuse = options.cache_prompt != Some(false);
                 let keys = if may_reuse { timed(&mut phases.hash, hash) } else { Vec::new() };
                 let images = runs.iter().map(|run| run.start..run.end()).collect();
-                Prompt::Known { n_tokens: length(tokens.len()), root, keys, images }
+                PreparedPrompt::Known { n_tokens: length(tokens.len()), root, keys, images }
             }
-            (Err(cause), _) if matches!(draft.shape, Shape::Aside(_)) => Prompt::Estimated { n_tokens: 0, cause },
-            (Err(cause), _) => Prompt::Estimated { n_tokens: length(draft.body.len() / BYTES_PER_TOKEN), cause },
+            (Err(cause), _) if matches!(draft.endpoint, EndpointKind::Passthrough(_)) => {
+                PreparedPrompt::Estimated { n_tokens: 0, cause }
+            }
+            (Err(cause), _) => {
+                PreparedPrompt::Estimated { n_tokens: length(draft.body.len() / BYTES_PER_TOKEN), cause }
+            }
         };
-        let (wanted, model_name) = (draft.shape.wanted(), options.model);
+        let (wanted, model_name) = (draft.endpoint.wanted(), options.model);
         Prepared { model_name, renamed_body, model, wanted, prompt, affinity, marks, tools, has_one_prompt, phases }
     }
 }

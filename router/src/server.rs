@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use warmpath_shell::fleet_token::TokenError;
-use warmpath_shell::listen::{self, ConnectionLimits, Connections, Door};
+use warmpath_shell::listen::{self, ConnectionLimits, Connections, ListenerOptions};
 use warmpath_shell::tls::TlsError;
 use warmpath_shell::trace::Tracer;
 use warmpath_shell::trace::export::TraceError;
@@ -21,7 +21,7 @@ use crate::fleet::Fleet;
 use crate::fleet::client::Clients;
 use crate::fleet::vocabulary_files::VocabularyFileError;
 use crate::fleet::worker_keys::WorkerKeyError;
-use crate::http::state::{App, Doors, Hosts};
+use crate::http::state::{App, Hosts, HttpResources};
 use crate::http::{admin_routes, client_routes};
 use crate::keys::KeysError;
 use crate::metrics::Metrics;
@@ -133,8 +133,8 @@ impl Server {
         let tracer = tracer.transpose().map_err(StartError::Trace)?.unwrap_or_default();
         let connections = Connections::new(config.connections);
         let hosts = Arc::new(Hosts { clients: config.allowed_hosts, operators: config.admin_allowed_hosts });
-        let doors = Doors { connections: Arc::clone(&connections), hosts, image_urls };
-        let app = App::new(fleet, config.requests, (keys, metrics, tracer), doors);
+        let resources = HttpResources { connections: Arc::clone(&connections), hosts, image_urls };
+        let app = App::new(fleet, config.requests, (keys, metrics, tracer), resources);
         tasks.spawn(Arc::clone(&app.recent).keep(Arc::clone(&app.metrics)));
         let (stop, stopped) = watch::channel(false);
         let (never, stopped_never) = watch::channel(false);
@@ -152,11 +152,11 @@ impl Server {
         let routes = client_routes(app.clone(), &config.web);
         let head_timeout = config.head_timeout;
         let reader_timeout = app.requests.idle_timeout;
-        let door = Door { tls, head_timeout, reader_timeout, connections };
-        listeners.spawn(listen::serve(listener, routes, door, stopped));
+        let options = ListenerOptions { tls, head_timeout, reader_timeout, connections };
+        listeners.spawn(listen::serve(listener, routes, options, stopped));
         // The admin listener serves until the last response has ended.
         let connections = Connections::new(ConnectionLimits::ADMIN);
-        let admin = Door { tls: None, head_timeout, reader_timeout, connections };
+        let admin = ListenerOptions { tls: None, head_timeout, reader_timeout, connections };
         tasks.spawn(listen::serve(admin_listener, admin_routes(app.clone()), admin, stopped_never));
         tracing::info!("listening on {scheme}://{address}");
         if !app.requests.wait.is_zero() {

@@ -24,7 +24,7 @@ use serde_json::json;
 use tokio::sync::watch;
 use warmpath_bench::fleet::Server;
 use warmpath_bench::prompts::words;
-use warmpath_common::summary::{self, Body as FrameBody, Frame, STREAM_PATH, Snapshot, VOCABULARY_PATH};
+use warmpath_common::summary::{self, Frame, FrameBody, STREAM_PATH, Snapshot, VOCABULARY_PATH};
 use warmpath_tests::rig::{Rig, bin_dir};
 
 /// Number of streams.

@@ -29,7 +29,7 @@ use crate::engine::{self, CompiledSchema, EngineError, EventReceiver, Generation
 use crate::error::RequestError;
 use crate::metrics::Metrics;
 use crate::request::generation::CheckContext;
-use crate::request::{CommonFields, PRIORITY_ABS_MAX, Read, Request, ShiftFields};
+use crate::request::{BodyReader, CommonFields, PRIORITY_ABS_MAX, Request, ShiftFields};
 use crate::response_format::WantedSchema;
 
 use journal::{PastOutput, RouterInstructions};
@@ -62,7 +62,7 @@ pub struct Arrival {
     /// Body.
     pub body: Bytes,
     /// Reader of the endpoint's bodies.
-    pub read: Read,
+    pub read: BodyReader,
 }
 
 /// A request that is ready for the engine.

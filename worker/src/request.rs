@@ -26,7 +26,7 @@ pub use options::{Delivery, Options, PRIORITY_ABS_MAX, ShiftFields, silence_max}
 use refused::Refused;
 
 /// Reader of an endpoint's bodies.
-pub type Read = fn(&[u8]) -> Result<Request, RequestError>;
+pub type BodyReader = fn(&[u8]) -> Result<Request, RequestError>;
 
 /// A parsed generation request.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub struct Request {
     /// Fields common to all endpoints.
     pub shared: CommonFields,
     /// Prompt or prompts.
-    pub prompt: Prompt,
+    pub prompt: UntokenizedPrompts,
     /// Fields about the form of the response objects.
     pub answer: AnswerFields,
 }
@@ -56,7 +56,7 @@ pub struct CommonFields {
 
 /// Prompts of a request, not yet tokenized.
 #[derive(Debug)]
-pub enum Prompt {
+pub enum UntokenizedPrompts {
     /// A conversation and its tool fields.
     Chat(Box<ChatPrompt>, ToolFields),
     /// Raw prompts, at least one, and what the response repeats of them.

@@ -23,7 +23,7 @@ use warmpath_prompt::{OpenError, TemplateOrigin};
 use warmpath_shell::body::{BodyLimits, BodyRoom};
 use warmpath_shell::fleet_token::{FleetTokens, TokenError};
 use warmpath_shell::image_urls::ImageUrls;
-use warmpath_shell::listen::{self, ConnectionLimits, Connections, Door};
+use warmpath_shell::listen::{self, ConnectionLimits, Connections, ListenerOptions};
 use warmpath_shell::tls::{CurrentServer, ServerFiles, TlsError};
 use warmpath_shell::trace::Tracer;
 use warmpath_shell::trace::export::{TraceConfig, TraceError};
@@ -108,13 +108,13 @@ pub struct Bound {
     /// Listener for probes and scrapers.
     admin: Option<TcpListener>,
     address: SocketAddr,
-    doors: Doors,
+    resources: HttpResources,
     /// Reservation that keeps other workers out of the folder for stored state.
     reservation: Option<Reservation>,
 }
 
 /// Settings of the listeners.
-struct Doors {
+struct HttpResources {
     tls: Option<CurrentServer>,
     tokens: Option<Arc<FleetTokens>>,
     transfers: Option<Arc<StateFetcher>>,
@@ -125,7 +125,7 @@ struct Doors {
     tasks: JoinSet<()>,
 }
 
-impl Doors {
+impl HttpResources {
     /// Reads the files.
     ///
     /// Errors: `Tls`, `Token`, `PeerTls`, `ImageTls`, `Trace`.
@@ -174,9 +174,9 @@ pub struct WorkerIdentity {
 /// Errors: `Model`, `Engine` for the folder, `Listen`, `Tls`, `Token`, `PeerTls`, `ImageTls`, `Trace`.
 pub async fn bind(config: Config) -> Result<Bound, RunError> {
     let reservation = if config.source.local().is_some() { checked(&config).await? } else { None };
-    let doors = Doors::open(&config.http, config.trace.as_ref())?;
+    let resources = HttpResources::open(&config.http, config.trace.as_ref())?;
     let (listener, address) = listen_on(config.http.listen).await?;
-    let scheme = if doors.tls.is_some() { "https" } else { "http" };
+    let scheme = if resources.tls.is_some() { "https" } else { "http" };
     info!("listening on {scheme}://{address}");
     let mut admin = None;
     if let Some(wanted) = config.http.admin_listen {
@@ -184,7 +184,7 @@ pub async fn bind(config: Config) -> Result<Bound, RunError> {
         info!("listening for probes and scrapers on http://{address}");
         admin = Some(listener);
     }
-    Ok(Bound { config, listener, admin, address, doors, reservation })
+    Ok(Bound { config, listener, admin, address, resources, reservation })
 }
 
 /// Checks the files that the configuration names: those of a local model and its adapters, of TLS and tokens. The
@@ -193,7 +193,7 @@ pub async fn bind(config: Config) -> Result<Bound, RunError> {
 /// Errors: `Model`, `Engine` for an adapter, `Tls`, `Token`, `PeerTls`, `ImageTls`, `Trace`.
 pub async fn check(config: Config) -> Result<(), RunError> {
     // The tasks that watch the files end immediately.
-    drop(Doors::open(&config.http, config.trace.as_ref())?);
+    drop(HttpResources::open(&config.http, config.trace.as_ref())?);
     let check_model = move || {
         if config.source.local().is_some() {
             Model::open(&config.engine.model).map_err(RunError::Model)?;
@@ -253,8 +253,8 @@ impl Bound {
     ///
     /// Errors: `Download`, `Model`, `Prompt`, `Engine`, `Panicked`, `EngineStopped`.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
-        let Self { config, listener, admin, address, doors, reservation } = self;
-        let Doors { tls, tokens, transfers, image_urls, tracer, metrics, tasks: _tasks } = doors;
+        let Self { config, listener, admin, address, resources, reservation } = self;
+        let HttpResources { tls, tokens, transfers, image_urls, tracer, metrics, tasks: _tasks } = resources;
         let identity = identity(&config, address);
         info!(worker = identity.name, uid = %identity.uid, "loading {}", config.source);
         let (phase, phase_seen) = watch::channel(Phase::Loading { percent: 0 });
@@ -344,12 +344,12 @@ fn serve_http(
     if let Some(admin) = admin {
         // Responses of these connections are short, so their end is not awaited.
         let connections = Connections::new(ConnectionLimits::ADMIN);
-        let door = Door { tls: None, head_timeout: HEAD_TIMEOUT, reader_timeout, connections };
-        tokio::spawn(listen::serve(admin, admin_router(app.clone()), door, closed.clone()));
+        let options = ListenerOptions { tls: None, head_timeout: HEAD_TIMEOUT, reader_timeout, connections };
+        tokio::spawn(listen::serve(admin, admin_router(app.clone()), options, closed.clone()));
     }
     let connections = Arc::clone(&app.connections);
-    let door = Door { tls, head_timeout: HEAD_TIMEOUT, reader_timeout, connections };
-    let http = tokio::spawn(listen::serve(listener, router(app), door, closed));
+    let options = ListenerOptions { tls, head_timeout: HEAD_TIMEOUT, reader_timeout, connections };
+    let http = tokio::spawn(listen::serve(listener, router(app), options, closed));
     (http, close)
 }
 

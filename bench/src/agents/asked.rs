@@ -12,30 +12,30 @@ use serde_json::Value;
 use super::shape::Dialect;
 use crate::client::has_output;
 
-/// Longest time for a whole answer.
+/// Longest time for a complete answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1800);
 
 /// An answer.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Asked {
+pub(super) struct MeasuredAnswer {
     pub(super) text: String,
     pub(super) prompt_tokens: u64,
     pub(super) cached_tokens: u64,
     pub(super) completion_tokens: u64,
     /// Time from sending to the first event with a part of the answer. Units: milliseconds.
     pub(super) ttft_ms: f64,
-    /// Time from then to the last event with a part of the answer. Units: milliseconds.
+    /// Time from that event to the last one with a part of the answer. Units: milliseconds.
     pub(super) after_first_ms: f64,
 }
 
-/// Asks a server in one dialect.
-pub(super) struct Api {
+/// Client of a server in one dialect.
+pub(super) struct DialectClient {
     http: reqwest::Client,
     url: String,
     dialect: Dialect,
 }
 
-impl Api {
+impl DialectClient {
     /// Returns a client of the server at `base_url`.
     ///
     /// Errors: the HTTP client cannot be built.
@@ -47,13 +47,13 @@ impl Api {
     /// Sends a body and reads the stream to its end.
     ///
     /// Errors: a refused connection, an error status with its message, a stream that breaks off.
-    pub(super) async fn ask(&self, body: &Value) -> anyhow::Result<Asked> {
+    pub(super) async fn ask(&self, body: &Value) -> anyhow::Result<MeasuredAnswer> {
         let sent = Instant::now();
         let response = self.http.post(&self.url).json(body).send().await.context("sending a request")?;
         if !response.status().is_success() {
             bail!("{}: {}", response.status(), response.text().await.unwrap_or_default());
         }
-        let mut asked = Asked::default();
+        let mut asked = MeasuredAnswer::default();
         let mut events = response.bytes_stream().eventsource();
         while let Some(event) = events.next().await {
             let event = event.context("reading the answer's stream")?;
@@ -71,7 +71,7 @@ impl Api {
     }
 }
 
-impl Asked {
+impl MeasuredAnswer {
     /// Reads an event; returns whether it contains a part of the answer.
     fn take(&mut self, event: &Value, dialect: Dialect) -> anyhow::Result<bool> {
         if event.get("error").is_some_and(|error| !error.is_null()) {
@@ -126,7 +126,7 @@ mod tests {
 
     #[track_caller]
     fn check(dialect: Dialect, events: &[(Value, bool)]) {
-        let mut asked = Asked::default();
+        let mut asked = MeasuredAnswer::default();
         for (event, is_content) in events {
             assert_eq!(asked.take(event, dialect).expect("no error"), *is_content, "{event}");
         }
@@ -160,6 +160,6 @@ mod tests {
     #[test]
     fn an_error_event_is_an_error() {
         let error = json!({"type": "error", "error": {"message": "full"}});
-        assert!(Asked::default().take(&error, Dialect::Messages).is_err());
+        assert!(MeasuredAnswer::default().take(&error, Dialect::Messages).is_err());
     }
 }

@@ -33,7 +33,7 @@ pub async fn watch(load: Arc<Load>) -> Samples {
     let mut ticks = tokio::time::interval(INTERVAL);
     while !load.is_over.load(Ordering::Relaxed) {
         ticks.tick().await;
-        for (name, pid) in load.standing.running() {
+        for (name, pid) in load.state.running() {
             if let Some(gauge) = read(pid) {
                 samples.entry(name).or_default().push((Instant::now(), gauge));
             }

@@ -21,8 +21,8 @@ use tokio_util::codec::{FramedRead, LengthDelimitedCodec};
 use tokio_util::io::StreamReader;
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::summary::{
-    self, Body as FrameBody, Change, Digest, FRAME_BYTES_MAX, Frame, KEYS_PER_FRAME_MAX, Run, SNAPSHOT_PATH,
-    STREAM_PATH, Snapshot, Tier,
+    self, Change, Digest, FRAME_BYTES_MAX, Frame, FrameBody, KEYS_PER_FRAME_MAX, Run, SNAPSHOT_PATH, STREAM_PATH,
+    Snapshot, Tier,
 };
 
 use crate::fake_worker::framed;

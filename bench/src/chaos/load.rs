@@ -20,7 +20,7 @@ use warmpath_common::headers;
 
 use super::cases::{Case, Kind, Script};
 use super::reply::{Said, StreamReader};
-use super::site::Standing;
+use super::site::FleetState;
 
 /// Time in which every request must get its answer or its error.
 pub const DEADLINE: Duration = Duration::from_secs(60);
@@ -140,7 +140,7 @@ pub struct Load {
     /// Scripts to choose from.
     pub scripts: Vec<Script>,
     /// The routers.
-    pub standing: Arc<Standing>,
+    pub state: Arc<FleetState>,
     /// Destination of the records.
     pub tally: Arc<Tally>,
     /// Whether the clients end after their current request.
@@ -177,7 +177,7 @@ impl Load {
             for case in &script.cases {
                 let n_events = rng.random_range(1..=EVENTS_BEFORE_LEAVING_MAX);
                 let leaves_after = if script.kind == Kind::Cancelled { n_events } else { usize::MAX };
-                let first_router = rng.random_range(0..self.standing.routers.len());
+                let first_router = rng.random_range(0..self.state.routers.len());
                 let record = self.ask(&http, (script.kind, case), (leaves_after, first_router)).await;
                 let is_good = record.outcome.is_good();
                 if !is_good {
@@ -213,14 +213,14 @@ impl Load {
             n_passed_on: 0,
         };
         loop {
-            let router = (first_router + record.n_passed_on as usize) % self.standing.routers.len();
-            let life = self.standing.life(router);
-            let url = self.standing.routers[router].as_str();
+            let router = (first_router + record.n_passed_on as usize) % self.state.routers.len();
+            let before = self.state.router(router);
+            let url = self.state.routers[router].as_str();
             let exchanging = exchange(http, (url, case), leaves_after, &mut record);
             let exchanged = timeout(DEADLINE.saturating_sub(sent.elapsed()), exchanging).await;
-            let now = self.standing.life(router);
-            let is_killed = now.n_kills != life.n_kills;
-            let is_leaving = life.is_leaving || now.is_leaving || is_killed;
+            let now = self.state.router(router);
+            let is_killed = now.n_kills != before.n_kills;
+            let is_leaving = before.is_leaving || now.is_leaving || is_killed;
             record.trail = format!("{} through router-{router}", record.trail);
             (record.outcome, record.fault) = match exchanged {
                 Err(_) => (Outcome::Late, format!("no end after {:.1} s", sent.elapsed().as_secs_f64())),

@@ -1,4 +1,4 @@
-//! The processes of a chaos run: how each is started, ended, frozen and started again at its old address.
+//! The processes of a chaos run: starting, ending and pausing them, and restarting them at their old addresses.
 //!
 //! Not here: the times of faults (`faults`), the network (`network`).
 
@@ -38,7 +38,7 @@ pub struct Site {
     pub bin_dir: PathBuf,
     /// Model of the fleet.
     model: PathBuf,
-    /// Model that a worker serves by mistake.
+    /// Model that a misconfigured worker serves.
     other_model: PathBuf,
     folder: tempfile::TempDir,
     /// Mounted file system of the first worker's disk cache; `None` if it could not be mounted.
@@ -170,7 +170,7 @@ impl Place {
     }
 }
 
-/// A mounted file system in memory, which is unmounted when this is dropped.
+/// A mounted file system in memory; dropping it unmounts it.
 #[derive(Debug)]
 struct SmallDisk(PathBuf);
 
@@ -200,7 +200,7 @@ pub struct Fleet {
     /// Routers.
     pub routers: Vec<Server>,
     /// State of the fleet that clients and observers can see.
-    pub standing: Arc<Standing>,
+    pub state: Arc<FleetState>,
 }
 
 impl Fleet {
@@ -218,7 +218,7 @@ impl Fleet {
             routers.push(site.start_router(idx, &urls, None).await?);
         }
         let urls = routers.iter().map(Server::base_url).collect();
-        let fleet = Self { site, workers, routers, standing: Arc::new(Standing::new(urls)) };
+        let fleet = Self { site, workers, routers, state: Arc::new(FleetState::new(urls)) };
         fleet.note_pids();
         Ok(fleet)
     }
@@ -263,7 +263,7 @@ impl Fleet {
     /// Errors: it has ended by itself before, or does not start or get ready.
     pub async fn kill_router(&mut self, idx: usize, down_for: Duration) -> anyhow::Result<()> {
         self.ensure_alive()?;
-        self.standing.killed(idx);
+        self.state.killed(idx);
         self.routers[idx].kill().await?;
         tokio::time::sleep(down_for).await;
         self.restart_router(idx).await
@@ -274,7 +274,7 @@ impl Fleet {
     /// Errors: as [`Self::kill_router`]; it does not end in time.
     pub async fn roll_router(&mut self, idx: usize) -> anyhow::Result<()> {
         self.ensure_alive()?;
-        self.standing.leaves(idx);
+        self.state.leaves(idx);
         let status = self.routers[idx].terminate(END_TIMEOUT).await?;
         anyhow::ensure!(status.success(), "router-{idx} ended with {status}:\n{}", self.routers[idx].log());
         self.restart_router(idx).await
@@ -284,7 +284,7 @@ impl Fleet {
         let address = self.routers[idx].address();
         let urls: Vec<String> = self.workers.iter().map(Server::base_url).collect();
         self.routers[idx] = self.site.start_router(idx, &urls, Some(address)).await?;
-        self.standing.come_back(idx);
+        self.state.come_back(idx);
         self.note_pids();
         Ok(())
     }
@@ -312,39 +312,39 @@ impl Fleet {
         };
         let workers = self.workers.iter().enumerate().filter_map(|found| named(found, Place::Worker));
         let routers = self.routers.iter().enumerate().filter_map(|found| named(found, Place::Router));
-        *self.standing.pids() = workers.chain(routers).collect();
+        *self.state.pids() = workers.chain(routers).collect();
     }
 }
 
 /// State of the fleet that clients and observers can see.
 #[derive(Debug)]
-pub struct Standing {
+pub struct FleetState {
     /// URLs of the routers.
     pub routers: Vec<String>,
     /// State of each router. The lock is held for one entry.
-    lives: Mutex<Vec<RouterLife>>,
+    states: Mutex<Vec<RouterState>>,
     /// Names and ids of the running processes. The lock is held for one copy.
     pids: Mutex<Vec<(String, u32)>>,
 }
 
 /// State of a router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct RouterLife {
+pub struct RouterState {
     /// Whether it got SIGTERM or was killed, and has not been started again.
     pub is_leaving: bool,
-    /// How often it was killed.
+    /// Number of times that it was killed.
     pub n_kills: u32,
 }
 
-impl Standing {
+impl FleetState {
     fn new(routers: Vec<String>) -> Self {
-        let lives = Mutex::new(vec![RouterLife::default(); routers.len()]);
-        Self { routers, lives, pids: Mutex::default() }
+        let states = Mutex::new(vec![RouterState::default(); routers.len()]);
+        Self { routers, states, pids: Mutex::default() }
     }
 
     /// Returns the state of a router.
-    pub fn life(&self, router: usize) -> RouterLife {
-        self.lives()[router]
+    pub fn router(&self, router: usize) -> RouterState {
+        self.states()[router]
     }
 
     /// Returns the names and ids of the running processes.
@@ -353,20 +353,20 @@ impl Standing {
     }
 
     fn killed(&self, router: usize) {
-        self.lives()[router].n_kills += 1;
+        self.states()[router].n_kills += 1;
         self.leaves(router);
     }
 
     fn leaves(&self, router: usize) {
-        self.lives()[router].is_leaving = true;
+        self.states()[router].is_leaving = true;
     }
 
     fn come_back(&self, router: usize) {
-        self.lives()[router].is_leaving = false;
+        self.states()[router].is_leaving = false;
     }
 
-    fn lives(&self) -> MutexGuard<'_, Vec<RouterLife>> {
-        self.lives.lock().unwrap_or_else(PoisonError::into_inner)
+    fn states(&self) -> MutexGuard<'_, Vec<RouterState>> {
+        self.states.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn pids(&self) -> MutexGuard<'_, Vec<(String, u32)>> {

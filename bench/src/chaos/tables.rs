@@ -54,7 +54,7 @@ impl Setting {
     }
 }
 
-/// Prints a run for people.
+/// Prints a run as text.
 #[expect(clippy::print_stdout, reason = "the report is the command's output")]
 pub fn print(setting: &Setting, verdict: &Verdict) {
     let disk = if setting.has_small_disk { "the first worker's disk is full" } else { "no disk is full" };
@@ -115,7 +115,7 @@ fn outcomes(verdict: &Verdict) -> Table {
         let name = match outcome {
             Outcome::Right => "identical to the reference",
             Outcome::Left => "left by the client, identical so far",
-            Outcome::RouterKilled => "broken off with their killed router",
+            Outcome::RouterKilled => "cut off with their killed router",
             Outcome::Wrong => "different from the reference",
             Outcome::Broken => "broken off",
             Outcome::Refused => "refused or lost before an answer",

@@ -1,7 +1,7 @@
-//! Two reports beside each other: what has become worse or better by more than noise.
+//! Comparison of two reports: figures that are worse or better by more than noise.
 //!
-//! A figure has changed if the samples of the two runs do not overlap and the medians differ by more than a figure of
-//! this unit does by chance. So a single sample can show a large change only.
+//! A figure has changed if the samples of the two runs do not overlap and the medians differ by more than the noise of
+//! the unit. With one sample per run, only the second condition applies.
 
 use super::page;
 use super::plan::Part;
@@ -9,7 +9,7 @@ use super::results::{PartResults, Results};
 use crate::figures::{Better, Figure};
 use crate::worker_bench::tables::Section;
 
-/// Relative difference of two medians that is noise, for figures that the machine's speed decides and for others.
+/// Largest relative difference of two medians that counts as noise: of times and rates, and of other figures.
 ///
 /// Source: docs/benchmarks.md: the same decode rate went from 0.951x to 1.091x between two runs on one machine. Counts
 /// and shares depend on the order of requests only.
@@ -26,7 +26,7 @@ pub enum Kind {
 
 /// A figure that has changed.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Change {
+pub struct FigureChange {
     /// Part.
     pub part: Part,
     /// Kind.
@@ -45,8 +45,8 @@ pub struct Comparison {
     /// Reasons why the figures may differ without a change of the programs.
     pub warnings: Vec<String>,
     /// Figures that have changed, regressions first.
-    pub changes: Vec<Change>,
-    /// Number of figures that have not.
+    pub changes: Vec<FigureChange>,
+    /// Number of figures that have not changed.
     pub n_same: usize,
     /// Figures of the earlier run only.
     pub missing: Vec<String>,
@@ -92,12 +92,12 @@ fn warnings(old: &Results, new: &Results) -> Vec<String> {
     warnings
 }
 
-/// Returns the kind of change; `None` within the spread of both or within noise.
+/// Returns the kind of change; `None` if the samples overlap or the difference is noise.
 fn change(old: &Figure, new: &Figure) -> Option<Kind> {
     let noise = if new.measure.unit.is_timed() { NOISE.0 } else { NOISE.1 };
-    let is_apart = new.spread.lowest > old.spread.highest || new.spread.highest < old.spread.lowest;
+    let is_disjoint = new.spread.lowest > old.spread.highest || new.spread.highest < old.spread.lowest;
     let (lower, higher) = (old.median.min(new.median), old.median.max(new.median));
-    if !is_apart || higher <= lower * (1.0 + noise) {
+    if !is_disjoint || higher <= lower * (1.0 + noise) {
         return None;
     }
     let is_better = match new.measure.better {
@@ -119,7 +119,7 @@ impl Comparison {
             };
             match change(old, new) {
                 None => self.n_same += 1,
-                Some(kind) => self.changes.push(Change { part, kind, old: old.clone(), new: new.clone() }),
+                Some(kind) => self.changes.push(FigureChange { part, kind, old: old.clone(), new: new.clone() }),
             }
         }
         let added = new.iter().filter(|new| !old.iter().any(|old| old.is_same(new)));
@@ -139,21 +139,23 @@ impl Comparison {
         for warning in &self.warnings {
             text.push_str(&format!("\n- **Warning:** {warning}"));
         }
-        for (figures, which) in [(&self.missing, "measured then only"), (&self.added, "measured now only")] {
+        for (figures, which) in
+            [(&self.missing, "measured in the earlier run only"), (&self.added, "measured in the later run only")]
+        {
             if !figures.is_empty() {
                 text.push_str(&format!("\n- {} figures were {which}, such as {}.", figures.len(), figures[0]));
             }
         }
         if !self.changes.is_empty() {
             let mut section = Section::new(&["", "figure", "then", "now", "ratio"]);
-            section.rows = self.changes.iter().map(Change::row).collect();
+            section.rows = self.changes.iter().map(FigureChange::row).collect();
             text.push_str(&format!("\n\n{}", section.render()));
         }
         page::wrapped(text.trim_end())
     }
 }
 
-impl Change {
+impl FigureChange {
     fn row(&self) -> Vec<String> {
         let kind = match self.kind {
             Kind::Regression => "**worse**",
@@ -198,7 +200,7 @@ mod tests {
             (rate(&[4.0]), rate(&[5.0]), Some(Kind::Improvement)),
             // One sample of the new run is as good as one of the old run.
             (ttft(&[100.0, 110.0, 120.0]), ttft(&[120.0, 140.0, 150.0]), None),
-            // Apart, but by less than one machine differs from itself.
+            // The samples do not overlap, but the difference is noise.
             (ttft(&[100.0]), ttft(&[109.0]), None),
             (ttft(&[100.0]), ttft(&[111.0]), Some(Kind::Regression)),
             (hits(&[0.95]), hits(&[0.94]), None),
@@ -233,7 +235,10 @@ mod tests {
         assert_eq!(comparison.missing, ["fleets: SMG: TTFT p95"]);
         assert_eq!(comparison.added, ["fleets: nginx: TTFT p95"]);
         let text = comparison.markdown();
-        assert!(text.contains("1 figures were measured then only, such as fleets: SMG: TTFT p95."), "{text}");
+        assert!(
+            text.contains("1 figures were measured in the earlier run only, such as fleets: SMG: TTFT p95."),
+            "{text}"
+        );
         assert!(text.contains("| **worse** | fleets: Warmpath: TTFT p99 ms | 100  | 250 | 2.50  |"), "{text}");
     }
 

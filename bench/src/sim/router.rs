@@ -72,7 +72,7 @@ pub enum Receipt {
     Rival(WorkerIdx),
 }
 
-/// Where a request was sent.
+/// Destination of a request.
 #[derive(Debug)]
 pub struct Sent {
     /// The worker.
@@ -221,7 +221,7 @@ impl Router {
         }
         let now = self.start + now;
         let view = self.view_mut(worker);
-        view.hear(load.clone(), now);
+        view.record_load(load.clone(), now);
         view.link = ConnectionState::Live;
     }
 

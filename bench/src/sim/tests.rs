@@ -88,7 +88,7 @@ fn who_comes_while_another_runs_starts_from_its_slot_and_afterwards_from_what_th
     let cached = |served: &[Option<Served>]| served.iter().flatten().map(|s| s.cached_tokens).collect::<Vec<_>>();
     assert_eq!(cached(&small), [0, 1000, 400]);
     let predicted: Vec<u32> = small.iter().flatten().map(|served| served.predicted_tokens).collect();
-    assert_eq!(predicted, cached(&small), "what is said is what is there");
+    assert_eq!(predicted, cached(&small), "the router predicts the blocks that the worker announced");
 }
 
 fn args(shape: TraceShape) -> SimArgs {
@@ -140,7 +140,7 @@ fn a_worker_fetches_what_another_holds_and_computes_what_is_lost() {
     assert_eq!(figures(Scene { network: None, ..turns() }), (1100.0, 1, 0, 0));
     let dies = FleetChange { worker: 0, at: Duration::from_secs(3), what: Presence::Dies };
     assert_eq!(figures(Scene { changes: vec![dies], ..turns() }), (1100.0, 1, 0, 0));
-    // The holder has lost it, and the router hears of that too late.
+    // The holder has lost it, and the router learns of that too late.
     let workers = vec![worker::Shape { n_blocks_max: 1, ..WORKER }; 2];
     let late = Scene { workers, view_age: Duration::from_secs(60), ..turns() };
     assert_eq!(figures(late).3, 0);

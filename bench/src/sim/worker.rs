@@ -72,7 +72,7 @@ pub struct Worker {
     restore_ms: f64,
     pending_prefills: PendingPrefills,
     /// Blocks that were announced as ready or filling.
-    said: HashSet<BlockKey>,
+    announced: HashSet<BlockKey>,
     /// Changes of blocks that must be announced.
     changes: Vec<Change>,
     accepted: Vec<Change>,
@@ -148,7 +148,7 @@ impl Worker {
             step: None,
             restore_ms: 0.0,
             pending_prefills: PendingPrefills::default(),
-            said: HashSet::new(),
+            announced: HashSet::new(),
             changes: Vec::new(),
             accepted: Vec::new(),
         }
@@ -310,12 +310,13 @@ impl Worker {
     fn announce(&mut self, trace: &Trace, request: usize, n_fetched: usize) {
         self.pass_changes();
         let asked = &trace.requests[request];
-        let n_said = asked.keys.iter().take_while(|key| self.said.contains(*key)).count();
+        let n_announced = asked.keys.iter().take_while(|key| self.announced.contains(*key)).count();
         let n_cached_tokens =
-            n_said.max(n_fetched).min(asked.reusable_blocks(self.block_tokens)) as u32 * self.block_tokens;
+            n_announced.max(n_fetched).min(asked.reusable_blocks(self.block_tokens)) as u32 * self.block_tokens;
         self.arrivals.come(announcement_id(request), asked.prompt_tokens - n_cached_tokens);
-        let changes =
-            self.pending_prefills.make(announcement_id(request), asked.keys.clone(), |_, key| self.said.contains(key));
+        let changes = self
+            .pending_prefills
+            .make(announcement_id(request), asked.keys.clone(), |_, key| self.announced.contains(key));
         self.add_changes(changes);
     }
 
@@ -330,8 +331,8 @@ impl Worker {
     fn add_changes(&mut self, changes: impl IntoIterator<Item = Change>) {
         for change in changes {
             match &change {
-                Change::Stored(run) => self.said.extend(&run.keys),
-                Change::Removed(keys) => keys.iter().for_each(|key| _ = self.said.remove(key)),
+                Change::Stored(run) => self.announced.extend(&run.keys),
+                Change::Removed(keys) => keys.iter().for_each(|key| _ = self.announced.remove(key)),
                 Change::Accepted(_) => {}
             }
             self.changes.push(change);

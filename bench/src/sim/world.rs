@@ -1,13 +1,11 @@
 //! Virtual time: the order of all events, from the first request to the last response.
 //!
-//! Workers and routers are in `worker` and `router`, reporting in `outcome`. The events are in a heap; of several
-//! events at one time, the one that was scheduled first is handled first. Nothing depends on a clock, so the same trace
-//! and the same seed always give the same outcome.
+//! Workers and routers are in `worker` and `router`, reporting in `outcome`. Nothing depends on a clock, so the same
+//! trace and the same seed always give the same outcome.
 
 mod ahead;
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -25,6 +23,7 @@ use super::policy::Policy;
 use super::router::{FleetShape, Receipt, Router};
 use super::trace::Trace;
 use super::worker::{self, Worker};
+use crate::event_queue::EventQueue;
 
 /// Shortest time between two announcements of a worker that contain its load only; changes of blocks are announced
 /// immediately.
@@ -90,7 +89,7 @@ pub struct Served {
     pub n_retries: usize,
 }
 
-/// Everything that happened.
+/// Results of a run.
 #[derive(Debug)]
 pub struct History {
     /// Result of each request; absent if it got no first token.
@@ -104,52 +103,25 @@ pub struct History {
 enum Event {
     Arrive { request: usize },
     StepEnds { worker: usize },
-    Fetched { worker: usize, life: u64, request: usize, n_blocks: usize },
-    CameAhead { worker: usize, life: u64, prefix: Rc<HotPrefix> },
+    Fetched { worker: usize, boot: u64, request: usize, n_blocks: usize },
+    Prefetched { worker: usize, boot: u64, prefix: Rc<HotPrefix> },
     Push { worker: usize },
-    HearChanges { worker: usize, life: u64, changes: Rc<Vec<Change>> },
-    HearLoad { worker: usize, life: u64, load: Rc<(Load, Vec<Change>)> },
+    ChangesArrive { worker: usize, boot: u64, changes: Rc<Vec<Change>> },
+    LoadArrives { worker: usize, boot: u64, load: Rc<(Load, Vec<Change>)> },
     Fleet(FleetChange),
 }
 
-/// Event with its position: ordered by time, then by when it was scheduled.
-struct Scheduled {
-    at: Duration,
-    number: u64,
-    event: Event,
-}
-
-impl Ord for Scheduled {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.number).cmp(&(other.at, other.number))
-    }
-}
-
-impl PartialOrd for Scheduled {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Scheduled {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Scheduled {}
-
 /// State of a request.
 #[derive(Default)]
-struct Errand {
+struct RequestState {
     router: usize,
     receipt: Option<Receipt>,
     worker: usize,
     predicted_tokens: u32,
     hinted: Option<Transfer>,
     fetched: Option<Fetched>,
-    /// Time until which it is held back; absent before that is decided.
-    listens_until: Option<Duration>,
+    /// End of its backoff; `None` before the router has chosen one.
+    backs_off_until: Option<Duration>,
     tried: Vec<WorkerIdx>,
 }
 
@@ -161,29 +133,28 @@ struct Fetched {
     measured: (u64, f64),
 }
 
-struct Post {
+struct WorkerHost {
     worker: Worker,
     links: Links,
     /// Prefixes to fetch before requests need them, each with the worker that holds it.
     ahead: VecDeque<(WorkerIdx, HotPrefix)>,
-    is_there: bool,
+    is_up: bool,
     /// Number of the worker's boot, so that announcements from an earlier boot are ignored.
-    life: u64,
+    boot: u64,
     pushed: Option<Duration>,
     is_push_due: bool,
-    said: Load,
+    announced_load: Load,
 }
 
 struct World<'t> {
     trace: &'t Trace,
     scene: &'t Scene,
-    posts: Vec<Post>,
+    hosts: Vec<WorkerHost>,
     routers: Vec<Router>,
-    errands: Vec<Errand>,
+    states: Vec<RequestState>,
     served: Vec<Option<Served>>,
     n_cut_off: usize,
-    heap: BinaryHeap<Reverse<Scheduled>>,
-    n_scheduled: u64,
+    events: EventQueue<Duration, Event>,
     now: Duration,
     rng: ChaCha8Rng,
 }
@@ -199,41 +170,40 @@ pub fn run(trace: &Trace, scene: &Scene) -> History {
     let joins = |idx: usize| scene.changes.iter().any(|c| c.worker == idx && c.what == Presence::Joins);
     let dies_first =
         |idx: usize| scene.changes.iter().find(|c| c.worker == idx).is_some_and(|c| c.what == Presence::Dies);
-    let post = |(idx, shape): (usize, &worker::Shape)| Post {
+    let host = |(idx, shape): (usize, &worker::Shape)| WorkerHost {
         worker: Worker::new(*shape, trace.block_tokens),
         links: Links::default(),
         ahead: VecDeque::new(),
-        is_there: !joins(idx) || dies_first(idx),
-        life: 0,
+        is_up: !joins(idx) || dies_first(idx),
+        boot: 0,
         pushed: None,
         is_push_due: false,
-        said: Load::default(),
+        announced_load: Load::default(),
     };
     let mut world = World {
         trace,
         scene,
-        posts: scene.workers.iter().enumerate().map(post).collect(),
+        hosts: scene.workers.iter().enumerate().map(host).collect(),
         routers: (0..scene.n_routers as u64).map(|n| Router::new(scene.policy, shape, scene.seed + n)).collect(),
-        errands: trace.requests.iter().map(|_| Errand::default()).collect(),
+        states: trace.requests.iter().map(|_| RequestState::default()).collect(),
         served: vec![None; trace.requests.len()],
         n_cut_off: 0,
-        heap: BinaryHeap::new(),
-        n_scheduled: 0,
+        events: EventQueue::default(),
         now: Duration::ZERO,
         rng: ChaCha8Rng::seed_from_u64(scene.seed),
     };
     world.begin();
-    while let Some(Reverse(Scheduled { at, event, .. })) = world.heap.pop() {
+    while let Some((at, event)) = world.events.pop() {
         world.now = at;
-        world.happen(event);
+        world.handle(event);
     }
     History { served: world.served, n_cut_off: world.n_cut_off, ended: world.now }
 }
 
 impl World<'_> {
     fn begin(&mut self) {
-        for (idx, post) in self.posts.iter().enumerate().filter(|(_, post)| post.is_there) {
-            let load = post.worker.load(self.trace);
+        for (idx, host) in self.hosts.iter().enumerate().filter(|(_, host)| host.is_up) {
+            let load = host.worker.load(self.trace);
             self.routers.iter_mut().for_each(|router| router.apply_load(worker_idx(idx), (&load, &[]), Duration::ZERO));
         }
         for change in &self.scene.changes {
@@ -245,69 +215,71 @@ impl World<'_> {
     }
 
     fn schedule(&mut self, at: Duration, event: Event) {
-        self.n_scheduled += 1;
-        self.heap.push(Reverse(Scheduled { at, number: self.n_scheduled, event }));
+        self.events.schedule(at, event);
     }
 
-    fn happen(&mut self, event: Event) {
+    fn handle(&mut self, event: Event) {
         match event {
             Event::Arrive { request } => self.arrive(request),
             Event::StepEnds { worker } => self.step_ends(worker),
             Event::Push { worker } => self.push(worker),
-            Event::HearChanges { worker, life, changes } if self.posts[worker].life == life => {
+            Event::ChangesArrive { worker, boot, changes } if self.hosts[worker].boot == boot => {
                 self.routers.iter_mut().for_each(|router| router.apply_changes(worker_idx(worker), &changes));
             }
-            Event::HearLoad { worker, life, load } if self.posts[worker].life == life => {
+            Event::LoadArrives { worker, boot, load } if self.hosts[worker].boot == boot => {
                 let (load, counted) = &*load;
                 let now = self.now;
                 self.routers.iter_mut().for_each(|router| router.apply_load(worker_idx(worker), (load, counted), now));
             }
-            Event::Fetched { worker, life, request, n_blocks } if self.posts[worker].life == life => {
-                let ends = self.posts[worker].worker.fetched(self.trace, (request, n_blocks), self.now);
-                self.went_on(worker, ends);
+            Event::Fetched { worker, boot, request, n_blocks } if self.hosts[worker].boot == boot => {
+                let ends = self.hosts[worker].worker.fetched(self.trace, (request, n_blocks), self.now);
+                self.step_planned(worker, ends);
             }
-            Event::CameAhead { worker, life, prefix } if self.posts[worker].life == life => {
-                self.came_ahead(worker, &prefix);
+            Event::Prefetched { worker, boot, prefix } if self.hosts[worker].boot == boot => {
+                self.prefetched(worker, &prefix);
             }
-            Event::HearChanges { .. } | Event::HearLoad { .. } | Event::Fetched { .. } | Event::CameAhead { .. } => {}
+            Event::ChangesArrive { .. }
+            | Event::LoadArrives { .. }
+            | Event::Fetched { .. }
+            | Event::Prefetched { .. } => {}
             Event::Fleet(change) => self.change(change),
         }
     }
 
     fn arrive(&mut self, request: usize) {
-        let errand = &mut self.errands[request];
+        let state = &mut self.states[request];
         let (id, now) = (name(request), self.now);
-        if errand.tried.is_empty() {
-            let until = match errand.listens_until {
+        if state.tried.is_empty() {
+            let until = match state.backs_off_until {
                 Some(until) => until,
                 None => {
-                    errand.router = (self.rng.next_u64() % self.routers.len() as u64) as usize;
-                    now + self.routers[errand.router].backoff(&self.trace.requests[request], &id, now)
+                    state.router = (self.rng.next_u64() % self.routers.len() as u64) as usize;
+                    now + self.routers[state.router].backoff(&self.trace.requests[request], &id, now)
                 }
             };
-            errand.listens_until = Some(until);
-            if until > now && self.routers[errand.router].may_back_off(&self.trace.requests[request], &id, now) {
+            state.backs_off_until = Some(until);
+            if until > now && self.routers[state.router].may_back_off(&self.trace.requests[request], &id, now) {
                 return self.schedule(until.min(now + BACKOFF_POLL), Event::Arrive { request });
             }
         }
-        let asked = (&id, &errand.tried[..]);
-        let Some(sent) = self.routers[errand.router].choose(&self.trace.requests[request], asked, self.now) else {
+        let asked = (&id, &state.tried[..]);
+        let Some(sent) = self.routers[state.router].choose(&self.trace.requests[request], asked, self.now) else {
             return;
         };
         let worker = sent.worker.0 as usize;
-        errand.receipt = Some(sent.receipt);
-        errand.worker = worker;
-        errand.predicted_tokens = sent.cached_tokens;
-        (errand.hinted, errand.fetched) = (sent.transfer, None);
+        state.receipt = Some(sent.receipt);
+        state.worker = worker;
+        state.predicted_tokens = sent.cached_tokens;
+        (state.hinted, state.fetched) = (sent.transfer, None);
         if let Some(n_blocks) = sent.transfer.and_then(|transfer| self.begin_fetch(request, transfer)) {
-            self.posts[worker].worker.fetch(self.trace, (request, id), n_blocks);
+            self.hosts[worker].worker.fetch(self.trace, (request, id), n_blocks);
             return self.want_push(worker);
         }
-        let ends = self.posts[worker].worker.submit(self.trace, (request, id), self.now);
-        self.went_on(worker, ends);
+        let ends = self.hosts[worker].worker.submit(self.trace, (request, id), self.now);
+        self.step_planned(worker, ends);
     }
 
-    fn went_on(&mut self, worker: usize, ends: Option<Duration>) {
+    fn step_planned(&mut self, worker: usize, ends: Option<Duration>) {
         if let Some(ends) = ends {
             self.schedule(ends, Event::StepEnds { worker });
         }
@@ -317,30 +289,30 @@ impl World<'_> {
     /// Begins the transfer of a request's state to its worker; returns the number of the prompt's first blocks that
     /// the worker then has, `None` if the peer has no more of them.
     fn begin_fetch(&mut self, request: usize, transfer: Transfer) -> Option<usize> {
-        let (worker, peer) = (self.errands[request].worker, transfer.peer.0 as usize);
-        let n_held = |idx: usize| self.posts[idx].worker.n_held_blocks(self.trace, request);
+        let (worker, peer) = (self.states[request].worker, transfer.peer.0 as usize);
+        let n_held = |idx: usize| self.hosts[idx].worker.n_held_blocks(self.trace, request);
         let n_own = n_held(worker);
-        let n_there = if self.posts[peer].is_there { n_held(peer) } else { 0 };
+        let n_there = if self.hosts[peer].is_up { n_held(peer) } else { 0 };
         let n_blocks = n_there.min(transfer.blocks as usize);
         let network = self.scene.network.filter(|_| n_blocks > n_own)?;
         let n_tokens = (n_blocks - n_own) as u32 * self.trace.block_tokens;
         let bytes = network.bytes(u64::from(n_tokens));
-        let (mut to, mut from) = (self.posts[worker].links, self.posts[peer].links);
+        let (mut to, mut from) = (self.hosts[worker].links, self.hosts[peer].links);
         let at = network.transfer((&mut to, &mut from), bytes, self.now);
-        (self.posts[worker].links, self.posts[peer].links) = (to, from);
+        (self.hosts[worker].links, self.hosts[peer].links) = (to, from);
         let measured = (bytes, (at - self.now).as_secs_f64() * 1e3);
-        self.errands[request].fetched = Some(Fetched { n_tokens, measured });
-        let life = self.posts[worker].life;
-        self.schedule(at, Event::Fetched { worker, life, request, n_blocks });
+        self.states[request].fetched = Some(Fetched { n_tokens, measured });
+        let boot = self.hosts[worker].boot;
+        self.schedule(at, Event::Fetched { worker, boot, request, n_blocks });
         Some(n_blocks)
     }
 
     fn step_ends(&mut self, worker: usize) {
         // A step that was cut short has ended at another time.
-        if self.posts[worker].worker.step_ends() != Some(self.now) {
+        if self.hosts[worker].worker.step_ends() != Some(self.now) {
             return;
         }
-        let (events, next) = self.posts[worker].worker.end_step(self.trace, self.now);
+        let (events, next) = self.hosts[worker].worker.end_step(self.trace, self.now);
         if let Some(ends) = next {
             self.schedule(ends, Event::StepEnds { worker });
         }
@@ -354,78 +326,78 @@ impl World<'_> {
     }
 
     fn first_token(&mut self, request: usize, cached_tokens: u32) {
-        let errand = &self.errands[request];
+        let state = &self.states[request];
         let ttft = self.now.saturating_sub(Duration::from_secs_f64(self.trace.requests[request].at_s));
-        let Errand { worker, predicted_tokens, fetched, router, .. } = *errand;
-        let n_retries = errand.tried.len();
+        let RequestState { worker, predicted_tokens, fetched, router, .. } = *state;
+        let n_retries = state.tried.len();
         let fetched_tokens = fetched.map_or(0, |fetched| fetched.n_tokens);
         self.served[request] =
             Some(Served { worker, ttft, cached_tokens, fetched_tokens, predicted_tokens, n_retries });
-        if let Some(Transfer { peer, .. }) = errand.hinted {
+        if let Some(Transfer { peer, .. }) = state.hinted {
             let is_less = cached_tokens < predicted_tokens;
             let measured = fetched.map(|fetched| fetched.measured).filter(|_| !is_less);
             if measured.is_some() || is_less {
                 self.routers[router].fetched((worker_idx(worker), peer), measured, self.now);
             }
         }
-        self.routers[errand.router].first_token(worker_idx(worker), &name(request));
+        self.routers[state.router].first_token(worker_idx(worker), &name(request));
     }
 
     fn release(&mut self, request: usize) {
-        let errand = &mut self.errands[request];
-        let receipt = errand.receipt.take().expect("a request that runs was sent");
-        self.routers[errand.router].ended(receipt, &name(request));
+        let state = &mut self.states[request];
+        let receipt = state.receipt.take().expect("a request that runs was sent");
+        self.routers[state.router].ended(receipt, &name(request));
     }
 
     fn want_push(&mut self, worker: usize) {
-        let post = &mut self.posts[worker];
-        if post.worker.has_changes() {
+        let host = &mut self.hosts[worker];
+        if host.worker.has_changes() {
             self.push(worker);
-        } else if !std::mem::replace(&mut post.is_push_due, true) {
-            let at = post.pushed.map_or(self.now, |last| self.now.max(last + PUSH_INTERVAL));
+        } else if !std::mem::replace(&mut host.is_push_due, true) {
+            let at = host.pushed.map_or(self.now, |last| self.now.max(last + PUSH_INTERVAL));
             self.schedule(at, Event::Push { worker });
         }
     }
 
     fn push(&mut self, worker: usize) {
-        let post = &mut self.posts[worker];
-        post.is_push_due = false;
-        if !post.is_there {
+        let host = &mut self.hosts[worker];
+        host.is_push_due = false;
+        if !host.is_up {
             return;
         }
-        post.pushed = Some(self.now);
-        let life = post.life;
+        host.pushed = Some(self.now);
+        let boot = host.boot;
         let (counted, changes): (Vec<_>, Vec<_>) =
-            post.worker.take_changes().into_iter().partition(|change| matches!(change, Change::Accepted(_)));
-        let load = post.worker.load(self.trace);
-        let is_news = load != post.said || !counted.is_empty();
-        post.said = load.clone();
+            host.worker.take_changes().into_iter().partition(|change| matches!(change, Change::Accepted(_)));
+        let load = host.worker.load(self.trace);
+        let is_news = load != host.announced_load || !counted.is_empty();
+        host.announced_load = load.clone();
         if !changes.is_empty() {
             let changes = Rc::new(changes);
-            self.schedule(self.now + self.scene.view_age, Event::HearChanges { worker, life, changes });
+            self.schedule(self.now + self.scene.view_age, Event::ChangesArrive { worker, boot, changes });
         }
         if is_news {
             let load = Rc::new((load, counted));
-            self.schedule(self.now + self.scene.load_age, Event::HearLoad { worker, life, load });
+            self.schedule(self.now + self.scene.load_age, Event::LoadArrives { worker, boot, load });
         }
     }
 
     fn change(&mut self, change: FleetChange) {
-        let (post, now) = (&mut self.posts[change.worker], self.now);
+        let (host, now) = (&mut self.hosts[change.worker], self.now);
         match change.what {
             Presence::Joins => {
-                post.is_there = true;
-                post.said = Load::default();
-                let load = post.worker.load(self.trace);
+                host.is_up = true;
+                host.announced_load = Load::default();
+                let load = host.worker.load(self.trace);
                 self.routers
                     .iter_mut()
                     .for_each(|router| router.apply_load(worker_idx(change.worker), (&load, &[]), now));
                 self.warm(change.worker);
             }
             Presence::Dies => {
-                post.is_there = false;
-                post.life += 1;
-                let lost = post.worker.die();
+                host.is_up = false;
+                host.boot += 1;
+                let lost = host.worker.die();
                 let idx = worker_idx(change.worker);
                 self.routers.iter_mut().for_each(|router| router.lost(idx, now));
                 for request in lost {
@@ -441,7 +413,7 @@ impl World<'_> {
         if self.served[request].is_some() {
             self.n_cut_off += 1;
         } else {
-            self.errands[request].tried.push(worker);
+            self.states[request].tried.push(worker);
             self.schedule(self.now, Event::Arrive { request });
         }
     }

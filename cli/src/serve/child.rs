@@ -38,7 +38,7 @@ pub struct Program {
 }
 
 /// Signals that control a child.
-pub struct Life {
+pub struct ChildSignals {
     /// Cancelled when the child must end: it then gets SIGTERM and finishes its work.
     pub ends: CancellationToken,
     /// Cancelled when the child must be killed.
@@ -68,7 +68,7 @@ impl Running {
 /// Keeps a program running until it must end.
 ///
 /// Errors: it cannot be started, or ends before the fleet has been ready.
-pub async fn keep(program: &Program, life: Life) -> anyhow::Result<()> {
+pub async fn keep(program: &Program, signals: ChildSignals) -> anyhow::Result<()> {
     let mut pause = PAUSE_MIN;
     loop {
         let started = Instant::now();
@@ -76,10 +76,10 @@ pub async fn keep(program: &Program, life: Life) -> anyhow::Result<()> {
         tokio::select! {
             status = running.wait() => {
                 let status = status.with_context(|| format!("waiting for {}", program.name))?;
-                if life.ends.is_cancelled() {
+                if signals.ends.is_cancelled() {
                     return Ok(());
                 }
-                if !life.is_ready.is_cancelled() {
+                if !signals.is_ready.is_cancelled() {
                     bail!("{} ended before the fleet was ready: {status}", program.name);
                 }
                 if started.elapsed() >= STEADY {
@@ -87,11 +87,11 @@ pub async fn keep(program: &Program, life: Life) -> anyhow::Result<()> {
                 }
                 log(&format!("warmpath: {} ended: {status}; restart in {pause:?}", program.name));
             }
-            () = life.ends.cancelled() => return end(&mut running, &life.kill).await,
+            () = signals.ends.cancelled() => return end(&mut running, &signals.kill).await,
         }
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            () = life.ends.cancelled() => return Ok(()),
+            () = signals.ends.cancelled() => return Ok(()),
         }
         pause = (pause * 2).min(PAUSE_MAX);
     }

@@ -9,8 +9,8 @@ use llama_cpp_2::{LogOptions, send_logs_to_tracing};
 
 /// Sends llama.cpp's log to `tracing` from now on.
 pub fn forward_logs() {
-    static HEARD: Once = Once::new();
-    HEARD.call_once(|| send_logs_to_tracing(LogOptions::default()));
+    static LOGS: Once = Once::new();
+    LOGS.call_once(|| send_logs_to_tracing(LogOptions::default()));
 }
 
 /// Returns the process's llama.cpp backend, initialised at the first call; its log goes to `tracing`.

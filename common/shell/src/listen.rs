@@ -161,7 +161,7 @@ pub struct ClientAddress(pub IpAddr);
 
 /// Settings between the network and a listener's routes.
 #[derive(Clone)]
-pub struct Door {
+pub struct ListenerOptions {
     /// Certificates of the TLS server; absent for plain text.
     pub tls: Option<CurrentServer>,
     /// Time in which a client must send a request's head, including idle time before it.
@@ -173,9 +173,14 @@ pub struct Door {
 }
 
 /// Serves clients until `stopped` is true, and then until the last response has ended.
-pub async fn serve(listener: TcpListener, routes: axum::Router, door: Door, stopped: watch::Receiver<bool>) {
+pub async fn serve(
+    listener: TcpListener,
+    routes: axum::Router,
+    options: ListenerOptions,
+    stopped: watch::Receiver<bool>,
+) {
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(door.head_timeout);
+    http.timer(TokioTimer::new()).header_read_timeout(options.head_timeout);
     let mut open = JoinSet::new();
     let mut is_failing = false;
     loop {
@@ -187,8 +192,8 @@ pub async fn serve(listener: TcpListener, routes: axum::Router, door: Door, stop
         match accepted {
             Ok((stream, peer)) => {
                 is_failing = false;
-                let Some(seat) = admit(&door, &stream, peer) else { continue };
-                let served = Served { http: http.clone(), routes: routes.clone(), door: door.clone(), seat };
+                let Some(seat) = admit(&options, &stream, peer) else { continue };
+                let served = Served { http: http.clone(), routes: routes.clone(), options: options.clone(), seat };
                 open.spawn(served.connection(stream, stopped.clone()));
             }
             Err(error) => {
@@ -197,7 +202,7 @@ pub async fn serve(listener: TcpListener, routes: axum::Router, door: Door, stop
                 }
                 is_failing = true;
                 // No file descriptor is left: displacing a silent client frees one.
-                door.connections.displace_one();
+                options.connections.displace_one();
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -212,11 +217,11 @@ async fn stop(mut stopped: watch::Receiver<bool>) {
 }
 
 /// Returns the seat of a new connection, if the limits allow one.
-fn admit(door: &Door, stream: &TcpStream, peer: SocketAddr) -> Option<Arc<Seat>> {
-    match Connections::enter(&door.connections, peer.ip()) {
+fn admit(options: &ListenerOptions, stream: &TcpStream, peer: SocketAddr) -> Option<Arc<Seat>> {
+    match Connections::enter(&options.connections, peer.ip()) {
         Accepted::Seat(seat) => Some(Arc::new(seat)),
         Accepted::Full => {
-            if door.tls.is_none() {
+            if options.tls.is_none() {
                 // Received bytes are read first: with unread bytes the system would discard the refusal. Errors are
                 // ignored, because the connection is closed anyway.
                 let _ = stream.try_read(&mut [0; 4096]);
@@ -227,23 +232,23 @@ fn admit(door: &Door, stream: &TcpStream, peer: SocketAddr) -> Option<Arc<Seat>>
     }
 }
 
-/// One connection, and what is needed to serve it.
+/// One connection with the routes and limits that serve it.
 struct Served {
     http: http1::Builder,
     routes: axum::Router,
-    door: Door,
+    options: ListenerOptions,
     seat: Arc<Seat>,
 }
 
 impl Served {
     async fn connection(self, stream: TcpStream, stopped: watch::Receiver<bool>) {
-        let stream = ReadConnection::open(stream, self.door.reader_timeout);
-        match &self.door.tls {
+        let stream = ReadConnection::open(stream, self.options.reader_timeout);
+        match &self.options.tls {
             None => self.requests(stream, stopped).await,
             Some(config) => {
                 let handshake = TlsAcceptor::from(config.load_full()).accept(stream);
                 let stream = tokio::select! {
-                    stream = tokio::time::timeout(self.door.head_timeout, handshake) => stream,
+                    stream = tokio::time::timeout(self.options.head_timeout, handshake) => stream,
                     () = self.seat.displaced() => return,
                     () = stop(stopped.clone()) => return,
                 };

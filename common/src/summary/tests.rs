@@ -52,13 +52,13 @@ fn splits_a_large_snapshot_into_frames_within_the_limit() {
         let bytes = frame.encode();
         assert!(bytes.len() <= FRAME_BYTES_MAX);
         assert_eq!(&Frame::decode(&bytes).expect("it decodes"), frame);
-        if let Body::Runs(runs) = &frame.body {
+        if let FrameBody::Runs(runs) = &frame.body {
             n_keys += runs.iter().map(|run| run.keys.len()).sum::<usize>();
         }
     }
     assert_eq!(n_keys, 220_010);
-    assert!(matches!(frames[0].body, Body::Begin(_)));
-    assert!(matches!(frames[frames.len() - 1].body, Body::End(Digest { n_blocks: 220_010, .. })));
+    assert!(matches!(frames[0].body, FrameBody::Begin(_)));
+    assert!(matches!(frames[frames.len() - 1].body, FrameBody::End(Digest { n_blocks: 220_010, .. })));
 }
 
 #[test]

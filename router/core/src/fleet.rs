@@ -89,7 +89,7 @@ pub struct KnownBlocks {
     pub is_current: bool,
 }
 
-/// What the router knows of one worker.
+/// View of one worker.
 #[derive(Debug, Clone)]
 pub struct WorkerView {
     /// Index of the worker in this router.
@@ -201,7 +201,7 @@ impl WorkerView {
     }
 
     /// Records a load that the worker reports.
-    pub fn hear(&mut self, load: Load, now: Instant) {
+    pub fn record_load(&mut self, load: Load, now: Instant) {
         let is_computing = load.running_prefill_tokens > 0 || self.load.running_prefill_tokens > 0;
         if is_computing || load.rates.prefill_tokens_per_s != self.load.rates.prefill_tokens_per_s {
             self.measured_at = now;

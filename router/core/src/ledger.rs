@@ -348,7 +348,7 @@ impl Ledger {
     }
 
     /// Records a worker's changes of blocks and the requests that its load contains.
-    pub fn heard(&mut self, worker: WorkerIdx, changes: &[Change], now: Instant) {
+    pub fn record_changes(&mut self, worker: WorkerIdx, changes: &[Change], now: Instant) {
         for change in changes {
             match change {
                 Change::Stored(run) => self.stale_blocks.announced(worker, &run.keys),

@@ -68,7 +68,7 @@ pub struct SentRequest {
     pub is_countable: bool,
 }
 
-/// How a response ended.
+/// End of a response.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ResponseEnd {
     /// Token counts and times that the response reported.
@@ -131,11 +131,11 @@ struct ServerRequest {
     /// Whether the request had the server's prefill to itself, as far as this router knows.
     is_undisturbed: bool,
     sent_at: Instant,
-    begun: Option<Begun>,
+    begun: Option<ResponseStart>,
 }
 
 #[derive(Clone, Copy)]
-struct Begun {
+struct ResponseStart {
     at: Instant,
     used: UseNumber,
 }
@@ -247,7 +247,7 @@ impl StockServer {
         let keys: &[BlockKey] = if is_lost { &[] } else { &request.sending.keys };
         let remembered = self.models.get_mut(&request.sending.model);
         let used = remembered.map_or(0, |remembered| remembered.memory.hold(keys, &mut self.changes));
-        request.begun = Some(Begun { at: now, used });
+        request.begun = Some(ResponseStart { at: now, used });
         self.bound_changes();
     }
 

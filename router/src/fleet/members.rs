@@ -1,7 +1,7 @@
 //! The members of the fleet: the shell's state of each worker, and the task that adds and removes workers.
 //!
 //! A member stays at its index until another worker takes the index, so a late reader still finds it after it has left.
-//! Its follower ends before the index is reported as free, so no report of the follower arrives later.
+//! Its subscription ends before the index is reported as free, so no report of the subscription arrives later.
 //!
 //! Not here: discovery, and the rules for indexes and leaving (the core's `membership`).
 
@@ -45,7 +45,7 @@ pub struct Member {
     pub stale_reports: StaleReports,
     losses: Losses,
     /// Time of its last message, in milliseconds after the fleet's start; 0 means never.
-    heard_ms: AtomicU64,
+    last_message_ms: AtomicU64,
 }
 
 impl Member {
@@ -59,7 +59,7 @@ impl Member {
             stock: (address.api == WorkerApi::OpenAi).then(Arc::default),
             stale_reports: StaleReports::default(),
             losses: Losses::new(),
-            heard_ms: AtomicU64::new(0),
+            last_message_ms: AtomicU64::new(0),
         })
     }
 
@@ -91,15 +91,15 @@ impl Member {
     }
 
     /// Records a message, received at this time after the fleet's start.
-    pub(super) fn heard(&self, after_start: Duration) {
+    pub(super) fn record_message(&self, after_start: Duration) {
         let elapsed_ms = u64::try_from(after_start.as_millis()).unwrap_or(u64::MAX);
-        self.heard_ms.store(elapsed_ms.max(1), Ordering::Relaxed);
+        self.last_message_ms.store(elapsed_ms.max(1), Ordering::Relaxed);
     }
 
     /// Returns the time of its last message after the fleet's start; `None` if there was none.
-    pub(super) fn last_heard(&self) -> Option<Duration> {
-        let heard_ms = self.heard_ms.load(Ordering::Relaxed);
-        (heard_ms > 0).then(|| Duration::from_millis(heard_ms))
+    pub(super) fn last_message(&self) -> Option<Duration> {
+        let last_message_ms = self.last_message_ms.load(Ordering::Relaxed);
+        (last_message_ms > 0).then(|| Duration::from_millis(last_message_ms))
     }
 }
 
@@ -113,7 +113,7 @@ fn is_shown_name(name: &str) -> bool {
 pub async fn keep(fleet: Arc<Fleet>, found: Arc<Discovered>, config: FleetConfig, outbox: FleetEvents) {
     let membership = Membership::new(config.membership);
     let mut keeper =
-        Keeper { fleet, config, outbox, membership, followers: HashMap::new(), n_refused: 0, has_surveyed: false };
+        Keeper { fleet, config, outbox, membership, subscriptions: HashMap::new(), n_refused: 0, has_surveyed: false };
     while keeper.look(&found).await.is_ok() {
         tokio::select! {
             () = found.changed() => {}
@@ -127,7 +127,7 @@ struct Keeper {
     config: FleetConfig,
     outbox: FleetEvents,
     membership: Membership<WorkerAddress>,
-    followers: HashMap<WorkerIdx, Follower>,
+    subscriptions: HashMap<WorkerIdx, SubscriptionTask>,
     /// Number of workers without an index at the last comparison.
     n_refused: usize,
     /// Whether all workers of the first discovery have been added.
@@ -135,9 +135,9 @@ struct Keeper {
 }
 
 /// A task that ends when this is dropped.
-struct Follower(JoinHandle<()>);
+struct SubscriptionTask(JoinHandle<()>);
 
-impl Drop for Follower {
+impl Drop for SubscriptionTask {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -176,7 +176,7 @@ impl Keeper {
         self.fleet.seat(worker, &member);
         self.outbox.tell(TrackerMessage::Joined { worker }).await?;
         let (fleet, outbox) = (Arc::clone(&self.fleet), self.outbox.clone());
-        let follower = match &member.stock {
+        let subscription = match &member.stock {
             Some(stock) => tokio::spawn(stock::follow(fleet, worker, Arc::clone(stock), outbox)),
             None => {
                 // The stream gets a new connection: a pooled one may be about to close.
@@ -184,15 +184,15 @@ impl Keeper {
                 tokio::spawn(subscriber::follow(fleet, worker, client, outbox))
             }
         };
-        self.followers.insert(worker, Follower(follower));
+        self.subscriptions.insert(worker, SubscriptionTask(subscription));
         Ok(())
     }
 
     async fn leave(&mut self, worker: WorkerIdx) -> Result<(), Closed> {
-        if let Some(mut follower) = self.followers.remove(&worker) {
-            follower.0.abort();
+        if let Some(mut subscription) = self.subscriptions.remove(&worker) {
+            subscription.0.abort();
             // Its reports are in the channel before the report below.
-            let _ = (&mut follower.0).await;
+            let _ = (&mut subscription.0).await;
         }
         self.outbox.tell(TrackerMessage::Left { worker }).await
     }

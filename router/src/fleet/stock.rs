@@ -1,7 +1,7 @@
-//! Follower of a stock server: finds and polls it, and sends the tracker the reports that a Warmpath worker would send
+//! Poller of a stock server: finds and polls it, and sends the tracker the reports that a Warmpath worker would send
 //! itself.
 //!
-//! Requests record their progress in one small state for each server. Its follower wakes up, takes the changes and
+//! Requests record their progress in one small state for each server. Its poller wakes up, takes the changes and
 //! reports them over the same channel as a summary subscriber. When a server is lost its state is dropped, because a
 //! server that returns cannot be asked for its blocks.
 //!
@@ -32,7 +32,7 @@ use super::vocabulary_files::LoadedVocabulary;
 use super::{Fleet, FollowError, FollowErrorKind, TrackerMessage};
 use crate::config::{STOCK_POLL, STOCK_SILENT_POLLS};
 
-/// A stock server, shared by its follower and the requests sent to it.
+/// A stock server, shared by its poller and the requests sent to it.
 #[derive(Default)]
 pub struct Stock {
     /// State of the server. The lock is held for one entry, never across `.await`.
@@ -201,29 +201,29 @@ impl From<ProbeError> for Left {
 pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, stock: Arc<Stock>, outbox: FleetEvents) {
     let member = fleet.member(worker);
     let probe = Probe::new(member.client.clone());
-    let follower = Follower { fleet, worker, member, stock, outbox };
+    let poller = ServerPoller { fleet, worker, member, stock, outbox };
     let (mut last_label, mut n_silent) = ("", 0);
     loop {
-        let last_heard = follower.member.last_heard();
-        let Err(Left::Server(error)) = follower.attend(&probe).await else { return };
-        let was_heard = follower.member.last_heard() != last_heard;
-        n_silent = u32::from(error.is_silence()) + if was_heard { 0 } else { n_silent };
-        let fleet = &follower.fleet;
+        let last_message = poller.member.last_message();
+        let Err(Left::Server(error)) = poller.attend(&probe).await else { return };
+        let has_message = poller.member.last_message() != last_message;
+        n_silent = u32::from(error.is_silence()) + if has_message { 0 } else { n_silent };
+        let fleet = &poller.fleet;
         fleet.metrics.stock_losses.with_label_values(&[error.label()]).inc();
         // A server that is down is tried every second; each change is logged once.
-        let is_news = was_heard || error.label() != last_label;
+        let is_news = has_message || error.label() != last_label;
         last_label = error.label();
-        if is_news && follower.changed(&error).await.is_err() {
+        if is_news && poller.changed(&error).await.is_err() {
             return;
         }
-        if follower.lost(&error, n_silent).await.is_err() {
+        if poller.lost(&error, n_silent).await.is_err() {
             return;
         }
         tokio::time::sleep(STOCK_POLL).await;
     }
 }
 
-struct Follower {
+struct ServerPoller {
     fleet: Arc<Fleet>,
     worker: WorkerIdx,
     member: Arc<Member>,
@@ -231,17 +231,17 @@ struct Follower {
     outbox: FleetEvents,
 }
 
-impl Follower {
+impl ServerPoller {
     /// Finds the server, and reports its changes until it is lost.
     async fn attend(&self, probe: &Probe) -> Result<(), Left> {
         let worker = self.worker;
         let mut found = probe.find().await?;
-        self.fleet.heard(&self.member);
+        self.fleet.record_message(&self.member);
         self.outbox.tell(TrackerMessage::Replaced { worker, runs: Vec::new() }).await?;
         self.report_found(&found).await?;
         loop {
             let ProbeResult { server_status, models } = self.next_poll(probe, &found).await?;
-            self.fleet.heard(&self.member);
+            self.fleet.record_message(&self.member);
             if models.is_some_and(|models| models != found.models) {
                 found = probe.find().await?;
                 self.report_found(&found).await?;

@@ -269,7 +269,7 @@ impl Subscriber {
                 next = unless_lost((&self.fleet, self.worker), next, silence_max) => next??,
                 stale_report = stale_report(&mut self.stale_reports) => return Err(stale_report.into()),
             };
-            self.fleet.heard(&self.member);
+            self.fleet.record_message(&self.member);
             self.fleet.metrics.summary_frames.inc();
             if effect != FrameEffect::Partial {
                 silence_max = announced_silence_max;
@@ -329,7 +329,7 @@ async fn unless_lost<T>(
         if let Ok(next) = tokio::time::timeout_at(watch.due().into(), &mut next).await {
             return Ok(next);
         }
-        if let Some(silence) = watch.check(now(), |within| fleet.hears_another(worker, within)) {
+        if let Some(silence) = watch.check(now(), |within| fleet.received_from_another(worker, within)) {
             return Err(StreamError::Idle(silence));
         }
     }

@@ -220,7 +220,7 @@ impl Tracker {
         }
         view.awaited.clear();
         view.uid = Some(stamp.worker_uid);
-        view.hear(opening.load, now);
+        view.record_load(opening.load, now);
         (view.link, view.trouble) = (ConnectionState::Live, None);
         let name = view.name.clone();
         self.models_changed |= !same_model || !same_life || was != ConnectionState::Live;
@@ -246,7 +246,7 @@ impl Tracker {
         if !changes.is_empty() {
             let mut ledger = self.fleet.ledger();
             ledger.filling(worker, n_filling as u64 * u64::from(block_size_tokens));
-            ledger.heard(worker, &changes, now);
+            ledger.record_changes(worker, &changes, now);
         }
         if let Some(stale_report) = self.blocks.check(worker, digest) {
             self.fleet.member(worker).stale_reports.raise(stale_report);
@@ -259,7 +259,7 @@ impl Tracker {
             tracing::info!(worker = %view.name, "worker is draining");
             drains = Some(FleetChange::Drains(worker));
         }
-        view.hear(load, now);
+        view.record_load(load, now);
         self.fleet_changes.extend(drains);
     }
 

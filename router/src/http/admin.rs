@@ -136,10 +136,10 @@ fn copy_fleet(app: &App) {
     metrics.stale_blocks.set(gauge(fleet.ledger().stale_blocks().n_stale()));
     metrics.index_blocks.set(gauge(fleet.index().n_blocks()));
     metrics.index_bytes.set(gauge(fleet.index().bytes()));
-    metrics.connections.set(gauge(app.doors.connections.n_open()));
+    metrics.connections.set(gauge(app.resources.connections.n_open()));
     metrics.body_bytes.set(gauge(app.bodies.room.n_bytes()));
     let counted = [(&metrics.index_evicted, fleet.n_shed()), (&metrics.dropped_spans, app.tracer.n_lost())];
-    metrics.copy_counts(&app.doors.connections, log::n_lost(), counted);
+    metrics.copy_counts(&app.resources.connections, log::n_lost(), counted);
     metrics.info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
 }
 

@@ -20,7 +20,7 @@ use super::state::App;
 use crate::error::RequestError;
 use crate::keys::ApiKey;
 use crate::lifecycle::{self, IncomingRequest};
-use crate::prompt::Shape;
+use crate::prompt::EndpointKind;
 use crate::salt::Salt;
 
 /// Responds to a chat.
@@ -29,7 +29,7 @@ pub async fn chat(
     Extension(context): Extension<RequestContext>,
     request: Request,
 ) -> Result<Response, RequestError> {
-    answer(app, context, request, Shape::Chat).await
+    answer(app, context, request, EndpointKind::Chat).await
 }
 
 /// Responds to a completion.
@@ -38,7 +38,7 @@ pub async fn text(
     Extension(context): Extension<RequestContext>,
     request: Request,
 ) -> Result<Response, RequestError> {
-    answer(app, context, request, Shape::Completion).await
+    answer(app, context, request, EndpointKind::Completion).await
 }
 
 /// Responds to a request to fill in the middle.
@@ -47,7 +47,7 @@ pub async fn infill(
     Extension(context): Extension<RequestContext>,
     request: Request,
 ) -> Result<Response, RequestError> {
-    answer(app, context, request, Shape::Infill).await
+    answer(app, context, request, EndpointKind::Infill).await
 }
 
 /// Responds to a chat in Anthropic's dialect (messages).
@@ -56,7 +56,7 @@ pub async fn messages(
     Extension(context): Extension<RequestContext>,
     request: Request,
 ) -> Result<Response, RequestError> {
-    answer(app, context, request, Shape::Messages).await
+    answer(app, context, request, EndpointKind::Messages).await
 }
 
 /// Responds to a chat in OpenAI's newer dialect (responses).
@@ -65,7 +65,7 @@ pub async fn responses(
     Extension(context): Extension<RequestContext>,
     request: Request,
 ) -> Result<Response, RequestError> {
-    answer(app, context, request, Shape::Responses).await
+    answer(app, context, request, EndpointKind::Responses).await
 }
 
 /// Responds to any request for a stored response.
@@ -79,7 +79,7 @@ pub async fn embeddings(
     Extension(context): Extension<RequestContext>,
     request: Request,
 ) -> Result<Response, RequestError> {
-    answer(app, context, request, Shape::Embeddings).await
+    answer(app, context, request, EndpointKind::Embeddings).await
 }
 
 /// Responds with scores of documents.
@@ -88,7 +88,7 @@ pub async fn rerank(
     Extension(context): Extension<RequestContext>,
     request: Request,
 ) -> Result<Response, RequestError> {
-    answer(app, context, request, Shape::Rerank).await
+    answer(app, context, request, EndpointKind::Rerank).await
 }
 
 /// Passes a request to any worker of its model.
@@ -97,7 +97,7 @@ pub async fn pass(
     Extension(context): Extension<RequestContext>,
     request: Request,
 ) -> Result<Response, RequestError> {
-    answer(app, context, request, Shape::Aside(None)).await
+    answer(app, context, request, EndpointKind::Passthrough(None)).await
 }
 
 /// Passes a request about a chat to any worker that could serve the chat.
@@ -106,10 +106,15 @@ pub async fn pass_chat(
     Extension(context): Extension<RequestContext>,
     request: Request,
 ) -> Result<Response, RequestError> {
-    answer(app, context, request, Shape::Aside(Some(Capability::Completion))).await
+    answer(app, context, request, EndpointKind::Passthrough(Some(Capability::Completion))).await
 }
 
-async fn answer(app: App, context: RequestContext, request: Request, shape: Shape) -> Result<Response, RequestError> {
+async fn answer(
+    app: App,
+    context: RequestContext,
+    request: Request,
+    endpoint: EndpointKind,
+) -> Result<Response, RequestError> {
     let (mut parts, body) = request.into_parts();
     let key = parts.extensions.remove::<Arc<ApiKey>>();
     // If the key's limits refuse a request, its body is not read. Only requests that have arrived whole take a place.
@@ -118,7 +123,7 @@ async fn answer(app: App, context: RequestContext, request: Request, shape: Shap
     let sender = sender(&parts, key.as_deref());
     let body = app.bodies.read(&mut parts.headers, body, sender.clone()).await.map_err(Refusal::from)?;
     let place = app.place(key.as_deref())?;
-    let body = app.with_images(body, (shape, &sender)).await?;
+    let body = app.with_images(body, (endpoint, &sender)).await?;
     app.first_contact().await?;
     let mut span = app.tracer.request(&parts.headers, "router.request", context.arrived);
     span.name("http.route", parts.uri.path());
@@ -134,7 +139,7 @@ async fn answer(app: App, context: RequestContext, request: Request, shape: Shap
         query: parts.uri.query().map(str::to_owned),
         headers: parts.headers,
         body,
-        shape,
+        endpoint,
         key,
         salt,
         place,

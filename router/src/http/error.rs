@@ -13,7 +13,7 @@ use warmpath_common::openai::{ErrorBody, ErrorObject, PromptExcess};
 use warmpath_shell::refusal::Class;
 
 use crate::error::RequestError;
-use crate::prompt::Shape;
+use crate::prompt::EndpointKind;
 
 /// Returns the error's object.
 pub fn error_body(error: &RequestError) -> ErrorBody {
@@ -30,20 +30,20 @@ pub fn error_body(error: &RequestError) -> ErrorBody {
 
 /// Returns the last event of a stream that broke off after `n_events`: it tells the client that the response is
 /// incomplete.
-pub fn broken_stream_event(worker: &str, shape: Shape, n_events: u32) -> String {
-    failed_stream_event((&format!("the worker {worker} ended its response early"), "worker_failed"), shape, n_events)
+pub fn broken_stream_event(worker: &str, endpoint: EndpointKind, n_events: u32) -> String {
+    failed_stream_event((&format!("the worker {worker} ended its response early"), "worker_failed"), endpoint, n_events)
 }
 
 /// Returns the event that ends a stream after `n_events` with a reason.
-pub fn failed_stream_event((message, code): (&str, &str), shape: Shape, n_events: u32) -> String {
+pub fn failed_stream_event((message, code): (&str, &str), endpoint: EndpointKind, n_events: u32) -> String {
     let code = code.to_owned();
     let named = |error: String| format!("event: error\ndata: {error}\n\n");
-    match shape {
-        Shape::Messages => {
+    match endpoint {
+        EndpointKind::Messages => {
             let error = anthropic::ErrorBody::new(StatusCode::BAD_GATEWAY.as_u16(), message);
             named(serde_json::to_string(&error).expect("strings have a JSON form"))
         }
-        Shape::Responses => {
+        EndpointKind::Responses => {
             let error =
                 json!({"type": "error", "code": code, "message": message, "param": null, "sequence_number": n_events});
             named(error.to_string())

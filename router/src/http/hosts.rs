@@ -12,12 +12,12 @@ use crate::error::RequestError;
 
 /// Passes a client's request on if its host is allowed.
 pub async fn clients(State(app): State<App>, request: Request, next: Next) -> Result<Response, RequestError> {
-    app.doors.hosts.clients.check(&request).map_err(Refusal::from)?;
+    app.resources.hosts.clients.check(&request).map_err(Refusal::from)?;
     Ok(next.run(request).await)
 }
 
 /// Passes an operator's request on if its host is allowed.
 pub async fn operators(State(app): State<App>, request: Request, next: Next) -> Result<Response, RequestError> {
-    app.doors.hosts.operators.check(&request).map_err(Refusal::from)?;
+    app.resources.hosts.operators.check(&request).map_err(Refusal::from)?;
     Ok(next.run(request).await)
 }

@@ -20,7 +20,7 @@ use super::state::App;
 use crate::error::RequestError;
 use crate::fleet::fresh_request_id;
 use crate::lifecycle::attempt_target::{ask, find_matches};
-use crate::prompt::{Prompt, RawRequest, Shape};
+use crate::prompt::{EndpointKind, PreparedPrompt, RawRequest};
 use crate::salt::Salt;
 
 /// The field that distinguishes a chat from a completion.
@@ -47,9 +47,9 @@ pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Valu
     let sender = sender(&parts, None);
     let body = app.bodies.read(&mut parts.headers, body, sender.clone()).await.map_err(Refusal::from)?;
     let salt = Salt::of(&parts.headers, None)?;
-    let (shape, any_model_name) = (shape_of(asked.path.as_deref(), &body), app.requests.any_model_name);
-    let body = app.with_images(body, (shape, &sender)).await?;
-    let draft = RawRequest { shape, body, salt, any_model_name };
+    let (endpoint, any_model_name) = (endpoint_of(asked.path.as_deref(), &body), app.requests.any_model_name);
+    let body = app.with_images(body, (endpoint, &sender)).await?;
+    let draft = RawRequest { endpoint, body, salt, any_model_name };
     let view = app.fleet.view();
     let prepared = app.preparing.prepare(&app.fleet, view.clone(), draft).await?;
     let matches = find_matches(&app, &prepared);
@@ -63,8 +63,12 @@ pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Valu
         .ok()
         .map(|(worker, reason)| json!({"worker": app.fleet.member(*worker).name(), "reason": reason.to_string()}));
     let prompt = match &prepared.prompt {
-        Prompt::Known { n_tokens, keys, .. } => json!({"tokens": n_tokens, "blocks": keys.len(), "estimated": null}),
-        Prompt::Estimated { n_tokens, cause } => json!({"tokens": n_tokens, "blocks": null, "estimated": cause}),
+        PreparedPrompt::Known { n_tokens, keys, .. } => {
+            json!({"tokens": n_tokens, "blocks": keys.len(), "estimated": null})
+        }
+        PreparedPrompt::Estimated { n_tokens, cause } => {
+            json!({"tokens": n_tokens, "blocks": null, "estimated": cause})
+        }
     };
     Ok(Json(json!({
         "model": prepared.model.names.first(),
@@ -78,16 +82,16 @@ pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Valu
     })))
 }
 
-fn shape_of(path: Option<&str>, body: &Bytes) -> Shape {
+fn endpoint_of(path: Option<&str>, body: &Bytes) -> EndpointKind {
     match path.map(|path| path.split_once('?').map_or(path, |(path, _)| path)) {
-        Some("/v1/messages") => return Shape::Messages,
-        Some("/v1/responses") => return Shape::Responses,
-        Some("/v1/embeddings") => return Shape::Embeddings,
-        Some("/v1/rerank") => return Shape::Rerank,
+        Some("/v1/messages") => return EndpointKind::Messages,
+        Some("/v1/responses") => return EndpointKind::Responses,
+        Some("/v1/embeddings") => return EndpointKind::Embeddings,
+        Some("/v1/rerank") => return EndpointKind::Rerank,
         _ => {}
     }
     let peek: Peek = serde_json::from_slice(body).unwrap_or_default();
-    if peek.messages.is_some() { Shape::Chat } else { Shape::Completion }
+    if peek.messages.is_some() { EndpointKind::Chat } else { EndpointKind::Completion }
 }
 
 fn describe(app: &App, scored: &Scored<'_>, matches: &[Match]) -> Value {

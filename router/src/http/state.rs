@@ -21,7 +21,7 @@ use crate::fleet::{Fleet, Unready};
 use crate::keys::{ApiKey, KeyPlace, Keys};
 use crate::lifecycle::queue::RequestQueue;
 use crate::metrics::Metrics;
-use crate::prompt::{PromptPool, Shape};
+use crate::prompt::{EndpointKind, PromptPool};
 
 /// State that every handler can access.
 #[derive(Clone)]
@@ -56,12 +56,12 @@ pub struct App {
     /// Limits on the bodies of requests.
     pub bodies: Arc<BodyLimits>,
     /// Limits on connections and host names, and the way to images' hosts.
-    pub doors: Doors,
+    pub resources: HttpResources,
 }
 
 /// Limits on connections and host names, and the way to images' hosts.
 #[derive(Clone)]
-pub struct Doors {
+pub struct HttpResources {
     /// Connections of clients.
     pub connections: Arc<Connections>,
     /// Host names of the router.
@@ -97,7 +97,7 @@ impl App {
         fleet: Arc<Fleet>,
         requests: RequestConfig,
         (keys, metrics, tracer): (Option<Arc<Keys>>, Arc<Metrics>, Tracer),
-        doors: Doors,
+        resources: HttpResources,
     ) -> Self {
         let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let bodies = Arc::new(BodyLimits {
@@ -109,7 +109,7 @@ impl App {
             fleet,
             tracer,
             bodies,
-            doors,
+            resources,
             preparing: Arc::default(),
             recent: Arc::default(),
             started_s: started.as_secs(),
@@ -142,8 +142,12 @@ impl App {
     /// Returns a body with data in place of the URLs of images, if images are fetched.
     ///
     /// Errors: `Field` if an image cannot be fetched; `Refused` if they are too long; `ShuttingDown`.
-    pub async fn with_images(&self, body: Bytes, (shape, sender): (Shape, &Sender)) -> Result<Bytes, RequestError> {
-        match self.doors.image_urls.as_ref().filter(|_| shape.may_have_images()) {
+    pub async fn with_images(
+        &self,
+        body: Bytes,
+        (endpoint, sender): (EndpointKind, &Sender),
+    ) -> Result<Bytes, RequestError> {
+        match self.resources.image_urls.as_ref().filter(|_| endpoint.may_have_images()) {
             Some(image_urls) => Ok(self.unless_draining(image_urls.inline(body, (&*self.bodies, sender))).await??),
             None => Ok(body),
         }

@@ -18,7 +18,7 @@ use super::{IncomingRequest, RetryState, kv_transfer};
 use crate::decision_history::DecisionHandle;
 use crate::fleet::InFlightGuard;
 use crate::http::state::App;
-use crate::prompt::{Prepared, Prompt};
+use crate::prompt::{Prepared, PreparedPrompt};
 
 /// Target of an attempt, and the predictions for it.
 pub(super) struct AttemptTarget {
@@ -45,8 +45,8 @@ pub(super) struct AttemptTarget {
 /// Returns the cached prefixes of a prompt; none if the prompt is not known.
 pub fn find_matches(app: &App, prepared: &Prepared) -> Vec<Match> {
     match &prepared.prompt {
-        Prompt::Known { keys, .. } => app.fleet.index().matches(keys),
-        Prompt::Estimated { .. } => Vec::new(),
+        PreparedPrompt::Known { keys, .. } => app.fleet.index().matches(keys),
+        PreparedPrompt::Estimated { .. } => Vec::new(),
     }
 }
 
@@ -67,10 +67,10 @@ pub fn ask<'a>(request_id: &'a RequestId, prepared: &'a Prepared, matches: &'a [
 /// Returns the decision's view of a prompt.
 fn prompt_view<'a>(prepared: &'a Prepared, matches: &'a [Match]) -> PromptView<'a> {
     match &prepared.prompt {
-        Prompt::Known { n_tokens, keys, images, .. } => {
+        PreparedPrompt::Known { n_tokens, keys, images, .. } => {
             PromptView::Known { n_tokens: *n_tokens, keys, matches, images }
         }
-        Prompt::Estimated { n_tokens, .. } => PromptView::Estimated { n_tokens: *n_tokens },
+        PreparedPrompt::Estimated { n_tokens, .. } => PromptView::Estimated { n_tokens: *n_tokens },
     }
 }
 
@@ -85,7 +85,7 @@ pub(super) fn choose(
 ) -> Result<AttemptTarget, NoWorker> {
     let start = Instant::now();
     let matches = find_matches(app, prepared);
-    if matches!(prepared.prompt, Prompt::Known { .. }) {
+    if matches!(prepared.prompt, PreparedPrompt::Known { .. }) {
         app.metrics.decision.with_label_values(&["match"]).observe(start.elapsed().as_secs_f64());
     }
     // The choice and its record happen under one lock, so the next request already counts this one.
@@ -147,8 +147,8 @@ pub(super) fn choose(
 /// Returns the log entry of a decision.
 fn chosen(app: &App, arrival: &IncomingRequest, prepared: &Prepared, decision: &Decision) -> LoggedChoice {
     let (prompt_tokens, predicted_cached_tokens) = match prepared.prompt {
-        Prompt::Known { n_tokens, .. } => (n_tokens, Some(decision.cached_tokens)),
-        Prompt::Estimated { n_tokens, .. } => (n_tokens, None),
+        PreparedPrompt::Known { n_tokens, .. } => (n_tokens, Some(decision.cached_tokens)),
+        PreparedPrompt::Estimated { n_tokens, .. } => (n_tokens, None),
     };
     LoggedChoice {
         at_ms: app.recent.now_ms(),
@@ -165,8 +165,8 @@ fn chosen(app: &App, arrival: &IncomingRequest, prepared: &Prepared, decision: &
 /// Returns the record of a request that is sent to a stock server.
 fn sending(prepared: &Prepared, decision: &Decision) -> SentRequest {
     let (keys, n_tokens) = match &prepared.prompt {
-        Prompt::Known { keys, n_tokens, .. } => (keys.clone(), *n_tokens),
-        Prompt::Estimated { n_tokens, .. } => (Vec::new(), *n_tokens),
+        PreparedPrompt::Known { keys, n_tokens, .. } => (keys.clone(), *n_tokens),
+        PreparedPrompt::Estimated { n_tokens, .. } => (Vec::new(), *n_tokens),
     };
     SentRequest {
         model: prepared.model.fingerprint,
@@ -174,6 +174,6 @@ fn sending(prepared: &Prepared, decision: &Decision) -> SentRequest {
         n_tokens,
         block_size_tokens: prepared.model.block_size_tokens,
         cached_tokens: decision.cached_tokens,
-        is_countable: prepared.has_one_prompt && matches!(prepared.prompt, Prompt::Known { .. }),
+        is_countable: prepared.has_one_prompt && matches!(prepared.prompt, PreparedPrompt::Known { .. }),
     }
 }

@@ -18,7 +18,7 @@ use warmpath_router_core::overload::retry::WorkerFailure;
 use super::journal::{JournalLimits, JournalReader};
 use super::upstream::BodyPieces;
 use crate::config::{EVENT_HELD_BYTES_MAX, JOURNAL_BYTES_MAX};
-use crate::prompt::Shape;
+use crate::prompt::EndpointKind;
 
 /// A worker's stream of events.
 pub(super) struct Events {
@@ -52,14 +52,14 @@ pub(super) struct Passed {
 const DONE: &[u8] = b"data: [DONE]\n\n";
 
 /// Returns the mark that completes the stream of a request; `None` if no dialect defines one.
-pub(super) fn end_mark(shape: Shape, path: &str) -> Option<EndMark> {
-    match shape {
-        Shape::Chat => Some(EndMark::Done),
-        Shape::Completion if path.starts_with("/v1/") => Some(EndMark::Done),
-        Shape::Completion | Shape::Infill => Some(EndMark::Stop),
-        Shape::Messages => Some(EndMark::MessageStop),
-        Shape::Responses => Some(EndMark::Response),
-        Shape::Embeddings | Shape::Rerank | Shape::Aside(_) => None,
+pub(super) fn end_mark(endpoint: EndpointKind, path: &str) -> Option<EndMark> {
+    match endpoint {
+        EndpointKind::Chat => Some(EndMark::Done),
+        EndpointKind::Completion if path.starts_with("/v1/") => Some(EndMark::Done),
+        EndpointKind::Completion | EndpointKind::Infill => Some(EndMark::Stop),
+        EndpointKind::Messages => Some(EndMark::MessageStop),
+        EndpointKind::Responses => Some(EndMark::Response),
+        EndpointKind::Embeddings | EndpointKind::Rerank | EndpointKind::Passthrough(_) => None,
     }
 }
 

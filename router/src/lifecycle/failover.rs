@@ -23,7 +23,7 @@ use super::upstream::{ResponseHead, RestOfBody, UpstreamResponse};
 use super::{Attempts, IncomingRequest, RetryState, headers, kv_transfer};
 use crate::http::state::App;
 use crate::metrics;
-use crate::prompt::{Prepared, Shape};
+use crate::prompt::{EndpointKind, Prepared};
 
 /// A response so far, for the worker that continues it.
 #[derive(Debug, Clone)]
@@ -56,8 +56,8 @@ pub(super) struct ContinuedStream {
 
 /// Returns the identity of a request's response, from which its ids are derived; `None` if the response would not be
 /// continued elsewhere.
-pub(super) fn identity(app: &App, shape: Shape, path: &str) -> Option<String> {
-    end_mark(shape, path).filter(|_| app.requests.failover_max > 0)?;
+pub(super) fn identity(app: &App, endpoint: EndpointKind, path: &str) -> Option<String> {
+    end_mark(endpoint, path).filter(|_| app.requests.failover_max > 0)?;
     let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     Some(format!("{}.{now_s}", uuid::Uuid::new_v4().simple()))
 }
@@ -103,7 +103,7 @@ impl Failover {
     async fn attempt(&self, arrival: &mut IncomingRequest, past: Past, start: Instant) -> Option<ContinuedStream> {
         let app = &self.app;
         let mut retry_state = RetryState { excluded: self.excluded(), past: Some(past), ..RetryState::default() };
-        let (comments, _heard) = tokio::sync::mpsc::channel(1);
+        let (comments, _receiver) = tokio::sync::mpsc::channel(1);
         let comments = Keepalive::new(comments);
         let attempts = Attempts { app, prepared: &self.prepared, comments: &comments };
         let (mut choice, answer) = attempts.run(arrival, &mut Hold::new(app), &mut retry_state).await.ok()?;

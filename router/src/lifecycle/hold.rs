@@ -36,7 +36,7 @@ impl Hold {
             return Ok(false);
         }
         let mut has_changed = self.changes.take();
-        let is_awaited = || app.fleet.view().is_awaited(name, arrival.shape.wanted(), Instant::now());
+        let is_awaited = || app.fleet.view().is_awaited(name, arrival.endpoint.wanted(), Instant::now());
         if !is_awaited() {
             return Ok(has_changed);
         }

@@ -22,7 +22,7 @@ use warmpath_shell::event_stream;
 use super::events::{Events, Passed};
 use crate::error::RequestError;
 use crate::http::error::failed_stream_event;
-use crate::prompt::Shape;
+use crate::prompt::EndpointKind;
 
 /// A comment, which clients ignore; it keeps the connection alive.
 pub(super) const COMMENT: &[u8] = b": the answer goes on\n\n";
@@ -56,14 +56,14 @@ impl Keepalive {
 ///
 /// Errors: the error of the attempts, unless a comment came before it; `ShuttingDown` if `cut_off` comes first.
 pub(super) async fn answer<F>(
-    (shape, cut_off): (Shape, CancellationToken),
+    (endpoint, cut_off): (EndpointKind, CancellationToken),
     attempts: impl FnOnce(Keepalive) -> F,
 ) -> Result<Response, RequestError>
 where
     F: Future<Output = Result<Response, RequestError>> + Send + 'static,
 {
     let (comments, signals) = mpsc::channel(1);
-    let mut waiting = Waiting { attempts: Box::pin(attempts(Keepalive(comments))), signals, shape, cut_off };
+    let mut waiting = Waiting { attempts: Box::pin(attempts(Keepalive(comments))), signals, endpoint, cut_off };
     match waiting.next().await {
         Signal::Answer(answer) => answer,
         Signal::Comment => Ok(head(Body::from_stream(waiting.stream()))),
@@ -81,7 +81,7 @@ fn head(body: Body) -> Response {
 struct Waiting {
     attempts: Pin<Box<dyn Future<Output = Result<Response, RequestError>> + Send>>,
     signals: mpsc::Receiver<()>,
-    shape: Shape,
+    endpoint: EndpointKind,
     /// End of the time in which running responses may finish.
     cut_off: CancellationToken,
 }
@@ -115,7 +115,7 @@ impl Waiting {
             match stage {
                 Stage::Waiting(mut waiting) => match waiting.next().await {
                     Signal::Comment => Some((Ok(Bytes::from_static(COMMENT)), Stage::Waiting(waiting))),
-                    Signal::Answer(answer) => follow(answer, waiting.shape).await,
+                    Signal::Answer(answer) => follow(answer, waiting.endpoint).await,
                 },
                 Stage::Passing(mut body) => body.next().await.map(|piece| (piece, Stage::Passing(body))),
                 Stage::Done => None,
@@ -126,7 +126,10 @@ impl Waiting {
 }
 
 /// Returns the part after the comments: the response's events, or an event with the error.
-async fn follow(answer: Result<Response, RequestError>, shape: Shape) -> Option<(Result<Bytes, axum::Error>, Stage)> {
+async fn follow(
+    answer: Result<Response, RequestError>,
+    endpoint: EndpointKind,
+) -> Option<(Result<Bytes, axum::Error>, Stage)> {
     match answer {
         Ok(response) if response.status().is_success() && can_follow(&response) => {
             let mut body = response.into_body().into_data_stream();
@@ -134,11 +137,11 @@ async fn follow(answer: Result<Response, RequestError>, shape: Shape) -> Option<
         }
         Ok(other) => {
             let message = format!("a worker answered with status {} and no events", other.status().as_u16());
-            Some((Ok(failed_stream_event((&message, "worker_failed"), shape, 0).into()), Stage::Done))
+            Some((Ok(failed_stream_event((&message, "worker_failed"), endpoint, 0).into()), Stage::Done))
         }
         Err(error) => {
             let code = error.code().unwrap_or("worker_failed");
-            Some((Ok(failed_stream_event((&error.to_string(), code), shape, 0).into()), Stage::Done))
+            Some((Ok(failed_stream_event((&error.to_string(), code), endpoint, 0).into()), Stage::Done))
         }
     }
 }
@@ -158,7 +161,7 @@ mod tests {
     use super::*;
 
     async fn check(given: &[&'static str], expected: Result<&str, WorkerFailure>) {
-        let (sender, _heard) = mpsc::channel(1);
+        let (sender, _receiver) = mpsc::channel(1);
         let pieces: Vec<_> = given.iter().map(|piece| Ok(Bytes::from_static(piece.as_bytes()))).collect();
         let pieces = futures::stream::iter(pieces).fuse().boxed();
         let patience = (Instant::now() + Duration::from_secs(600), Duration::from_secs(300));

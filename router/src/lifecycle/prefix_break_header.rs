@@ -10,7 +10,7 @@ use warmpath_router_core::diagnostics::tool_lists::ToolsBehindText;
 
 use super::headers;
 use crate::http::state::App;
-use crate::prompt::{Prepared, Prompt};
+use crate::prompt::{Prepared, PreparedPrompt};
 
 /// Report for a prompt that continues its conversation unchanged.
 const INTACT: &str = "intact";
@@ -31,12 +31,12 @@ impl PrefixBreakHeader {
         if !wanted.is_some_and(|wanted| wanted.split(',').any(|part| part.trim() == "prefix")) {
             return Self(None);
         }
-        let Prompt::Known { root, keys, .. } = &prepared.prompt else {
+        let PreparedPrompt::Known { root, keys, .. } = &prepared.prompt else {
             return Self(Some("unknown".to_owned()));
         };
         let (root, keys) = (*root, keys.clone());
         let marks = std::mem::take(&mut prepared.marks);
-        let Observed { continuity, repeats_tools } =
+        let PromptRelation { continuity, repeats_tools } =
             observe(app, PromptFingerprint { root, marks, keys }, prepared.tools);
         let mut text = match continuity {
             PrefixContinuity::New => "new".to_owned(),
@@ -70,16 +70,16 @@ impl PrefixBreakHeader {
 
 /// Relation of a prompt to earlier ones.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Observed {
+pub(super) struct PromptRelation {
     continuity: PrefixContinuity,
     /// Whether earlier prompts had its tools, but behind other system texts.
     repeats_tools: bool,
 }
 
 /// Compares a prompt with the recent conversations, counts the result, and records the prompt.
-pub(super) fn observe(app: &App, prompt: PromptFingerprint, tools: Option<ToolsBehindText>) -> Observed {
+pub(super) fn observe(app: &App, prompt: PromptFingerprint, tools: Option<ToolsBehindText>) -> PromptRelation {
     if prompt.marks.is_empty() {
-        return Observed { continuity: PrefixContinuity::New, repeats_tools: false };
+        return PromptRelation { continuity: PrefixContinuity::New, repeats_tools: false };
     }
     let mut conversations = app.conversations();
     let repeats_tools = tools.is_some_and(|tools| conversations.tools.observe(prompt.root, tools));
@@ -97,5 +97,5 @@ pub(super) fn observe(app: &App, prompt: PromptFingerprint, tools: Option<ToolsB
     // A conversation that continues reuses its tools, even if this router has forgotten its system text.
     let repeats_tools = repeats_tools && continuity != PrefixContinuity::Intact;
     app.metrics.repeated_tools.inc_by(repeats_tools.into());
-    Observed { continuity, repeats_tools }
+    PromptRelation { continuity, repeats_tools }
 }

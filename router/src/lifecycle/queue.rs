@@ -130,7 +130,7 @@ impl RequestQueue {
                 NextStep::Admitted(value) => return Ok((value, Some(waiting.id))),
                 NextStep::Refused(refused) => return Err(refused),
                 NextStep::Poll => true,
-                NextStep::Listen => false,
+                NextStep::BackOff => false,
                 NextStep::Rest(pause) => {
                     waiting.stand_aside();
                     let until = (Instant::now() + pause.min(QUEUE_REST)).min(request.waiter.deadline);
@@ -221,7 +221,7 @@ enum NextStep<T> {
     /// meanwhile.
     Rest(Duration),
     /// Another request is the head: this one waits to be notified.
-    Listen,
+    BackOff,
 }
 
 /// A waiting request; dropping this gives up its place.
@@ -247,7 +247,7 @@ impl QueuedRequest<'_> {
             return NextStep::Refused(if is_late { QueueRefusal::Late } else { QueueRefusal::Full });
         }
         if queue.waiters.head() != Some(self.id) {
-            return NextStep::Listen;
+            return NextStep::BackOff;
         }
         match start() {
             Ok(started) => {

@@ -25,7 +25,7 @@ use crate::fleet::InFlightGuard;
 use crate::http::error::{broken_stream_event, failed_stream_event};
 use crate::http::state::App;
 use crate::metrics::Metrics;
-use crate::prompt::Shape;
+use crate::prompt::EndpointKind;
 use warmpath_common::ids::RequestId;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::event_stream::StreamState;
@@ -64,7 +64,7 @@ pub(super) struct Relay {
 struct RelayedRequest {
     id: RequestId,
     trace_id: Option<String>,
-    shape: Shape,
+    endpoint: EndpointKind,
     at: Instant,
 }
 
@@ -96,7 +96,7 @@ impl Relay {
             request: RelayedRequest {
                 id: arrival.id.clone(),
                 trace_id: arrival.span.trace_id(),
-                shape: arrival.shape,
+                endpoint: arrival.endpoint,
                 at: arrival.at,
             },
             arrival: Some(arrival),
@@ -107,27 +107,28 @@ impl Relay {
         }
     }
 
-    /// Returns the body for the client; the time per token is recorded in `pace`, if wanted.
+    /// Returns the body for the client; the time per token is recorded in `event_rate`, if wanted.
     pub(super) fn stream(
         self,
         (first, rest): (Bytes, RestOfBody),
-        pace: Option<Histogram>,
+        event_rate: Option<Histogram>,
     ) -> impl Stream<Item = Result<Bytes, BrokenOff>> + Send + 'static {
-        let pace =
-            pace.filter(|_| matches!(rest, RestOfBody::Events(_))).map(|histogram| Pace { histogram, times: None });
-        let state = RelayState { relay: self, first: Some(first), rest, pace, sought: None };
+        let event_rate = event_rate
+            .filter(|_| matches!(rest, RestOfBody::Events(_)))
+            .map(|histogram| EventRate { histogram, times: None });
+        let state = RelayState { relay: self, first: Some(first), rest, event_rate, sought: None };
         futures::stream::unfold(state, RelayState::next).fuse()
     }
 }
 
 /// Measures the rate of a response's events.
-struct Pace {
+struct EventRate {
     histogram: Histogram,
     /// Arrival of the first and the last piece, and the number of events in the stream by then.
     times: Option<[(Instant, u32); 2]>,
 }
 
-impl Pace {
+impl EventRate {
     fn passed(&mut self, n_events: u32) {
         let now = (Instant::now(), n_events);
         self.times = Some([self.times.map_or(now, |[first, _]| first), now]);
@@ -147,7 +148,7 @@ struct RelayState {
     /// The part that has arrived already.
     first: Option<Bytes>,
     rest: RestOfBody,
-    pace: Option<Pace>,
+    event_rate: Option<EventRate>,
     /// Search for a worker that continues the response, after this failure.
     sought: Option<(WorkerFailure, Search)>,
 }
@@ -223,15 +224,15 @@ impl RelayState {
                 if let Some(server_request) = self.relay.in_flight.server_request() {
                     server_request.streamed(state);
                 }
-                if let Some(pace) = &mut self.pace {
-                    pace.passed(state.n_events);
+                if let Some(event_rate) = &mut self.event_rate {
+                    event_rate.passed(state.n_events);
                 }
                 Some((Ok(piece), self))
             }
             None => {
                 self.relay.outcome = RelayEnd::Complete;
-                if let Some(pace) = &self.pace {
-                    pace.completed();
+                if let Some(event_rate) = &self.event_rate {
+                    event_rate.completed();
                 }
                 None
             }
@@ -262,7 +263,7 @@ impl RelayState {
         relay.worker_idx = continued.choice.decision.worker;
         relay.in_flight = continued.choice.in_flight;
         relay.attempt = continued.choice.span;
-        (self.first, self.rest, self.pace) = (Some(continued.first), continued.rest, None);
+        (self.first, self.rest, self.event_rate) = (Some(continued.first), continued.rest, None);
         Some(())
     }
 
@@ -291,13 +292,15 @@ impl RelayState {
         match &self.rest {
             RestOfBody::Events(events) if !events.is_within_event() => {
                 let n_events = relay.n_events_before + events.state().n_events;
-                let shape = relay.request.shape;
+                let endpoint = relay.request.endpoint;
                 let event = match cause {
                     Break::Failed(_) | Break::Stranded(_) => match events.last_words() {
                         Some(words) => return Ok(words),
-                        None => broken_stream_event(&relay.worker, shape, n_events),
+                        None => broken_stream_event(&relay.worker, endpoint, n_events),
                     },
-                    Break::CutOff => failed_stream_event(("the router is shutting down", "draining"), shape, n_events),
+                    Break::CutOff => {
+                        failed_stream_event(("the router is shutting down", "draining"), endpoint, n_events)
+                    }
                 };
                 Ok(Bytes::from(event))
             }

@@ -9,12 +9,13 @@ use warmpath_router_core::ledger::stale_blocks::PredictionOutcome;
 use super::attempt_target::AttemptTarget;
 use super::headers;
 use crate::http::state::App;
-use crate::prompt::Prompt;
+use crate::prompt::PreparedPrompt;
 
 /// Compares actual with predicted reuse, in whole blocks, if both are known.
-pub(super) fn observe(app: &App, choice: &AttemptTarget, prompt: &Prompt, headers: &HeaderMap) {
+pub(super) fn observe(app: &App, choice: &AttemptTarget, prompt: &PreparedPrompt, headers: &HeaderMap) {
     let actual: Option<u32> = headers::number(headers, warmpath_common::headers::CACHED_TOKENS);
-    let (Prompt::Known { n_tokens, keys, .. }, Some(actual), true) = (prompt, actual, choice.has_one_prompt) else {
+    let (PreparedPrompt::Known { n_tokens, keys, .. }, Some(actual), true) = (prompt, actual, choice.has_one_prompt)
+    else {
         return;
     };
     let n_tokens = *n_tokens;

@@ -126,7 +126,7 @@ impl Upstream<'_> {
         }
         let pieces = pieces(body, loss);
         if head.status.is_success() && event_stream::is_event_stream(&head.headers) {
-            let mark = end_mark(arrival.shape, &arrival.path).map(|mark| self.mark_of_server(mark, choice));
+            let mark = end_mark(arrival.endpoint, &arrival.path).map(|mark| self.mark_of_server(mark, choice));
             return Ok(self.begin_stream((head, pieces), mark, deadline).await?);
         }
         if self.has_journal(&head) {

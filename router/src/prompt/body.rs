@@ -14,7 +14,7 @@ use warmpath_common::openai::{self, ChatPrompt};
 use warmpath_common::prompts::{CompletionPrompt, InfillPrompt, RawPrompt, SuffixOfTokens};
 use warmpath_common::salt;
 
-use super::{RawRequest, Shape};
+use super::{EndpointKind, RawRequest};
 use crate::error::RequestError;
 
 /// The parsed part of a body.
@@ -107,23 +107,23 @@ pub(super) enum Parsed {
 /// Errors: `Unreadable`, `Dialect` and `Field` if the body is plainly invalid.
 pub(super) fn parse(draft: &RawRequest) -> Result<ParsedBody, RequestError> {
     let body = &draft.body;
-    let (options, parsed) = match draft.shape {
-        Shape::Aside(_) => (parse_aside(body)?, Parsed::None),
-        Shape::Embeddings | Shape::Rerank => {
+    let (options, parsed) = match draft.endpoint {
+        EndpointKind::Passthrough(_) => (parse_passthrough(body)?, Parsed::None),
+        EndpointKind::Embeddings | EndpointKind::Rerank => {
             let Named { model } = fields::read(body)?;
             (Options { model, ..Options::default() }, Parsed::None)
         }
-        Shape::Chat => parse_chat(body)?,
-        Shape::Completion => {
+        EndpointKind::Chat => parse_chat(body)?,
+        EndpointKind::Completion => {
             let prompts = fields::read::<CompletionPrompt>(body)?.into_prompts();
             let prompts = prompts.map_err(|error| RequestError::field(SuffixOfTokens::PARAM, error.to_string()))?;
             (fields::read(body)?, Parsed::Raw(prompts))
         }
-        Shape::Infill => {
+        EndpointKind::Infill => {
             (fields::read(body)?, Parsed::Raw(vec![RawPrompt::Infill(fields::read::<InfillPrompt>(body)?)]))
         }
-        Shape::Messages => return parse_dialect(body, anthropic::messages),
-        Shape::Responses => return parse_dialect(body, responses::responses),
+        EndpointKind::Messages => return parse_dialect(body, anthropic::messages),
+        EndpointKind::Responses => return parse_dialect(body, responses::responses),
     };
     Ok(ParsedBody { options, parsed, spelling: Spelling::default() })
 }
@@ -141,7 +141,7 @@ pub(super) fn with_model(body: &[u8], name: &str) -> Result<Bytes, RequestError>
 ///
 /// Errors: `Unreadable` if it is no JSON object, or has one of the fields twice, because the worker might take the
 /// other one.
-fn parse_aside(body: &[u8]) -> Result<Options, RequestError> {
+fn parse_passthrough(body: &[u8]) -> Result<Options, RequestError> {
     let Aside { model, cache_salt } = fields::read(body)?;
     // A tenant's key forbids a salt of any form in the body, so a salt that is not text must be seen as well.
     let cache_salt = cache_salt.map(|salt| salt.as_str().map_or_else(|| salt.to_string(), str::to_owned));

@@ -195,7 +195,7 @@ async fn a_server_whose_task_numbers_start_again_was_restarted() {
 
 /// Waits until the router has polled its first worker again.
 async fn looks_again(router: &TestRouter) {
-    let age = || async { worker(router, 0).await["age_seconds"].as_f64().expect("it was heard") };
+    let age = || async { worker(router, 0).await["age_seconds"].as_f64().expect("it has sent a message") };
     let last = std::cell::Cell::new(age().await);
     eventually("the router looks again", || {
         let last = &last;

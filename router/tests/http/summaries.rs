@@ -7,8 +7,8 @@ use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::ModelInfo;
 use warmpath_common::summary::{
-    Body, Change, Digest, FRAME_BYTES_MAX, Frame, Load, PROTOCOL_VERSION, ReplayBuffer, Resume, Run, RunState, Stamp,
-    Tier,
+    Change, Digest, FRAME_BYTES_MAX, Frame, FrameBody, Load, PROTOCOL_VERSION, ReplayBuffer, Resume, Run, RunState,
+    Stamp, Tier,
 };
 
 fn run(keys: Vec<BlockKey>, slot: u16) -> Run {
@@ -59,7 +59,7 @@ async fn a_frame_over_the_limit_is_cut_off_and_resynced() {
 #[tokio::test(flavor = "multi_thread")]
 async fn another_worker_s_frame_is_cut_off_and_resynced() {
     let stamp = Stamp { worker_uid: warmpath_common::ids::WorkerUid(99), boot_epoch: 2, seq: 1 };
-    let frame = Frame { stamp, body: Body::Update { changes: Vec::new(), load: None, digest: None } };
+    let frame = Frame { stamp, body: FrameBody::Update { changes: Vec::new(), load: None, digest: None } };
     check_cut_off("identity", |worker| worker.send_raw(&framed(&frame.encode()))).await;
 }
 

@@ -1,4 +1,4 @@
-//! What must hold: always, and when everything is quiet.
+//! Invariants: those that hold after every step of a router, and those of a fleet without faults and traffic.
 
 use std::sync::Arc;
 
@@ -10,18 +10,18 @@ use warmpath_router_core::fleet::compatibility;
 use super::requests::{Conversation, Outcome, keys};
 use super::router::{INDEX_BYTES_MAX, Router, Shown};
 use super::streams::key;
-use super::world::{Process, World};
+use super::world::{WorkerProcess, World};
 
 /// Pairs of requests with which a quiet fleet is probed.
 const PROBES: usize = 4;
 /// Length of a probe's prompt. Units: tokens.
 const PROBE_TOKENS: u32 = 40;
-/// Time in which every router learns of what a worker has computed. Units: milliseconds.
+/// Time after which every router knows the blocks that a worker has computed. Units: milliseconds.
 const ANNOUNCED_MS: u64 = 300;
 
 impl World {
-    /// Checks what a router shows: the blocks are those that the worker had at the position of its stream, in that life
-    /// of its process, and the model is the one that this life declares.
+    /// Checks a router's view: the blocks are those that the worker had at the position of its stream, in that boot of
+    /// its process, and the model is the one that this boot declares.
     pub fn check_views(&self, idx: usize) {
         let Some(router) = self.routers[idx].router.as_deref() else { return };
         assert!(router.fleet.index().bytes() <= INDEX_BYTES_MAX, "the index exceeds its limit");
@@ -29,16 +29,16 @@ impl World {
             let expected = match router.shown.get(&worker.idx) {
                 Some(Shown::Damaged) => continue,
                 Some(Shown::At(position)) => {
-                    let life = &self.lives[&key(*position)];
-                    life.digest_at(position.seq).expect("a position is that of an update which the worker has sent")
+                    let boot = &self.boots[&key(*position)];
+                    boot.digest_at(position.seq).expect("a position is that of an update which the worker has sent")
                 }
                 Some(Shown::Nothing) | None => Digest::default(),
             };
             let shown = worker.blocks.digest.unwrap_or_default();
             assert_eq!(shown, expected, "router {idx} shows other blocks of {} than at its position", worker.name);
             let is_connected = matches!(worker.link, ConnectionState::Live | ConnectionState::Stale { .. });
-            if let Some(life) = router.declared.get(&worker.idx).filter(|_| is_connected) {
-                let declared = self.lives[&key(*life)].build.declared();
+            if let Some(boot) = router.declared.get(&worker.idx).filter(|_| is_connected) {
+                let declared = self.boots[&key(*boot)].build.declared();
                 assert_eq!(
                     worker.model.as_deref(),
                     Some(&declared),
@@ -49,12 +49,12 @@ impl World {
         }
     }
 
-    /// Checks that every router knows every worker as it is, now that nothing happens.
+    /// Checks that every router's view equals the state of every worker, in a fleet without faults and traffic.
     pub fn check_quiet(&self) {
         for host in &self.hosts {
-            let Process::Up(worker) = &host.process else { panic!("a worker is not up") };
+            let WorkerProcess::Up(worker) = &host.process else { panic!("a worker is not up") };
             let held = worker.held().expect("no request is left at a worker");
-            assert_eq!(self.lives[&key(host.life)].announced, held, "{} has announced other blocks", host.life);
+            assert_eq!(self.boots[&key(host.boot)].announced, held, "{} has announced other blocks", host.boot);
         }
         for idx in 0..self.routers.len() {
             let router = self.routers[idx].router.as_deref().expect("every router is up");
@@ -65,23 +65,23 @@ impl World {
     fn check_knowledge(&self, idx: usize, router: &Router) {
         let view = router.fleet.view();
         assert_eq!(view.workers.len(), self.hosts.len(), "router {idx} has as many workers as discovery lists");
-        let lives: Vec<_> = view
+        let boots: Vec<_> = view
             .workers
             .iter()
             .map(|worker| {
                 let host = self.host_of(idx, worker.idx).expect("a worker has a subscription");
-                &self.lives[&key(self.hosts[host].life)]
+                &self.boots[&key(self.hosts[host].boot)]
             })
             .collect();
-        let models: Vec<_> = lives.iter().map(|life| life.build.declared()).collect();
+        let models: Vec<_> = boots.iter().map(|boot| boot.build.declared()).collect();
         let verdicts = compatibility::check_all(&models.iter().map(Some).collect::<Vec<_>>());
-        for (((worker, life), model), verdict) in view.workers.iter().zip(lives).zip(&models).zip(verdicts) {
+        for (((worker, boot), model), verdict) in view.workers.iter().zip(boots).zip(&models).zip(verdicts) {
             let whose = format!("router {idx}, {}", worker.name);
             assert_eq!(worker.link, ConnectionState::Live, "{whose}");
             assert_eq!(worker.model.as_deref(), Some(model), "{whose}");
             assert_eq!(worker.excluded, verdict, "{whose}");
             assert!(worker.blocks.is_current && !worker.is_leaving, "{whose}: {:?}", worker.blocks);
-            assert_eq!(worker.blocks.digest, Some(life.digest()), "{whose}");
+            assert_eq!(worker.blocks.digest, Some(boot.digest()), "{whose}");
             let load = &worker.load;
             let n_tokens = load.queued_prefill_tokens + load.running_prefill_tokens;
             assert!(n_tokens == 0 && load.n_queued + load.n_decoding == 0 && !load.draining, "{whose}: {load:?}");
@@ -92,13 +92,13 @@ impl World {
                 let keys = keys(model, &conversation.tokens);
                 let found = router.fleet.index().matches(&keys).into_iter().find(|found| found.worker == worker.idx);
                 let n_blocks = found.map_or(0, |found| found.blocks as usize);
-                assert_eq!(n_blocks, life.n_announced(&keys), "{whose}");
+                assert_eq!(n_blocks, boot.n_announced(&keys), "{whose}");
             }
         }
     }
 
-    /// Returns whether all routers take the same model for a name. Where two models under one name have equally many
-    /// workers, each router takes the one whose worker has the lowest index there, and indexes differ.
+    /// Returns whether all routers resolve a name to the same model. If two models under one name have equally many
+    /// workers, each router takes the one whose worker has the lowest index, and indexes differ between routers.
     fn routers_agree(&self, name: &str) -> bool {
         let fleets = self.routers.iter().map(|host| &host.router.as_deref().expect("every router is up").fleet);
         let hashed_alike = |model: Arc<ModelInfo>| (model.fingerprint, model.block_size_tokens);
@@ -107,8 +107,8 @@ impl World {
         models.all(|other| other == first)
     }
 
-    /// Checks that hits have recovered: of two turns of a conversation, through any two routers that agree, the second
-    /// reuses the first.
+    /// Checks that prefixes are reused again: of two turns of a conversation, sent through any two routers that resolve
+    /// the model alike, the second reuses the KV state of the first.
     pub fn probe(&mut self) {
         let mut n_hits = 0;
         for probe in 0..PROBES {
@@ -116,7 +116,7 @@ impl World {
             let names = self.routers[router].router.as_deref().expect("every router is up").fleet.view().names();
             let model = ["alpha", "beta"].into_iter().find(|name| names.iter().any(|served| served == name));
             let model = model.expect("a worker serves");
-            let tokens = (0..PROBE_TOKENS).map(|_| self.dice.below(1000) as u32).collect();
+            let tokens = (0..PROBE_TOKENS).map(|_| self.rng.below(1000) as u32).collect();
             let conversation = self.conversations.len();
             self.conversations.push(Conversation { model, tokens, last: None });
             for turn in 0..2 {
@@ -132,11 +132,11 @@ impl World {
                 n_hits += usize::from(turn == 1 && cached_tokens >= PROBE_TOKENS / 2);
             }
         }
-        assert!(n_hits + 1 >= PROBES, "only {n_hits} of {PROBES} conversations were continued where they were");
+        assert!(n_hits + 1 >= PROBES, "only {n_hits} of {PROBES} second turns reused the first");
     }
 
     /// Checks that no router counts a request that has ended.
-    pub fn check_bookings(&self) {
+    pub fn check_nothing_in_flight(&self) {
         for (idx, host) in self.routers.iter().enumerate() {
             let router = host.router.as_deref().expect("every router is up");
             let ledger = router.fleet.ledger();

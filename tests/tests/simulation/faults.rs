@@ -1,11 +1,11 @@
-//! What goes wrong: every fault is chosen by the seed, and most of them end by themselves.
+//! Faults of a run: the seed chooses each one, and most of them end by themselves.
 
 use warmpath_common::block_hash::BlockKey;
 
 use super::connection::Damage;
 use super::model::Build;
 use super::processes::DRAIN;
-use super::world::{Event, Process, World};
+use super::world::{Event, WorkerProcess, World};
 
 /// End of a fault.
 #[derive(Debug, Clone, Copy)]
@@ -18,20 +18,20 @@ pub enum Heal {
     Reach { router: usize, host: usize },
     /// A router starts again.
     Router(usize),
-    /// A router reads fast again.
+    /// A router reads its streams quickly again.
     Fast(usize),
     /// Discovery lists a worker again.
     List(usize),
 }
 
 impl World {
-    /// Lets one thing go wrong, and schedules the next.
+    /// Starts a random fault and schedules the next one.
     pub fn fault(&mut self) {
         if !self.is_hostile {
             return;
         }
-        let (host, router) = (self.dice.below(self.hosts.len()), self.dice.below(self.routers.len()));
-        match self.dice.below(20) {
+        let (host, router) = (self.rng.below(self.hosts.len()), self.rng.below(self.routers.len()));
+        match self.rng.below(20) {
             0..3 => self.restart(host),
             3..5 => self.cut(router, host),
             5 => (0..self.hosts.len()).for_each(|host| self.cut(router, host)),
@@ -42,7 +42,7 @@ impl World {
                 self.routers[router].is_slow = true;
                 self.after(300..3000, Event::Heal(Heal::Fast(router)));
             }
-            10 => self.lie(host),
+            10 => self.announce_wrong_blocks(host),
             11 => self.drain(host),
             _ => self.damage(),
         }
@@ -50,12 +50,12 @@ impl World {
     }
 
     fn restart(&mut self, host: usize) {
-        if !matches!(self.hosts[host].process, Process::Down) {
+        if !matches!(self.hosts[host].process, WorkerProcess::Down) {
             self.count("killed");
             self.kill_worker(host);
             let build = self.any_build();
             // Half of the restarts are so fast that routers notice only the new process.
-            let pause = if self.dice.one_in(2) { 1..10 } else { 100..4000 };
+            let pause = if self.rng.one_in(2) { 1..10 } else { 100..4000 };
             self.after(pause, Event::Heal(Heal::Start { host, build }));
         }
     }
@@ -64,7 +64,7 @@ impl World {
         let now = self.now;
         if let Some(worker) = self.worker_mut(host) {
             worker.drain(now);
-            self.worked(host);
+            self.worker_changed(host);
             self.count("drained");
             self.at(now + DRAIN, Event::Heal(Heal::Kill { host }));
         }
@@ -91,37 +91,37 @@ impl World {
             self.note(|| format!("router {router} ends"));
             self.end_requests_of(router);
             self.routers[router].router = None;
-            self.routers[router].life += 1;
+            self.routers[router].boot += 1;
             self.after(10..1500, Event::Heal(Heal::Router(router)));
         }
     }
 
-    /// Lets a worker announce blocks that it does not hold: those of a conversation, or too many.
-    fn lie(&mut self, host: usize) {
+    /// Makes a worker announce blocks that it does not hold: those of a conversation, or more than the limit.
+    fn announce_wrong_blocks(&mut self, host: usize) {
         let now = self.now;
-        let (conversation, many) = (self.dice.below(self.conversations.len()), 50 + self.dice.below(500) as u64);
+        let (conversation, many) = (self.rng.below(self.conversations.len()), 50 + self.rng.below(500) as u64);
         let tokens = self.conversations[conversation].tokens.clone();
-        let is_about_many = self.dice.one_in(3);
+        let exceeds_limit = self.rng.one_in(3);
         let Some(worker) = self.worker_mut(host) else { return };
-        let keys = match is_about_many {
+        let keys = match exceeds_limit {
             true => (0..many).map(|n| BlockKey(1_000_000 + n)).collect(),
             false => super::requests::keys(&worker.build.declared(), &tokens),
         };
         if !keys.is_empty() {
-            worker.lie(keys, now);
-            self.count("lied");
-            self.note(|| format!("host {host} lies"));
-            self.worked(host);
+            worker.announce_wrong_blocks(keys, now);
+            self.count("wrong blocks");
+            self.note(|| format!("host {host} announces wrong blocks"));
+            self.worker_changed(host);
         }
     }
 
-    /// Damages any connection.
+    /// Damages a random connection.
     fn damage(&mut self) {
         let ids: Vec<u64> = self.connections.keys().copied().collect();
         if ids.is_empty() {
             return;
         }
-        let (id, damage) = (self.dice.pick(&ids), self.dice.pick(&Damage::ALL));
+        let (id, damage) = (self.rng.pick(&ids), self.rng.pick(&Damage::ALL));
         let connection = self.connections.get_mut(&id).expect("the connection was just found");
         connection.arm(damage);
         let host = connection.host;
@@ -132,7 +132,7 @@ impl World {
     /// Ends a fault.
     pub fn heal(&mut self, heal: Heal) {
         match heal {
-            Heal::Start { host, build } if matches!(self.hosts[host].process, Process::Down) => {
+            Heal::Start { host, build } if matches!(self.hosts[host].process, WorkerProcess::Down) => {
                 self.start_worker(host, build);
             }
             Heal::Kill { host } if self.worker_mut(host).is_some_and(|worker| worker.is_draining) => {
@@ -150,17 +150,18 @@ impl World {
         }
     }
 
-    /// Ends all faults; workers that have lied or drain are replaced.
+    /// Ends all faults; replaces workers that drain or have announced wrong blocks.
     pub fn heal_all(&mut self) {
         self.note(|| "all faults end".to_owned());
         self.cut_off.clear();
         for host in 0..self.hosts.len() {
             self.hosts[host].is_listed = true;
-            let is_bad = self.worker_mut(host).is_some_and(|worker| worker.lies || worker.is_draining);
+            let is_bad =
+                self.worker_mut(host).is_some_and(|worker| worker.has_announced_wrong_blocks || worker.is_draining);
             if is_bad {
                 self.kill_worker(host);
             }
-            if matches!(self.hosts[host].process, Process::Down) {
+            if matches!(self.hosts[host].process, WorkerProcess::Down) {
                 self.start_worker(host, if host == 0 { Build::USUAL } else { Build { n_slots: 2, ..Build::USUAL } });
             }
         }

@@ -1,8 +1,8 @@
 //! The KV state of a simulated worker: the production slot table, slot plan and chunk index, beside a model of the
 //! cells.
 //!
-//! The cells hold what would really be in llama.cpp's buffer and in the store. The production code decides what is
-//! copied where; an answer is made from the cells, so that wrong reuse gives a wrong answer.
+//! The cells stand for the contents of llama.cpp's buffer and of the store. Production code decides which cells are
+//! copied to which slot. Answers are computed from the cells, so wrong reuse gives a wrong answer.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -18,7 +18,7 @@ use warmpath_worker_core::tenants::{Tenant, TenantId};
 
 use super::model::{Build, CONTEXT_TOKENS};
 
-/// Blocks that the store holds: few, so that it evicts all the time.
+/// Capacity of the store: small, so that it evicts often. Units: blocks.
 const STORE_BLOCKS: u64 = 60;
 const TENANT: Tenant = Tenant::with_share(TenantId(0));
 
@@ -77,7 +77,7 @@ impl Kv {
             chunk_blocks_max: 3,
             block_size_tokens: build.block_size_tokens,
         };
-        let shape = SlotSizes {
+        let sizes = SlotSizes {
             n_slots: build.n_slots,
             context_tokens: CONTEXT_TOKENS,
             block_size_tokens: build.block_size_tokens,
@@ -93,7 +93,7 @@ impl Kv {
             suffix_rounding: None,
         };
         Self {
-            table: SlotTable::new(shape),
+            table: SlotTable::new(sizes),
             index: ChunkIndex::new(limits),
             costs,
             at_hand: HashSet::new(),
@@ -103,7 +103,7 @@ impl Kv {
         }
     }
 
-    /// Returns what happens next to a waiting request.
+    /// Returns the next step of a waiting request.
     pub fn plan(&self, prompt: &Prompt) -> SlotDecision {
         slot_plan::plan(&self.inputs(), &prompt.wish())
     }
@@ -113,7 +113,7 @@ impl Kv {
         slot_plan::best_usable(&self.inputs(), &prompt.wish())
     }
 
-    /// Gives a request the slot of its plan, with the state that the plan names.
+    /// Starts a request in the slot of its plan, with the KV state of the plan.
     pub fn start(&mut self, prompt: &Prompt, plan: &SlotPlan, now_ms: u64) {
         let n_start = plan.start.n_tokens() as usize;
         let held = match plan.start {
@@ -144,7 +144,7 @@ impl Kv {
         });
     }
 
-    /// Adds tokens that a sequence has computed.
+    /// Appends tokens that a sequence has computed.
     pub fn extend(&mut self, slot: SlotId, tokens: &[Token]) {
         self.cells[usize::from(slot.0)].extend_from_slice(tokens);
         self.table.extend(slot, tokens);

@@ -1,23 +1,24 @@
 //! Deterministic simulation of the protocol between workers and routers: thousands of runs in virtual time, each from
 //! its seed.
 //!
-//! Real are the worker's cache, early announcements and summary writer, the frames' bytes, and the router's stream
-//! reader, tracker, index, membership, ledger and retries. The network between them is hostile, processes end and
-//! start again with other models, and workers lie. The invariants are in `checks`, the faults in `faults`.
+//! Production code: the worker's cache, early announcements and summary writer, the encoding of the frames, and the
+//! router's stream reader, tracker, index, membership, ledger and retries. Simulated: clients, engine steps, processes
+//! that end and start again with other models, workers that announce wrong blocks, and a network that delays, damages
+//! and loses bytes. The invariants are in `checks`, the faults in `faults`.
 //!
 //! `make simulate SEEDS=10000` runs more seeds. A seed that fails is added to `seeds.txt`, whose seeds run first;
 //! `make simulate SEED=7` runs one and prints its log. Time as a user sees it is simulated in `warmpath-bench sim`, and
 //! real processes run in `warmpath-bench chaos`.
 
+mod boot;
 mod checks;
 mod connection;
-mod dice;
 mod faults;
 mod kv;
-mod life;
 mod model;
 mod processes;
 mod requests;
+mod rng;
 mod router;
 mod streams;
 mod worker;
@@ -37,13 +38,14 @@ use self::world::{Log, World};
 
 /// Seeds that run by default.
 const SEEDS: u64 = 300;
-/// Number of seeds, and one seed to run alone.
+/// Environment variable with the number of seeds.
 const SEEDS_VARIABLE: &str = "WARMPATH_SIMULATION_SEEDS";
+/// Environment variable with the only seed to run.
 const SEED_VARIABLE: &str = "WARMPATH_SIMULATION_SEED";
-/// Seeds that have failed once.
+/// File of the seeds that have failed once.
 const KEPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/simulation/seeds.txt");
 
-/// Things that the default seeds must reach, or their tests prove nothing.
+/// Events that must happen in a run of the default seeds; without them the invariants were not tested.
 const REACHED: [&str; 28] = [
     "snapshot",
     "resumed",
@@ -71,7 +73,7 @@ const REACHED: [&str; 28] = [
     "unlisted",
     "router ended",
     "drained",
-    "lied",
+    "wrong blocks",
     "answered with reuse",
 ];
 
@@ -83,7 +85,9 @@ fn clients() -> Clients {
     Clients::new(Duration::from_secs(1), ClientFiles::default().open().expect("no file is given"), None)
 }
 
-/// Runs a seed; returns how often each thing happened, or the broken invariant.
+/// Runs a seed and returns the number of events of each kind.
+///
+/// Errors: the broken invariant.
 fn run(seed: u64, clients: &Clients, log: Log) -> Result<BTreeMap<&'static str, u64>, String> {
     let mut world = World::new(seed, clients.clone(), log);
     let run = catch_unwind(AssertUnwindSafe(|| world.run()));

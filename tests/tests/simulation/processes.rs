@@ -2,20 +2,20 @@
 
 use std::time::Duration;
 
-use super::life::Life;
+use super::boot::Boot;
 use super::model::{Build, Model};
 use super::requests::Reply;
 use super::streams::key;
 use super::worker::Worker;
-use super::world::{Event, Process, World};
+use super::world::{Event, WorkerProcess, World};
 
-/// Time that a worker gets between the begin of its shutdown and its end.
+/// Time between the start of a worker's shutdown and its end.
 pub const DRAIN: Duration = Duration::from_millis(700);
 
 impl World {
-    /// Returns a build that a worker may be restarted with.
+    /// Returns a random build for a restart.
     pub fn any_build(&mut self) -> Build {
-        match self.dice.below(12) {
+        match self.rng.below(12) {
             0..6 => Build::USUAL,
             6..8 => Build { model: Model::Beta, ..Build::USUAL },
             8 => Build { model: Model::OtherAlpha, ..Build::USUAL },
@@ -27,54 +27,54 @@ impl World {
 
     /// Starts a worker's process, which loads its model first.
     pub fn start_worker(&mut self, host: usize, build: Build) {
-        let (is_set_back, is_other) = (self.dice.one_in(8), self.dice.one_in(10));
+        let (is_set_back, is_other) = (self.rng.one_in(8), self.rng.one_in(10));
         let own = &mut self.hosts[host];
         own.start += 1;
-        own.process = Process::Loading(build);
+        own.process = WorkerProcess::Loading(build);
         let start = own.start;
-        let mut life = own.life;
-        // The clock may have been set back. No two lives have the same epoch.
-        let epoch = if is_set_back { life.boot_epoch - 500 } else { life.boot_epoch + 1_000_000 };
-        life.boot_epoch = epoch;
+        let mut boot = own.boot;
+        // The clock may have been set back. No two boots have the same epoch.
+        let epoch = if is_set_back { boot.boot_epoch - 500 } else { boot.boot_epoch + 1_000_000 };
+        boot.boot_epoch = epoch;
         if is_other {
-            life.worker_uid.0 += 1_000;
+            boot.worker_uid.0 += 1_000;
         }
-        while self.lives.contains_key(&key(life)) {
-            life.boot_epoch += 1;
+        while self.boots.contains_key(&key(boot)) {
+            boot.boot_epoch += 1;
         }
-        self.hosts[host].life = life;
-        self.note(|| format!("host {host} loads {build:?} as {life}"));
+        self.hosts[host].boot = boot;
+        self.note(|| format!("host {host} loads {build:?} as {boot}"));
         self.after(20..600, Event::Loaded { host, start });
     }
 
-    /// Lets a worker serve.
+    /// Makes a worker serve, after its model is loaded.
     pub fn loaded(&mut self, host: usize, start: u64) {
         let now = self.now;
         let own = &mut self.hosts[host];
-        let Process::Loading(build) = own.process else { return };
+        let WorkerProcess::Loading(build) = own.process else { return };
         if own.start != start {
             return;
         }
-        own.process = Process::Up(Box::new(Worker::new(build, own.life, now)));
+        own.process = WorkerProcess::Up(Box::new(Worker::new(build, own.boot, now)));
         (own.step, own.tick) = (None, None);
-        let life = own.life;
-        self.lives.insert(key(life), Life::new(build));
+        let boot = own.boot;
+        self.boots.insert(key(boot), Boot::new(build));
         self.note(|| format!("host {host} serves"));
-        self.worked(host);
+        self.worker_changed(host);
     }
 
     /// Kills a worker's process.
     pub fn kill_worker(&mut self, host: usize) {
-        let process = std::mem::replace(&mut self.hosts[host].process, Process::Down);
+        let process = std::mem::replace(&mut self.hosts[host].process, WorkerProcess::Down);
         self.note(|| format!("host {host} is killed"));
-        if let Process::Up(worker) = process {
+        if let WorkerProcess::Up(worker) = process {
             for attempt in worker.attempts() {
                 self.send_reply(host, attempt, Reply::Broken);
             }
         }
-        let life = self.hosts[host].life;
+        let boot = self.hosts[host].boot;
         let own: Vec<u64> =
-            self.connections.iter().filter(|(_, of)| of.life.is_same_boot(life)).map(|(id, _)| *id).collect();
+            self.connections.iter().filter(|(_, of)| of.boot.is_same_boot(boot)).map(|(id, _)| *id).collect();
         for id in own {
             self.connections.get_mut(&id).expect("the connection was just found").end();
             self.pump(id);
@@ -84,13 +84,13 @@ impl World {
     /// Returns a worker that serves.
     pub fn worker_mut(&mut self, host: usize) -> Option<&mut Worker> {
         match &mut self.hosts[host].process {
-            Process::Up(worker) => Some(worker),
-            Process::Down | Process::Loading(_) => None,
+            WorkerProcess::Up(worker) => Some(worker),
+            WorkerProcess::Down | WorkerProcess::Loading(_) => None,
         }
     }
 
-    /// Sends what a worker has to tell, and schedules its next step, after anything that it has done.
-    pub fn worked(&mut self, host: usize) {
+    /// Sends a worker's frames and schedules the end of its step; called after every change of the worker.
+    pub fn worker_changed(&mut self, host: usize) {
         self.broadcast(host);
         let Some(ends) = self.worker_mut(host).and_then(|worker| worker.step_ends()) else { return };
         let own = &mut self.hosts[host];
@@ -112,7 +112,7 @@ impl World {
         for (attempt, progress) in worker.end_step(now) {
             self.send_reply(host, attempt, Reply::Progress(progress));
         }
-        self.worked(host);
+        self.worker_changed(host);
     }
 
     /// Schedules a worker's next frame.
@@ -126,7 +126,7 @@ impl World {
         }
     }
 
-    /// Lets a worker send the frame that is due.
+    /// Makes a worker send the frame that is due.
     pub fn tick(&mut self, host: usize, start: u64) {
         let now = self.now;
         if self.hosts[host].start != start || self.hosts[host].tick.is_none_or(|tick| tick > now) {

@@ -1,4 +1,4 @@
-//! Clients, and the path of a request through a router, as `lifecycle` takes it: look up, choose, send, try again.
+//! Clients, and the path of a request through a router as in the router's `lifecycle`: look up, choose, send, retry.
 //!
 //! A request ends once: with the right answer of a worker that serves the model that it names, or with an error, in
 //! time.
@@ -18,7 +18,7 @@ use warmpath_router_core::routing::choose::PromptView;
 
 use super::model::{CONTEXT_TOKENS, Model, root};
 use super::worker::{Job, Progress, Refusal};
-use super::world::{Event, Process, World};
+use super::world::{Event, WorkerProcess, World};
 
 /// Longest time of a request, from its arrival to its end.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -32,7 +32,7 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(4);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(6);
 const RETRY: RetryOptions = RetryOptions { attempts_max: 3, elapsed_max: Duration::from_secs(2) };
 
-/// Dialogue of one client.
+/// Conversation of one client.
 #[derive(Debug, Clone)]
 pub struct Conversation {
     /// Model that it names.
@@ -50,19 +50,19 @@ pub enum Outcome {
     Answered {
         /// Prompt tokens that were reused.
         cached_tokens: u32,
-        /// Those that the router expected.
+        /// Reused tokens that the router predicted.
         predicted_tokens: u32,
     },
-    /// An error, by its name.
+    /// Error, by its name.
     Error(&'static str),
 }
 
-/// What arrives of a worker's response.
+/// Part of a worker's response.
 #[derive(Debug)]
 pub enum Reply {
     /// The worker's progress.
     Progress(Progress),
-    /// The worker refuses, or nothing listens.
+    /// The worker refuses, or no process listens.
     Failed(WorkerFailure),
     /// The connection breaks.
     Broken,
@@ -92,7 +92,7 @@ pub struct Request {
     tokens: Vec<Token>,
     n_answer: u32,
     router: usize,
-    life: u64,
+    boot: u64,
     arrived: Instant,
     n_attempts: u32,
     failures: Vec<(WorkerIdx, WorkerFailure)>,
@@ -103,23 +103,23 @@ pub struct Request {
 impl World {
     /// Begins the clients' conversations.
     pub fn begin_conversations(&mut self) {
-        let n_conversations = 4 + self.dice.below(6);
+        let n_conversations = 4 + self.rng.below(6);
         let systems: Vec<Vec<Token>> = (0..3).map(|_| self.text(24)).collect();
         for idx in 0..n_conversations {
-            let model = if self.dice.one_in(4) { "beta" } else { "alpha" };
-            let system = self.dice.below(systems.len());
+            let model = if self.rng.one_in(4) { "beta" } else { "alpha" };
+            let system = self.rng.below(systems.len());
             self.conversations.push(Conversation { model, tokens: systems[system].clone(), last: None });
             self.after(0..3000, Event::Turn(idx));
         }
     }
 
     fn text(&mut self, n_tokens: usize) -> Vec<Token> {
-        (0..n_tokens).map(|_| self.dice.below(1000) as Token).collect()
+        (0..n_tokens).map(|_| self.rng.below(1000) as Token).collect()
     }
 
     /// Sends the next turn of a conversation to any router.
     pub fn turn(&mut self, conversation: usize) {
-        let router = self.dice.below(self.routers.len());
+        let router = self.rng.below(self.routers.len());
         if self.has_traffic {
             self.ask(conversation, router);
         }
@@ -127,8 +127,8 @@ impl World {
 
     /// Sends the next turn of a conversation to a router.
     pub fn ask(&mut self, conversation: usize, router: usize) {
-        let n_new = 4 + self.dice.below(12);
-        let (new, n_answer) = (self.text(n_new), 1 + self.dice.below(12) as u32);
+        let n_new = 4 + self.rng.below(12);
+        let (new, n_answer) = (self.text(n_new), 1 + self.rng.below(12) as u32);
         let of = &mut self.conversations[conversation];
         of.last = None;
         of.tokens.extend(new);
@@ -140,7 +140,7 @@ impl World {
         let id = self.n_requests;
         let request_id = RequestId::new(&format!("r{id}")).expect("a letter and digits are visible ASCII");
         let Conversation { model, tokens, .. } = self.conversations[conversation].clone();
-        let life = self.routers[router].life;
+        let boot = self.routers[router].boot;
         let request = Request {
             conversation,
             request_id,
@@ -148,20 +148,20 @@ impl World {
             tokens,
             n_answer,
             router,
-            life,
+            boot,
             arrived: self.now,
             n_attempts: 0,
             failures: Vec::new(),
             failing_since: None,
             attempt: None,
         };
-        if let Some(router) = self.router_mut(router, life) {
+        if let Some(router) = self.router_mut(router, boot) {
             router.budget.deposit();
         }
         self.requests.insert(id, request);
-        self.across(Event::Try(id));
-        if self.is_hostile && self.dice.one_in(20) {
-            self.after(0..400, Event::Leave(id));
+        self.transmit(Event::Try(id));
+        if self.is_hostile && self.rng.one_in(20) {
+            self.after(0..400, Event::Disconnect(id));
         }
     }
 
@@ -170,8 +170,8 @@ impl World {
         let now = self.now;
         let Some(request) = self.requests.get(&id).filter(|request| request.attempt.is_none()) else { return };
         let waited = now - request.arrived;
-        let (idx, life, name) = (request.router, request.life, request.model);
-        let Some(router) = self.routers[idx].router.as_deref().filter(|_| self.routers[idx].life == life) else {
+        let (idx, boot, name) = (request.router, request.boot, request.model);
+        let Some(router) = self.routers[idx].router.as_deref().filter(|_| self.routers[idx].boot == boot) else {
             return self.finish(id, Outcome::Error("router is gone"));
         };
         if request.n_attempts >= RETRY.attempts_max && waited >= QUEUE_TIMEOUT {
@@ -197,7 +197,7 @@ impl World {
             tried: &tried,
             now,
         };
-        let choice = router.fleet.ledger().choose(&view, &ask, &mut self.dice.0);
+        let choice = router.fleet.ledger().choose(&view, &ask, &mut self.rng.0);
         let (decision, ticket) = match choice {
             Ok(choice) => choice,
             Err(refusal) if refusal.is_overload() && waited < QUEUE_TIMEOUT => {
@@ -241,27 +241,27 @@ impl World {
         request.n_attempts += 1;
         request.attempt = Some(attempt);
         self.note(|| format!("request {id} goes from router {router} to host {host}"));
-        self.across(Event::Submit { host, router, job });
+        self.transmit(Event::Submit { host, router, job });
         self.at(self.now + RESPONSE_TIMEOUT, Event::Timeout(number));
     }
 
-    /// Gives an attempt to its worker.
+    /// Submits an attempt to its worker.
     pub fn submit(&mut self, host: usize, router: usize, job: Job) {
         if self.cut_off.contains(&(router, host)) {
             return;
         }
         let (now, attempt) = (self.now, job.attempt);
         let refused = match &mut self.hosts[host].process {
-            Process::Down => Some(Reply::Failed(WorkerFailure::Connect)),
-            Process::Loading(_) => Some(Reply::Failed(WorkerFailure::Unready)),
-            Process::Up(worker) => worker.submit(job, now).err().map(|refusal| match refusal {
+            WorkerProcess::Down => Some(Reply::Failed(WorkerFailure::Connect)),
+            WorkerProcess::Loading(_) => Some(Reply::Failed(WorkerFailure::Unready)),
+            WorkerProcess::Up(worker) => worker.submit(job, now).err().map(|refusal| match refusal {
                 Refusal::Full => Reply::Failed(WorkerFailure::Full),
                 Refusal::Unready => Reply::Failed(WorkerFailure::Unready),
             }),
         };
         match refused {
-            Some(reply) => self.across(Event::Reply { host, router, attempt, reply }),
-            None => self.worked(host),
+            Some(reply) => self.transmit(Event::Reply { host, router, attempt, reply }),
+            None => self.worker_changed(host),
         }
     }
 
@@ -269,7 +269,7 @@ impl World {
     pub fn send_reply(&mut self, host: usize, attempt: u64, reply: Reply) {
         if let Some((_, request)) = self.request_of(attempt) {
             let router = request.router;
-            self.across(Event::Reply { host, router, attempt, reply });
+            self.transmit(Event::Reply { host, router, attempt, reply });
         }
     }
 
@@ -278,7 +278,7 @@ impl World {
         self.requests.iter().find(|(_, request)| is_its(request)).map(|(id, request)| (*id, request))
     }
 
-    /// Takes a worker's reply to an attempt of a router.
+    /// Handles a worker's reply to an attempt of a router.
     pub fn reply(&mut self, (host, router): (usize, usize), attempt: u64, reply: Reply) {
         if self.cut_off.contains(&(router, host)) {
             return self.after(20..60, Event::Reply { host, router, attempt, reply });
@@ -334,14 +334,14 @@ impl World {
     fn end_attempt(&mut self, id: u64, record: impl FnOnce(&mut warmpath_router_core::ledger::Ledger, WorkerIdx)) {
         let request = self.requests.get_mut(&id).expect("only running requests have attempts");
         let Some(attempt) = request.attempt.take() else { return };
-        let (idx, life) = (request.router, request.life);
-        if let Some(router) = self.router_mut(idx, life) {
+        let (idx, boot) = (request.router, request.boot);
+        if let Some(router) = self.router_mut(idx, boot) {
             let mut ledger = router.fleet.ledger();
             record(&mut ledger, attempt.worker);
             ledger.ended(attempt.ticket);
         }
         let (host, number) = (attempt.host, attempt.id);
-        self.across(Event::Cancel { host, router: idx, attempt: number });
+        self.transmit(Event::Cancel { host, router: idx, attempt: number });
     }
 
     fn failed(&mut self, id: u64, failure: WorkerFailure) {
@@ -354,13 +354,13 @@ impl World {
             request.failures.push((worker, failure));
         }
         let since = *request.failing_since.get_or_insert(now);
-        let (n_attempts, idx, life) = (request.n_attempts, request.router, request.life);
+        let (n_attempts, idx, boot) = (request.n_attempts, request.router, request.boot);
         self.end_attempt(id, |ledger, worker| match failure {
             WorkerFailure::Full | WorkerFailure::Unready => ledger.refused(worker, (failure, Terms::default()), now),
             _ => ledger.failed(worker, failure, now),
         });
         let may_repeat = RETRY.after(n_attempts, failure, now - since) == RetryDecision::TryAnother;
-        let is_granted = may_repeat && self.router_mut(idx, life).is_some_and(|router| router.budget.withdraw(now));
+        let is_granted = may_repeat && self.router_mut(idx, boot).is_some_and(|router| router.budget.withdraw(now));
         match (is_granted, failure) {
             (true, _) => self.at(now, Event::Try(id)),
             (false, WorkerFailure::Full) => self.after(200..300, Event::Try(id)),
@@ -381,7 +381,7 @@ impl World {
         }
     }
 
-    /// Lets a worker drop an attempt whose reader has left.
+    /// Cancels an attempt at its worker.
     pub fn cancel(&mut self, host: usize, router: usize, attempt: u64) {
         if self.cut_off.contains(&(router, host)) {
             return self.after(20..60, Event::Cancel { host, router, attempt });
@@ -389,19 +389,19 @@ impl World {
         let now = self.now;
         if let Some(worker) = self.worker_mut(host) {
             worker.cancel(attempt, now);
-            self.worked(host);
+            self.worker_changed(host);
         }
     }
 
     /// Ends a request whose client has left.
-    pub fn leave(&mut self, id: u64) {
+    pub fn disconnect(&mut self, id: u64) {
         if self.requests.contains_key(&id) {
             self.finish(id, Outcome::Error("the client left"));
         }
     }
 
-    /// Ends the requests that wait for workers which their router has just found to be lost.
-    pub fn hear_losses(&mut self, idx: usize) {
+    /// Fails the requests that wait for a response of a worker that their router has just declared lost.
+    pub fn fail_requests_at_lost_workers(&mut self, idx: usize) {
         let mut lost = Vec::new();
         for (id, request) in self.requests.iter_mut().filter(|(_, request)| request.router == idx) {
             let Some(attempt) = request.attempt.as_mut() else { continue };

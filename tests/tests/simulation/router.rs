@@ -1,6 +1,6 @@
 //! A simulated router process: the production fleet, tracker, ledger and summary readers, driven in virtual time.
 //!
-//! The tasks of a real router only wait and pass on; here the world calls what they call, in the same order.
+//! The tasks of a real router only wait and forward; here the world makes the same calls in the same order.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use warmpath_router_core::ledger::LedgerOptions;
 use warmpath_router_core::overload::admission::AdmissionOptions;
 use warmpath_router_core::overload::retry::{BudgetOptions, RetryBudget};
 
-/// Low, so that the network can exceed it.
+/// Limit on the frames of a stream: low, so that a fault can exceed it.
 pub const FRAMES_PER_S_MAX: u32 = 600;
 /// Most blocks of a worker.
 pub const BLOCKS_MAX: usize = 400;
@@ -37,27 +37,27 @@ pub const STREAM_LIMITS: StreamLimits = StreamLimits {
     update_bytes_per_s_max: 1 << 20,
     snapshot_timeout: Duration::from_secs(5),
 };
-/// Time for which a worker that is not found keeps its index, and for which an index stays empty.
+/// Time for which a worker that discovery does not list keeps its index, and for which a free index is not reused.
 pub const LINGER: Duration = Duration::from_secs(2);
 
-/// What the index shows of a worker.
+/// A worker's blocks in the router's index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shown {
     /// The blocks at this position.
     At(Stamp),
     /// Blocks of a stream that the network has damaged.
     Damaged,
-    /// Nothing.
+    /// No blocks.
     Nothing,
 }
 
-/// A report that waits for the tracker, and what the index shows once it is applied; `None` if that stays.
+/// A report that waits for the tracker.
 pub struct Report {
     /// The report.
     pub message: TrackerMessage,
-    /// The worker, and what its blocks are afterwards.
+    /// The worker, and its blocks in the index once the report is applied; `None` if they stay.
     pub shows: Option<(WorkerIdx, Shown)>,
-    /// The life whose model the report declares.
+    /// The boot whose model the report declares.
     pub declares: Option<(WorkerIdx, Stamp)>,
 }
 
@@ -72,7 +72,7 @@ impl Report {
 pub struct Subscription {
     /// Host of the worker.
     pub host: usize,
-    /// Reader across all streams.
+    /// Reader of all streams.
     pub reader: SummaryReader,
     /// Notices that the view cannot be trusted.
     pub stale_reports: watch::Receiver<Option<StaleReport>>,
@@ -86,19 +86,19 @@ pub struct Subscription {
     pub opened: Instant,
     /// Open stream.
     pub stream: Option<SummaryStream>,
-    /// Watch over its silence.
+    /// Timeout for its silence.
     pub watch: SilenceWatch,
     /// Whether a check of the silence is scheduled.
     pub is_watched: bool,
     /// Longest silence of the open stream.
     pub silence_max: Duration,
     /// Time of the last frame.
-    pub heard: Option<Instant>,
-    /// Position of the frames that were read.
+    pub last_frame: Option<Instant>,
+    /// Position after the frames that were read.
     pub position: Shown,
 }
 
-/// One life of a router's process.
+/// One boot of a router's process.
 pub struct Router {
     /// The fleet, as requests see it.
     pub fleet: Arc<Fleet>,
@@ -112,11 +112,11 @@ pub struct Router {
     pub inbox: VecDeque<Report>,
     /// Whether the tracker is scheduled.
     pub is_tracking: bool,
-    /// What the index shows of each worker.
+    /// Blocks of each worker in the index.
     pub shown: BTreeMap<WorkerIdx, Shown>,
-    /// Life whose model the view shows.
+    /// Boot whose model the view shows.
     pub declared: BTreeMap<WorkerIdx, Stamp>,
-    /// Retries that all requests together may still use.
+    /// Retry budget of all requests.
     pub budget: RetryBudget,
 }
 
@@ -173,20 +173,20 @@ impl Router {
             watch: watch(SUMMARY_IDLE_MAX, now),
             is_watched: false,
             silence_max: SUMMARY_IDLE_MAX,
-            heard: None,
+            last_frame: None,
             position: Shown::Nothing,
         };
         self.subscriptions.insert(worker, subscription);
     }
 
-    /// Returns whether a message of any worker but this one has arrived within a time.
-    pub fn hears_another(&self, worker: WorkerIdx, within: Duration, now: Instant) -> bool {
-        let heard = |subscription: &Subscription| subscription.heard.is_some_and(|heard| now - heard <= within);
-        self.subscriptions.iter().any(|(idx, subscription)| *idx != worker && heard(subscription))
+    /// Returns whether a frame of any other worker has arrived within a time.
+    pub fn received_from_another(&self, worker: WorkerIdx, within: Duration, now: Instant) -> bool {
+        let is_recent = |subscription: &Subscription| subscription.last_frame.is_some_and(|at| now - at <= within);
+        self.subscriptions.iter().any(|(idx, subscription)| *idx != worker && is_recent(subscription))
     }
 }
 
-/// Returns a watch over a silence that begins now.
+/// Returns the watch over a silence that begins now.
 pub fn watch(silence_max: Duration, now: Instant) -> SilenceWatch {
     SilenceWatch::new((silence_max, SILENT_HEARTBEATS_MAX), SUMMARY_IDLE_MAX, now)
 }

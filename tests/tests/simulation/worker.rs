@@ -1,4 +1,4 @@
-//! A simulated worker process: production code for its cache and its summary, steps of virtual time.
+//! A simulated worker process: production code for its cache and its summary, and engine steps in virtual time.
 //!
 //! A step computes some prompt tokens, in the order of the requests, and one token of each answer. Requests that arrive
 //! during a step are admitted when it ends, as in the engine's thread.
@@ -24,10 +24,10 @@ const STEP_TOKENS: usize = 32;
 const QUEUE_MAX: usize = 6;
 /// Steps after which the cache is checked as a whole, which takes longer than a step.
 const CHECK_STEPS: u64 = 16;
-/// Short, so that routers need snapshots as well.
+/// Limits of the replay buffer: low, so that routers also need snapshots.
 const REPLAY_LIMITS: ReplayLimits = ReplayLimits { updates_max: 24, bytes_max: 64 << 10 };
 
-/// A request as a worker gets it.
+/// A request as a worker receives it.
 #[derive(Debug, Clone)]
 pub struct Job {
     /// Number of the attempt, unique in the run.
@@ -42,7 +42,7 @@ pub struct Job {
     pub n_answer: u32,
 }
 
-/// Reason why a worker does not take a request.
+/// Reason why a worker refuses a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
     /// Its queue is full (429).
@@ -59,7 +59,7 @@ pub enum Progress {
         /// Prompt tokens that were reused.
         cached_tokens: u32,
     },
-    /// Its answer is whole.
+    /// Its answer is complete.
     Last {
         /// Answer.
         answer: Vec<Token>,
@@ -88,16 +88,16 @@ struct Step {
     shares: Vec<(SlotId, usize)>,
 }
 
-/// One life of a worker's process.
+/// One boot of a worker's process.
 pub struct Worker {
-    /// What it serves.
+    /// Model and layout that it serves.
     pub build: Build,
     /// Its summary.
     pub writer: SummaryWriter,
     /// Whether it is shutting down.
     pub is_draining: bool,
     /// Whether it has announced blocks that it does not hold.
-    pub lies: bool,
+    pub has_announced_wrong_blocks: bool,
     start: Instant,
     kv: Kv,
     averages: Averages,
@@ -111,12 +111,12 @@ pub struct Worker {
 
 impl Worker {
     /// Returns a process that has just loaded its model.
-    pub fn new(build: Build, life: Stamp, now: Instant) -> Self {
+    pub fn new(build: Build, boot: Stamp, now: Instant) -> Self {
         let mut worker = Self {
             build,
-            writer: SummaryWriter::new((life, build.declared()), REPLAY_LIMITS, now),
+            writer: SummaryWriter::new((boot, build.declared()), REPLAY_LIMITS, now),
             is_draining: false,
-            lies: false,
+            has_announced_wrong_blocks: false,
             start: now,
             kv: Kv::new(&build),
             averages: Averages::default(),
@@ -131,7 +131,7 @@ impl Worker {
         worker
     }
 
-    /// Takes a request.
+    /// Queues a request, and starts it if no step is running.
     pub fn submit(&mut self, job: Job, now: Instant) -> Result<(), Refusal> {
         if self.is_draining || job.model != self.build.declared().fingerprint {
             return Err(Refusal::Unready);
@@ -157,7 +157,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Drops a request whose reader has left.
+    /// Cancels the request of an attempt.
     pub fn cancel(&mut self, attempt: u64, now: Instant) {
         if let Some(place) = self.queue.iter().position(|queued| queued.job.attempt == attempt) {
             let queued = self.queue.remove(place).expect("the place is below the length");
@@ -212,8 +212,8 @@ impl Worker {
     }
 
     /// Announces blocks that it does not hold.
-    pub fn lie(&mut self, keys: Vec<BlockKey>, now: Instant) {
-        self.lies = true;
+    pub fn announce_wrong_blocks(&mut self, keys: Vec<BlockKey>, now: Instant) {
+        self.has_announced_wrong_blocks = true;
         let (tier, state, resume) = (Tier::Ram, RunState::Ready, Resume::EveryBlock);
         self.report(vec![Change::Stored(Run { keys, tier, state, resume, slot: None })], now);
     }
@@ -278,7 +278,7 @@ impl Worker {
         self.step = (!shares.is_empty()).then_some(Step { ends: now + took, took, shares });
     }
 
-    /// Gives a sequence the tokens that a step has computed; no prompt tokens means a token of the answer.
+    /// Adds the tokens of a step to a sequence: `n_tokens` of its prompt, or one of its answer if that is 0.
     fn advance(&mut self, place: usize, n_tokens: usize) -> Option<(u64, Progress)> {
         let running = &mut self.running[place];
         let computed = running.n_computed..running.n_computed + n_tokens;
@@ -298,7 +298,7 @@ impl Worker {
         is_first.then_some((running.job.attempt, Progress::First { cached_tokens: running.n_cached }))
     }
 
-    /// Reports changes, the cache's and others, with the load.
+    /// Publishes the changes of the cache and `others`, with the load.
     fn report(&mut self, others: Vec<Change>, now: Instant) {
         let changes = self.kv.take_changes().into_iter().chain(others).collect();
         let (load, counted) = (self.load(), std::mem::take(&mut self.counted));

@@ -1,49 +1,48 @@
 //! One run in virtual time: workers, routers, clients, the network between them, and the order of all events.
 //!
-//! The events are in a heap; of several events at one time, the one that was scheduled first happens first. Everything
-//! random comes from the seed. A run has three parts: faults, calm with traffic, and quiet; what must hold then is in
-//! `checks`.
+//! Everything random comes from the seed. A run has three phases: traffic with faults, traffic without faults, and no
+//! traffic. The invariants that hold in each are in `checks`.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use warmpath_bench::event_queue::EventQueue;
 use warmpath_common::ids::WorkerUid;
 use warmpath_common::summary::Stamp;
 use warmpath_router::fleet::client::Clients;
 
-use super::connection::{Connection, Follower};
-use super::dice::Dice;
+use super::boot::Boot;
+use super::connection::{Connection, Subscriber};
 use super::faults::Heal;
-use super::life::Life;
 use super::model::Build;
 use super::requests::{Conversation, Reply, Request};
+use super::rng::SeededRng;
 use super::router::Router;
 use super::worker::{Job, Worker};
 
-/// Time in which faults happen.
+/// Length of the phase with faults.
 const FAULTS_LAST: Duration = Duration::from_secs(15);
-/// Time of traffic without faults.
+/// Length of the phase with traffic and without faults.
 const CALM_LASTS: Duration = Duration::from_secs(8);
-/// Time without traffic, after the last request has ended.
+/// Length of the phase without traffic, which begins when the last request has ended.
 const QUIET_LASTS: Duration = Duration::from_secs(3);
 
-/// Something that happens.
+/// Event of a run.
 pub enum Event {
     /// A router's request for a summary stream arrives at the worker.
-    Dial(Follower),
+    Dial(Subscriber),
     /// A router's attempt to open a stream fails, unless it has succeeded.
-    DialFails(Follower, DialFailure),
+    DialFails(Subscriber, DialFailure),
     /// A router opens a stream.
-    Open(Follower),
-    /// Something arrives on a connection.
+    Open(Subscriber),
+    /// The next bytes arrive on a connection.
     Arrive(u64),
-    /// A router looks at a stream's silence.
-    Silence(Follower),
+    /// A router checks how long a stream has been silent.
+    Silence(Subscriber),
     /// A router compares its members with discovery.
-    Look { router: usize, life: u64 },
+    Discover { router: usize, boot: u64 },
     /// A router's tracker applies its reports.
-    Track { router: usize, life: u64 },
+    Track { router: usize, boot: u64 },
     /// A worker's step ends.
     Step { host: usize, start: u64 },
     /// A worker's next frame is due.
@@ -63,7 +62,7 @@ pub enum Event {
     /// The connection of an attempt is closed by the router.
     Cancel { host: usize, router: usize, attempt: u64 },
     /// A client closes its connection.
-    Leave(u64),
+    Disconnect(u64),
     /// A fault happens.
     Fault,
     /// A fault ends.
@@ -73,43 +72,17 @@ pub enum Event {
 /// Reason why a stream cannot be opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DialFailure {
-    /// Nothing listens.
+    /// No process listens.
     Down,
     /// The worker loads its model.
     Loading,
-    /// Nothing has arrived in time.
+    /// No bytes have arrived in time.
     Silent,
 }
 
-struct Scheduled {
-    at: Instant,
-    number: u64,
-    event: Event,
-}
-
-impl Ord for Scheduled {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.number).cmp(&(other.at, other.number))
-    }
-}
-
-impl PartialOrd for Scheduled {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Scheduled {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Scheduled {}
-
 /// Process at a worker's address.
-pub enum Process {
-    /// Nothing listens.
+pub enum WorkerProcess {
+    /// No process listens.
     Down,
     /// The model is being loaded.
     Loading(Build),
@@ -120,9 +93,9 @@ pub enum Process {
 /// Address of a worker.
 pub struct Host {
     /// Its process.
-    pub process: Process,
-    /// Life of the process, with the number 0.
-    pub life: Stamp,
+    pub process: WorkerProcess,
+    /// Boot of the process, as a stamp whose number is 0.
+    pub boot: Stamp,
     /// Number of starts so far.
     pub start: u64,
     /// Whether discovery lists it.
@@ -137,18 +110,18 @@ pub struct Host {
 pub struct RouterHost {
     /// Its process; `None` while it is down.
     pub router: Option<Box<Router>>,
-    /// Number of its lives.
-    pub life: u64,
+    /// Number of its boots.
+    pub boot: u64,
     /// Whether it reads its streams slowly.
     pub is_slow: bool,
 }
 
-/// What a run does with its log.
+/// Use of a run's log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Log {
-    /// Nothing.
+    /// It is dropped.
     Ignore,
-    /// Prints it.
+    /// It is printed.
     Print,
 }
 
@@ -157,16 +130,16 @@ pub struct World {
     /// Present time.
     pub now: Instant,
     /// Randomness.
-    pub dice: Dice,
+    pub rng: SeededRng,
     /// Addresses of workers.
     pub hosts: Vec<Host>,
     /// Addresses of routers.
     pub routers: Vec<RouterHost>,
     /// Open connections.
     pub connections: BTreeMap<u64, Connection>,
-    /// Every life of every worker, by uid and boot epoch.
-    pub lives: BTreeMap<(u64, u64), Life>,
-    /// Pairs of router and worker between which nothing arrives.
+    /// Every boot of every worker, by uid and boot epoch.
+    pub boots: BTreeMap<(u64, u64), Boot>,
+    /// Pairs of router and worker whose network link is down.
     pub cut_off: BTreeSet<(usize, usize)>,
     /// Conversations of the clients.
     pub conversations: Vec<Conversation>,
@@ -176,30 +149,29 @@ pub struct World {
     pub n_requests: u64,
     /// Number of attempts so far.
     pub n_attempts: u64,
-    /// Whether faults happen.
+    /// Whether faults are scheduled.
     pub is_hostile: bool,
     /// Whether clients send turns by themselves.
     pub has_traffic: bool,
-    /// How often each thing happened.
+    /// Number of events of each kind.
     pub counts: BTreeMap<&'static str, u64>,
-    /// Factory of the routers' clients, which are never used.
+    /// Factory of the routers' HTTP clients, through which the simulation sends nothing.
     pub clients: Clients,
     start: Instant,
-    heap: BinaryHeap<Reverse<Scheduled>>,
-    n_scheduled: u64,
+    events: EventQueue<Instant, Event>,
     n_connections: u64,
     log: Log,
 }
 
 impl World {
-    /// Returns a world in which nothing has happened.
+    /// Returns a world before its first event.
     pub fn new(seed: u64, clients: Clients, log: Log) -> Self {
         let start = Instant::now();
-        let mut dice = Dice::new(seed);
-        let (n_hosts, n_routers) = (2 + dice.below(4), 1 + dice.below(3));
+        let mut rng = SeededRng::new(seed);
+        let (n_hosts, n_routers) = (2 + rng.below(4), 1 + rng.below(3));
         let host = |idx| Host {
-            process: Process::Down,
-            life: Stamp { worker_uid: WorkerUid(idx + 1), boot_epoch: 1_000_000_000, seq: 0 },
+            process: WorkerProcess::Down,
+            boot: Stamp { worker_uid: WorkerUid(idx + 1), boot_epoch: 1_000_000_000, seq: 0 },
             start: 0,
             is_listed: true,
             step: None,
@@ -208,9 +180,9 @@ impl World {
         let mut world = Self {
             now: start,
             hosts: (0..n_hosts as u64).map(host).collect(),
-            routers: (0..n_routers).map(|_| RouterHost { router: None, life: 0, is_slow: false }).collect(),
+            routers: (0..n_routers).map(|_| RouterHost { router: None, boot: 0, is_slow: false }).collect(),
             connections: BTreeMap::new(),
-            lives: BTreeMap::new(),
+            boots: BTreeMap::new(),
             cut_off: BTreeSet::new(),
             conversations: Vec::new(),
             requests: BTreeMap::new(),
@@ -221,11 +193,10 @@ impl World {
             counts: BTreeMap::new(),
             clients,
             start,
-            heap: BinaryHeap::new(),
-            n_scheduled: 0,
+            events: EventQueue::default(),
             n_connections: 0,
             log,
-            dice,
+            rng,
         };
         for idx in 0..n_hosts {
             let build = if idx == 0 { Build::USUAL } else { world.any_build() };
@@ -248,7 +219,7 @@ impl World {
         self.run_for(QUIET_LASTS);
         self.check_quiet();
         self.probe();
-        self.check_bookings();
+        self.check_nothing_in_flight();
     }
 
     /// Runs until no request is left.
@@ -262,28 +233,25 @@ impl World {
         panic!("{} requests do not end", self.requests.len());
     }
 
-    /// Runs for a time.
+    /// Handles the events of this time.
     pub fn run_for(&mut self, time: Duration) {
         let end = self.now + time;
-        while let Some(Reverse(next)) = self.heap.peek()
-            && next.at <= end
-        {
-            let Some(Reverse(Scheduled { at, event, .. })) = self.heap.pop() else { break };
+        while let Some((at, event)) = self.events.pop_until(&end) {
             self.now = at;
-            self.happen(event);
+            self.handle(event);
         }
         self.now = end;
     }
 
-    fn happen(&mut self, event: Event) {
+    fn handle(&mut self, event: Event) {
         match event {
-            Event::Open(follower) => self.open(follower),
-            Event::Dial(follower) => self.dial_arrives(follower),
-            Event::DialFails(follower, why) => self.dial_fails(follower, why),
+            Event::Open(subscriber) => self.open(subscriber),
+            Event::Dial(subscriber) => self.dial_arrives(subscriber),
+            Event::DialFails(subscriber, why) => self.dial_fails(subscriber, why),
             Event::Arrive(connection) => self.arrive(connection),
-            Event::Silence(follower) => self.check_silence(follower),
-            Event::Look { router, life } => self.look(router, life),
-            Event::Track { router, life } => self.track(router, life),
+            Event::Silence(subscriber) => self.check_silence(subscriber),
+            Event::Discover { router, boot } => self.discover(router, boot),
+            Event::Track { router, boot } => self.track(router, boot),
             Event::Step { host, start } => self.step_ends(host, start),
             Event::Tick { host, start } => self.tick(host, start),
             Event::Loaded { host, start } => self.loaded(host, start),
@@ -293,7 +261,7 @@ impl World {
             Event::Reply { host, router, attempt, reply } => self.reply((host, router), attempt, reply),
             Event::Timeout(attempt) => self.timeout(attempt),
             Event::Cancel { host, router, attempt } => self.cancel(host, router, attempt),
-            Event::Leave(request) => self.leave(request),
+            Event::Disconnect(request) => self.disconnect(request),
             Event::Fault => self.fault(),
             Event::Heal(heal) => self.heal(heal),
         }
@@ -301,19 +269,18 @@ impl World {
 
     /// Schedules an event.
     pub fn at(&mut self, at: Instant, event: Event) {
-        self.n_scheduled += 1;
-        self.heap.push(Reverse(Scheduled { at, number: self.n_scheduled, event }));
+        self.events.schedule(at, event);
     }
 
     /// Schedules an event after a random number of milliseconds.
     pub fn after(&mut self, ms: std::ops::Range<u64>, event: Event) {
-        let delay = self.dice.ms(ms);
+        let delay = self.rng.ms(ms);
         self.at(self.now + delay, event);
     }
 
-    /// Schedules an event at the other end of a link.
-    pub fn across(&mut self, event: Event) {
-        let is_late = self.is_hostile && self.dice.one_in(20);
+    /// Schedules an event that crosses the network.
+    pub fn transmit(&mut self, event: Event) {
+        let is_late = self.is_hostile && self.rng.one_in(20);
         self.after(if is_late { 5..300 } else { 0..4 }, event);
     }
 
@@ -329,12 +296,12 @@ impl World {
         (self.now - self.start).as_millis() as u64
     }
 
-    /// Counts something that happened.
+    /// Counts an event of this kind.
     pub fn count(&mut self, what: &'static str) {
         *self.counts.entry(what).or_default() += 1;
     }
 
-    /// Logs something that happened.
+    /// Writes a line of the log.
     pub fn note(&self, text: impl FnOnce() -> String) {
         if self.log == Log::Print {
             eprintln!("{:6} ms  {}", self.elapsed_ms(), text());

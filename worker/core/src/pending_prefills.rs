@@ -146,7 +146,7 @@ mod tests {
     struct View(BTreeMap<BlockKey, RunState>);
 
     impl View {
-        fn hear(&mut self, changes: Vec<Change>) {
+        fn apply(&mut self, changes: Vec<Change>) {
             for change in changes {
                 match change {
                     Change::Stored(run) => self.0.extend(run.keys.iter().map(|key| (*key, run.state))),
@@ -195,21 +195,21 @@ mod tests {
                         let id = AnnouncementId(number as u64);
                         open.push((id, keys.clone()));
                         let changes = pending_prefills.make(id, keys, |_, key| view.0.contains_key(key));
-                        view.hear(changes);
+                        view.apply(changes);
                     }
                     Step::Settle(any) if !open.is_empty() => {
                         let (id, _) = open.remove(any % open.len());
-                        view.hear(pending_prefills.resolve(id).into_iter().collect());
+                        view.apply(pending_prefills.resolve(id).into_iter().collect());
                     }
                     Step::Settle(_) => {}
                     Step::Hold(keys) => {
                         held.extend(keys.iter().copied());
-                        view.hear(pending_prefills.pass(stored(keys)));
+                        view.apply(pending_prefills.pass(stored(keys)));
                     }
                     Step::Release(keys) => {
                         let gone: Vec<BlockKey> = keys.into_iter().filter(|key| held.contains(key)).collect();
                         held.retain(|key| !gone.contains(key));
-                        view.hear(pending_prefills.pass(Change::Removed(gone)));
+                        view.apply(pending_prefills.pass(Change::Removed(gone)));
                     }
                 }
                 let mut expected = View::default();

@@ -48,12 +48,12 @@ pub struct PrefixTree {
     hasher: BlockHasher,
     held: HashMap<Holder, HeldBlocks>,
     /// Every held block, with its position in the chain.
-    blocks: HashMap<Place, Block>,
+    blocks: HashMap<BlockId, Block>,
     changes: Vec<Change>,
 }
 
 /// Identity of a block: its depth in the chain, and its hash.
-type Place = (usize, BlockHash);
+type BlockId = (usize, BlockHash);
 
 /// Holder of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -299,7 +299,7 @@ impl PrefixTree {
     }
 
     /// Removes a holder from a block. Returns the block's key if it was announced and no other holder has its state.
-    fn drop_holder(&mut self, place: Place, holder: Holder) -> Option<BlockKey> {
+    fn drop_holder(&mut self, place: BlockId, holder: Holder) -> Option<BlockKey> {
         let Entry::Occupied(mut entry) = self.blocks.entry(place) else { return None };
         let block = entry.get_mut();
         if let Some(idx) = block.holders.iter().position(|other| *other == holder) {
@@ -320,7 +320,7 @@ impl PrefixTree {
             let places = places(first_block + idx, &chain[idx..]);
             let (n, resume) = self.stretch(places.clone());
             let outdated = places.take(n).filter_map(|place| Some((place, self.new_view(&place)?)));
-            let announced: Vec<(Place, BlockView)> = outdated.collect();
+            let announced: Vec<(BlockId, BlockView)> = outdated.collect();
             if let Some((_, view)) = announced.first().copied() {
                 let keys = announced.iter().map(|((_, hash), _)| hash.key()).collect();
                 let state = if view.quality.is_ready { RunState::Ready } else { RunState::Filling };
@@ -336,7 +336,7 @@ impl PrefixTree {
 
     /// Returns how many of the first blocks can be announced as one run, and the resume points in it; 0 if the first
     /// block needs no announcement.
-    fn stretch(&self, places: impl Iterator<Item = Place>) -> (usize, Resume) {
+    fn stretch(&self, places: impl Iterator<Item = BlockId>) -> (usize, Resume) {
         let mut views = places.map_while(|place| self.new_view(&place)).peekable();
         let Some(first) = views.peek().copied() else { return (0, Resume::Nowhere) };
         let form = |view: &BlockView| (view.quality.is_ready, view.quality.tier, view.slot);
@@ -351,7 +351,7 @@ impl PrefixTree {
         (n, if first.quality.is_resume_point { Resume::EveryBlock } else { Resume::Nowhere })
     }
 
-    fn remember(&mut self, place: &Place, view: BlockView) {
+    fn remember(&mut self, place: &BlockId, view: BlockView) {
         if let Some(block) = self.blocks.get_mut(place) {
             block.announced = Some(view);
         }
@@ -361,7 +361,7 @@ impl PrefixTree {
     ///
     /// For a block that is not a resume point, any holder is acceptable: the announced one stays as long as it has the
     /// block.
-    fn new_view(&self, place: &Place) -> Option<BlockView> {
+    fn new_view(&self, place: &BlockId) -> Option<BlockView> {
         let block = self.blocks.get(place)?;
         let best = self.best(place.0, block)?;
         let counts = |quality: Quality| {
@@ -474,6 +474,6 @@ fn has_state(memory: MemoryKind, holder: Holder) -> bool {
 }
 
 /// Returns the identities of the blocks of a part of a chain.
-fn places(first_block: usize, chain: &[BlockHash]) -> impl Iterator<Item = Place> + Clone {
+fn places(first_block: usize, chain: &[BlockHash]) -> impl Iterator<Item = BlockId> + Clone {
     (first_block..).zip(chain.iter().copied())
 }

@@ -186,8 +186,8 @@ impl Slot {
 
 impl SlotTable {
     /// Returns empty slots.
-    pub fn new(shape: SlotSizes) -> Self {
-        let SlotSizes { n_slots, context_tokens, block_size_tokens, memory, hasher } = shape;
+    pub fn new(sizes: SlotSizes) -> Self {
+        let SlotSizes { n_slots, context_tokens, block_size_tokens, memory, hasher } = sizes;
         Self {
             slots: vec![Slot::default(); usize::from(n_slots)],
             tree: PrefixTree::new(n_slots, block_size_tokens, memory, hasher),

@@ -15,7 +15,7 @@ use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::RequestId;
 use warmpath_common::model::ModelInfo;
 use warmpath_common::summary::{
-    Body, Change, Digest, Frame, KEYS_PER_FRAME_MAX, Load, ReplayBuffer, ReplayLimits, Snapshot, Stamp,
+    Change, Digest, Frame, FrameBody, KEYS_PER_FRAME_MAX, Load, ReplayBuffer, ReplayLimits, Snapshot, Stamp,
 };
 
 use self::published::Published;
@@ -85,7 +85,7 @@ impl StreamStart {
     pub fn into_frames(self) -> Vec<FrameBytes> {
         match self {
             Self::Resumed(stamp, missed) => {
-                let first = on_wire(&Frame { stamp, body: Body::Resumed });
+                let first = on_wire(&Frame { stamp, body: FrameBody::Resumed });
                 std::iter::once(first).chain(missed).collect()
             }
             Self::Snapshot(snapshot) => snapshot.into_frames().iter().map(on_wire).collect(),
@@ -269,7 +269,7 @@ impl SummaryWriter {
     fn push(&mut self, now: Instant, changes: Vec<Change>, (load, digest): (Option<Load>, Option<Digest>)) {
         self.silent_until = now + HEARTBEAT;
         let frame = self.replay_buffer.push(|stamp| {
-            let bytes = on_wire(&Frame { stamp, body: Body::Update { changes, load, digest } });
+            let bytes = on_wire(&Frame { stamp, body: FrameBody::Update { changes, load, digest } });
             let n_bytes = bytes.len();
             (bytes, n_bytes)
         });
@@ -336,7 +336,7 @@ mod tests {
         for changes in batches {
             changes.iter().for_each(|change| view.apply(change));
             let stamp = Stamp { worker_uid: WorkerUid(u64::MAX), boot_epoch: u64::MAX, seq: u64::MAX };
-            let frame = Frame { stamp, body: Body::Update { changes, load: Some(Load::default()), digest: None } };
+            let frame = Frame { stamp, body: FrameBody::Update { changes, load: Some(Load::default()), digest: None } };
             assert!(frame.encode().len() < FRAME_BYTES_MAX);
         }
         let keys: Vec<u64> = view.runs().iter().flat_map(|run| &run.keys).map(|key| key.0).collect();

@@ -26,14 +26,14 @@ use crate::error::RequestError;
 use crate::lifecycle::journal::{self, ResponseIdentity, RouterInstructions};
 use crate::lifecycle::message_stream::{MessageEnd, MessageStep, Messages, WholeMessage};
 use crate::lifecycle::{self, Arrival, StartedResponse};
-use crate::request::{Delivery, Read};
+use crate::request::{BodyReader, Delivery};
 
 /// Properties of a generating endpoint.
 pub struct Endpoint {
     /// Format of its responses.
     pub shape: ObjectKind,
     /// Reader of its bodies.
-    pub read: Read,
+    pub read: BodyReader,
 }
 
 /// Responds to a request to a generating endpoint.
@@ -65,7 +65,7 @@ pub async fn start(
     app: &App,
     (context, wanted): (RequestContext, RouterInstructions),
     body: Body,
-    read: Read,
+    read: BodyReader,
 ) -> Result<Messages, RequestError> {
     let mut span = app.tracer.request(&context.trace, "worker.request", context.arrived);
     span.name("warmpath.request_id", context.id.as_str());

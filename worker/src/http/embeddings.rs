@@ -9,7 +9,7 @@ use axum::{Json, http::Uri};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use warmpath_common::embeddings::Inputs;
+use warmpath_common::embeddings::InputTexts;
 use warmpath_common::ids::Token;
 use warmpath_common::model::Pooling;
 use warmpath_prompt::{RawError, Scope, TokenCount};
@@ -194,7 +194,7 @@ fn read(
             RequestError::field("embd_normalize", "`embd_normalize` must be -1, 0 or the p of a p-norm")
         })?,
     };
-    let inputs = Inputs::read(field, param);
+    let inputs = InputTexts::read(field, param);
     let inputs = inputs.map_err(|unusable| RequestError::field(unusable.param(), unusable.to_string()))?;
     let texts = tokens(embedding, base, (inputs, param), scope)?;
     Ok((CheckedEmbeddings { shape, encoding, dimensions, norm }, texts))
@@ -203,7 +203,7 @@ fn read(
 fn tokens(
     embedding: &Embedding,
     base: Base<'_>,
-    (inputs, param): (Inputs, &str),
+    (inputs, param): (InputTexts, &str),
     scope: Scope,
 ) -> Result<Vec<Vec<Token>>, RequestError> {
     let n_texts = inputs.texts.len();

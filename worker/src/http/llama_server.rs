@@ -23,7 +23,7 @@ use crate::engine::FinishReason;
 use crate::error::RequestError;
 use crate::lifecycle::journal;
 use crate::lifecycle::{ResponseStep, StartedResponse};
-use crate::request::{Delivery, InfillRequest, NativeCompletionRequest, Read};
+use crate::request::{BodyReader, Delivery, InfillRequest, NativeCompletionRequest};
 
 /// Responds to a completion request in llama-server's format.
 pub async fn completion(State(app): State<App>, context: RequestContext, body: Body) -> Result<Response, RequestError> {
@@ -35,7 +35,12 @@ pub async fn infill(State(app): State<App>, context: RequestContext, body: Body)
     create(app, context, body, InfillRequest::read).await
 }
 
-async fn create(app: App, mut context: RequestContext, mut body: Body, read: Read) -> Result<Response, RequestError> {
+async fn create(
+    app: App,
+    mut context: RequestContext,
+    mut body: Body,
+    read: BodyReader,
+) -> Result<Response, RequestError> {
     let serving = app.admitting()?;
     let wanted = context.take_journal(&mut body)?;
     let answer = answer::start(&app, (context, wanted), body, read).await?.into_answer();

@@ -11,7 +11,7 @@ use warmpath_prompt::{ImageRun, PromptTokens, Scope};
 use super::chat::{self, ChatAnswer};
 use crate::app_state::Serving;
 use crate::error::RequestError;
-use crate::request::{Prompt, Repeats};
+use crate::request::{Repeats, UntokenizedPrompts};
 use crate::room::SlotRoom;
 
 /// One prompt of a request.
@@ -58,16 +58,16 @@ impl ReadPrompt {
 ///
 /// Errors: `Field` for tools, prompts and images, `Prompt` for messages, `Unsupported`, `NoFim`, `PromptTooLong` if one
 /// is far too long.
-pub fn read(serving: &Serving, prompt: Prompt, salt: &str) -> Result<Vec<ReadPrompt>, RequestError> {
+pub fn read(serving: &Serving, prompt: UntokenizedPrompts, salt: &str) -> Result<Vec<ReadPrompt>, RequestError> {
     match prompt {
-        Prompt::Chat(mut chat, tools) => {
+        UntokenizedPrompts::Chat(mut chat, tools) => {
             chat.cache_salt = Some(salt.to_owned());
             Ok(vec![chat::read(serving, &chat, &tools)?])
         }
-        Prompt::Raw(prompts, repeats) => {
+        UntokenizedPrompts::Raw(prompts, repeats) => {
             raw(serving, &prompts, salt)?.into_iter().map(|made| ReadPrompt::raw(serving, made, repeats)).collect()
         }
-        Prompt::Infill(gap) => {
+        UntokenizedPrompts::Infill(gap) => {
             let made = tokens(serving, &RawPrompt::Infill(gap), salt)?;
             Ok(vec![ReadPrompt::raw(serving, made, Repeats::Text)?])
         }

@@ -9,7 +9,7 @@ use warmpath_common::fields;
 use warmpath_common::openai::{ChatPrompt, messages_to_show, schemas};
 
 use super::generation::schemas::tokens_max_of_chat;
-use super::{AnswerFields, CommonFields, Prompt, Request};
+use super::{AnswerFields, CommonFields, Request, UntokenizedPrompts};
 use crate::error::RequestError;
 use crate::tools::ToolFields;
 
@@ -57,7 +57,7 @@ impl ChatRequest {
             add_generation_prompt,
             cache_salt: shared.options.cache_salt.clone(),
         };
-        Ok(Request { shared, prompt: Prompt::Chat(Box::new(chat), tools), answer: AnswerFields::default() })
+        Ok(Request { shared, prompt: UntokenizedPrompts::Chat(Box::new(chat), tools), answer: AnswerFields::default() })
     }
 
     fn check(&self) -> Result<(), RequestError> {

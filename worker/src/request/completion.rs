@@ -7,7 +7,7 @@ use serde::Deserialize;
 use warmpath_common::fields;
 use warmpath_common::prompts::{CompletionPrompt, ExtraText, InfillPrompt, PromptField, RawPrompt, SuffixOfTokens};
 
-use super::{CommonFields, Prompt, Repeats, Request};
+use super::{CommonFields, Repeats, Request, UntokenizedPrompts};
 use crate::error::RequestError;
 
 /// A completion request in OpenAI's format.
@@ -72,7 +72,7 @@ impl CompletionRequest {
     pub fn read(body: &[u8]) -> Result<Request, RequestError> {
         let Self { prompt, suffix, echo, shared } = fields::read(body)?;
         let repeats = if echo == Some(true) { Repeats::Echo } else { Repeats::Nothing };
-        let prompt = Prompt::Raw(raw_prompts(CompletionPrompt { prompt, suffix })?, repeats);
+        let prompt = UntokenizedPrompts::Raw(raw_prompts(CompletionPrompt { prompt, suffix })?, repeats);
         Ok(Request { shared, prompt, answer: AnswerFields::default() })
     }
 }
@@ -83,7 +83,7 @@ impl NativeCompletionRequest {
     /// Errors: `Unreadable`, `Field`.
     pub fn read(body: &[u8]) -> Result<Request, RequestError> {
         let Self { prompt, suffix, answer, shared } = fields::read(body)?;
-        let prompt = Prompt::Raw(raw_prompts(CompletionPrompt { prompt, suffix })?, Repeats::Text);
+        let prompt = UntokenizedPrompts::Raw(raw_prompts(CompletionPrompt { prompt, suffix })?, Repeats::Text);
         Ok(Request { shared, prompt, answer })
     }
 }
@@ -97,7 +97,7 @@ impl InfillRequest {
         let n_predict = shared.generation.tokens_max();
         let gap =
             InfillPrompt { input_prefix, input_suffix, input_extra, prompt, n_predict, ..InfillPrompt::default() };
-        Ok(Request { shared, prompt: Prompt::Infill(gap), answer })
+        Ok(Request { shared, prompt: UntokenizedPrompts::Infill(gap), answer })
     }
 }
 

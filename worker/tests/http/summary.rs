@@ -12,7 +12,8 @@ use tokio_util::io::StreamReader;
 use warmpath_common::block_hash::{BlockKey, ChainRoot, block_chain};
 use warmpath_common::openai::ChatPrompt;
 use warmpath_common::summary::{
-    AFTER_PARAMETER, Body, Change, Digest, Frame, Run, RunState, SNAPSHOT_PATH, STREAM_PATH, Snapshot, VOCABULARY_PATH,
+    AFTER_PARAMETER, Change, Digest, Frame, FrameBody, Run, RunState, SNAPSHOT_PATH, STREAM_PATH, Snapshot,
+    VOCABULARY_PATH,
 };
 use warmpath_prompt::{PromptMaker, PromptOptions};
 
@@ -29,18 +30,18 @@ struct View {
 impl View {
     fn apply(&mut self, frame: Frame) {
         let follows = match frame.body {
-            Body::Update { .. } => self.seq + 1,
-            Body::Begin(_) => frame.stamp.seq,
+            FrameBody::Update { .. } => self.seq + 1,
+            FrameBody::Begin(_) => frame.stamp.seq,
             _ => self.seq,
         };
         assert_eq!(frame.stamp.seq, follows, "the stream has a gap");
         self.seq = frame.stamp.seq;
         match frame.body {
-            Body::Begin(_) => self.blocks.clear(),
-            Body::Runs(runs) => runs.into_iter().for_each(|run| self.store(run)),
-            Body::Resumed => {}
-            Body::End(digest) => assert_eq!(digest, Digest::of(self.blocks.keys()), "the snapshot is whole"),
-            Body::Update { changes, digest, .. } => {
+            FrameBody::Begin(_) => self.blocks.clear(),
+            FrameBody::Runs(runs) => runs.into_iter().for_each(|run| self.store(run)),
+            FrameBody::Resumed => {}
+            FrameBody::End(digest) => assert_eq!(digest, Digest::of(self.blocks.keys()), "the snapshot is whole"),
+            FrameBody::Update { changes, digest, .. } => {
                 changes.into_iter().for_each(|change| match change {
                     Change::Stored(run) => self.store(run),
                     Change::Removed(keys) => keys.iter().for_each(|key| drop(self.blocks.remove(key))),
@@ -81,7 +82,7 @@ async fn follow(frames: &mut (impl futures::Stream<Item = Frame> + Unpin), view:
     while view.seq < seq || !complete {
         let frame = tokio::time::timeout(crate::harness::PATIENCE, frames.next()).await.expect("a frame comes in time");
         let frame = frame.expect("the stream goes on");
-        complete |= matches!(frame.body, Body::End(_));
+        complete |= matches!(frame.body, FrameBody::End(_));
         view.apply(frame);
     }
 }
@@ -137,7 +138,7 @@ async fn a_stream_continues_after_the_requested_stamp() {
     let second = ask(&"foxes ".repeat(30)).await;
     let mut stream = frames_at(&worker, &format!("{STREAM_PATH}?{AFTER_PARAMETER}={after}")).await;
     let opening = stream.next().await.expect("the stream begins");
-    assert_eq!(opening, Frame { stamp: after, body: Body::Resumed });
+    assert_eq!(opening, Frame { stamp: after, body: FrameBody::Resumed });
     follow(&mut stream, &mut view, second.stamp.seq).await;
     let mut from_snapshot = View::default();
     second.runs.into_iter().for_each(|run| from_snapshot.store(run));
@@ -146,7 +147,7 @@ async fn a_stream_continues_after_the_requested_stamp() {
     for unknown in [format!("{}", warmpath_common::summary::Stamp { boot_epoch: 1, ..after }), "nonsense".to_owned()] {
         let mut stream = frames_at(&worker, &format!("{STREAM_PATH}?{AFTER_PARAMETER}={unknown}")).await;
         let opening = stream.next().await.expect("the stream begins");
-        assert!(matches!(opening.body, Body::Begin(_)), "{unknown}: {opening:?}");
+        assert!(matches!(opening.body, FrameBody::Begin(_)), "{unknown}: {opening:?}");
     }
 }
 
@@ -174,7 +175,7 @@ async fn a_running_requests_blocks_are_announced_under_the_keys_that_a_router_co
     let mut view = View::default();
     while announced.is_none() || !accepted {
         let frame = stream.next().await.expect("the stream goes on");
-        if let Body::Update { changes, .. } = &frame.body {
+        if let FrameBody::Update { changes, .. } = &frame.body {
             let filling = changes.iter().find_map(|change| match change {
                 Change::Stored(run) if run.state == RunState::Filling => Some(run.keys.clone()),
                 _ => None,

@@ -17,34 +17,34 @@ const SOURCES_MAX: usize = 4;
 impl World<'_> {
     /// Begins to fill a worker that has just joined.
     pub(super) fn warm(&mut self, worker: usize) {
-        let others = self.posts.iter().enumerate().filter(|(idx, post)| *idx != worker && post.is_there);
-        let mut lists: Vec<_> = others.map(|(idx, post)| (worker_idx(idx), post.worker.hot_prefixes())).collect();
+        let others = self.hosts.iter().enumerate().filter(|(idx, host)| *idx != worker && host.is_up);
+        let mut lists: Vec<_> = others.map(|(idx, host)| (worker_idx(idx), host.worker.hot_prefixes())).collect();
         lists.sort_by_key(|(_, list)| Reverse(list.iter().map(|prefix| prefix.tokens.len()).sum::<usize>()));
         lists.truncate(SOURCES_MAX);
-        self.posts[worker].ahead = prefetch::merge(lists, 1).into();
+        self.hosts[worker].ahead = prefetch::merge(lists, 1).into();
         self.fetch_ahead(worker);
     }
 
     /// Stores a prefix that has arrived, and begins the transfer of the next one.
-    pub(super) fn came_ahead(&mut self, worker: usize, prefix: &HotPrefix) {
-        self.posts[worker].worker.bring_ahead(prefix, self.now);
+    pub(super) fn prefetched(&mut self, worker: usize, prefix: &HotPrefix) {
+        self.hosts[worker].worker.bring_ahead(prefix, self.now);
         self.want_push(worker);
         self.fetch_ahead(worker);
     }
 
     fn fetch_ahead(&mut self, worker: usize) {
         let Some(network) = self.scene.network else { return };
-        while let Some((peer, prefix)) = self.posts[worker].ahead.pop_front() {
+        while let Some((peer, prefix)) = self.hosts[worker].ahead.pop_front() {
             let peer = peer.0 as usize;
-            let n_blocks = self.posts[worker].worker.n_wanted_blocks(&prefix);
-            let Some(n_blocks) = n_blocks.filter(|_| self.posts[peer].is_there) else { continue };
+            let n_blocks = self.hosts[worker].worker.n_wanted_blocks(&prefix);
+            let Some(n_blocks) = n_blocks.filter(|_| self.hosts[peer].is_up) else { continue };
             let bytes = network.bytes(n_blocks as u64 * u64::from(self.trace.block_tokens));
-            let (mut to, mut from) = (self.posts[worker].links, self.posts[peer].links);
+            let (mut to, mut from) = (self.hosts[worker].links, self.hosts[peer].links);
             let at = network.transfer((&mut to, &mut from), bytes, self.now);
-            (self.posts[worker].links, self.posts[peer].links) = (to, from);
-            let life = self.posts[worker].life;
+            (self.hosts[worker].links, self.hosts[peer].links) = (to, from);
+            let boot = self.hosts[worker].boot;
             let pause = at - self.now;
-            return self.schedule(at + pause, Event::CameAhead { worker, life, prefix: Rc::new(prefix) });
+            return self.schedule(at + pause, Event::Prefetched { worker, boot, prefix: Rc::new(prefix) });
         }
     }
 }

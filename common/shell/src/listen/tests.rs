@@ -50,14 +50,14 @@ impl Listener {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("port 0 is free");
         let address = listener.local_addr().expect("it is bound");
         let connections = Connections::new(ConnectionLimits { connections_max, per_address_max: None });
-        let door = Door {
+        let options = ListenerOptions {
             tls,
             head_timeout: HEAD_TIMEOUT,
             reader_timeout: READER_TIMEOUT,
             connections: Arc::clone(&connections),
         };
         let (stop, stopped) = watch::channel(false);
-        let served = tokio::spawn(serve(listener, routes, door, stopped));
+        let served = tokio::spawn(serve(listener, routes, options, stopped));
         Self { address, connections, end, stop, served }
     }
 
@@ -229,7 +229,7 @@ async fn requests_know_their_client_s_address() {
     tokio::spawn(serve(
         listener,
         routes,
-        Door { tls: None, head_timeout: HEAD_TIMEOUT, reader_timeout: READER_TIMEOUT, connections },
+        ListenerOptions { tls: None, head_timeout: HEAD_TIMEOUT, reader_timeout: READER_TIMEOUT, connections },
         stopped,
     ));
     let mut stream = TcpStream::connect(address).await.expect("it listens");

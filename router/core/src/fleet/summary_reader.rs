@@ -6,7 +6,7 @@
 //! one, and any impossible value, ends the stream. As long as the view can be trusted, the next stream is opened at the
 //! view's position: the worker sends the missed updates from its replay buffer, or else a snapshot.
 
-use warmpath_common::summary::{Body, Change, Digest, Frame, Load, Run, SnapshotHeader, Stamp};
+use warmpath_common::summary::{Change, Digest, Frame, FrameBody, Load, Run, SnapshotHeader, Stamp};
 
 /// Limits on what a worker may report.
 #[derive(Debug, Clone, Copy)]
@@ -211,14 +211,14 @@ impl SummaryReader {
 
     fn advance(&mut self, state: StreamPhase, Frame { stamp, body }: Frame) -> Result<FrameEffect, Violation> {
         match (state, body) {
-            (StreamPhase::Opened, Body::Begin(opening)) => self.begin(stamp, opening),
-            (StreamPhase::Opened, Body::Resumed) => {
+            (StreamPhase::Opened, FrameBody::Begin(opening)) => self.begin(stamp, opening),
+            (StreamPhase::Opened, FrameBody::Resumed) => {
                 let view = self.view.filter(|view| view.stamp == stamp).ok_or(Violation::Identity)?;
                 (self.state, self.newest) = (StreamPhase::Live(StreamProgress::None), Some(view.stamp));
                 Ok(FrameEffect::Resumed)
             }
             (StreamPhase::Snapshot { stamp: opened, .. }, _) if opened != stamp => Err(Violation::TornSnapshot),
-            (StreamPhase::Snapshot { n_slots, mut runs, mut digest, .. }, Body::Runs(more)) => {
+            (StreamPhase::Snapshot { n_slots, mut runs, mut digest, .. }, FrameBody::Runs(more)) => {
                 self.check_runs(more.iter(), n_slots)?;
                 more.iter().flat_map(|run| &run.keys).for_each(|key| digest.add(*key));
                 self.check_n_blocks(usize::try_from(digest.n_blocks).unwrap_or(usize::MAX))?;
@@ -227,15 +227,15 @@ impl SummaryReader {
                 Ok(FrameEffect::Partial)
             }
             // Only a complete snapshot replaces the view; until then the old one stays in use.
-            (StreamPhase::Snapshot { digest: got, .. }, Body::End(digest)) if got != digest => {
+            (StreamPhase::Snapshot { digest: got, .. }, FrameBody::End(digest)) if got != digest => {
                 Err(Violation::TornSnapshot)
             }
-            (StreamPhase::Snapshot { n_slots, runs, .. }, Body::End(_)) => {
+            (StreamPhase::Snapshot { n_slots, runs, .. }, FrameBody::End(_)) => {
                 self.view = Some(ViewPosition { stamp, n_slots });
                 self.state = StreamPhase::Live(StreamProgress::Some);
                 Ok(FrameEffect::Replace(Box::new(NewView { stamp, runs })))
             }
-            (StreamPhase::Live(_), Body::Update { changes, load, digest }) => {
+            (StreamPhase::Live(_), FrameBody::Update { changes, load, digest }) => {
                 let view = self.view.ok_or(Violation::Identity)?;
                 check_order(view.stamp, stamp)?;
                 // Everything is checked before anything is applied.
@@ -303,13 +303,13 @@ impl SummaryReader {
     }
 }
 
-fn out_of_place(body: &Body, expected: &'static str) -> Violation {
+fn out_of_place(body: &FrameBody, expected: &'static str) -> Violation {
     let got = match body {
-        Body::Begin(_) => "begin",
-        Body::Runs(_) => "runs",
-        Body::End(_) => "end",
-        Body::Update { .. } => "update",
-        Body::Resumed => "resumed",
+        FrameBody::Begin(_) => "begin",
+        FrameBody::Runs(_) => "runs",
+        FrameBody::End(_) => "end",
+        FrameBody::Update { .. } => "update",
+        FrameBody::Resumed => "resumed",
     };
     Violation::OutOfPlace { got, expected }
 }

@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use warmpath_common::summary::{Body, DecodeError, FRAME_BYTES_MAX, Frame};
+use warmpath_common::summary::{DecodeError, FRAME_BYTES_MAX, Frame, FrameBody};
 
 use crate::fleet::summary_reader::{FrameEffect, SummaryReader, Violation};
 
@@ -43,7 +43,7 @@ pub enum StreamFault {
     /// Frames or bytes arrive faster than the limit.
     #[error("{what} arrived faster than the limit allows")]
     Flood {
-        /// What arrived too fast.
+        /// Data that exceeded the limit, such as frames.
         what: &'static str,
     },
     /// The snapshot has not ended in time.
@@ -130,7 +130,7 @@ impl SummaryStream {
         let start = self.n_read + LENGTH_BYTES;
         let frame = Frame::decode(&self.bytes[start..start + n_bytes])?;
         self.n_read = start + n_bytes;
-        let is_update = matches!(frame.body, Body::Update { .. });
+        let is_update = matches!(frame.body, FrameBody::Update { .. });
         self.rates.count(if is_update { n_bytes } else { 0 }, &self.limits, now)?;
         let effect = reader.apply(frame)?;
         if effect == FrameEffect::Partial && now > self.snapshot_deadline {
@@ -175,7 +175,7 @@ impl RateWindow {
 #[derive(Debug, Clone, Copy)]
 pub struct SilenceWatch {
     start: Instant,
-    /// Longest silence while other workers are heard.
+    /// Longest silence while other workers send.
     silence_max: Duration,
     /// Longest silence in any case.
     limit: Duration,
@@ -198,14 +198,14 @@ impl SilenceWatch {
 
     /// Returns the longest accepted silence if it is over, so that the worker counts as lost.
     ///
-    /// `hears_another` returns whether a message of any other worker has arrived within a time.
-    pub fn check(&mut self, now: Instant, hears_another: impl FnOnce(Duration) -> bool) -> Option<Duration> {
+    /// `received_from_another` returns whether a message of any other worker has arrived within a time.
+    pub fn check(&mut self, now: Instant, received_from_another: impl FnOnce(Duration) -> bool) -> Option<Duration> {
         if std::mem::replace(&mut self.is_last_part, true) {
             if now.saturating_duration_since(self.start) >= self.limit {
                 return Some(self.limit);
             }
             // Had the router been cut off when this worker fell silent, the others would have been silent for as long.
-            if hears_another(2 * self.part) {
+            if received_from_another(2 * self.part) {
                 return Some(self.silence_max);
             }
         }

@@ -377,7 +377,7 @@ fn a_worker_that_was_slow_in_a_burst_is_tried_again_when_traffic_is_light() {
         let mut load = worker.load.clone();
         // The rate was measured in the burst.
         load.rates.prefill_tokens_per_s = Some(478.0 + n as f32 / 100.0);
-        worker.hear(load, now);
+        worker.record_load(load, now);
     });
     assert!(sent[0] >= 6, "{sent:?}");
 }
@@ -388,13 +388,13 @@ fn a_worker_that_is_slow_gets_one_request_after_each_pause() {
     let sent = share(&mut world, (100, Duration::from_secs(1)), |worker, _, now| {
         let computing = Load { running_prefill_tokens: 100, ..worker.load.clone() };
         let idle = worker.load.clone();
-        worker.hear(computing, now);
-        worker.hear(idle, now);
+        worker.record_load(computing, now);
+        worker.record_load(idle, now);
     });
     assert_eq!(sent, [1, 99], "once a minute");
     // While it computes, its own rate counts.
     let now = world.now;
-    world.change(0, |worker| worker.hear(Load { running_prefill_tokens: 1, ..worker.load.clone() }, now));
+    world.change(0, |worker| worker.record_load(Load { running_prefill_tokens: 1, ..worker.load.clone() }, now));
     assert_eq!(world.send("now", &[]).expect("sent").0.worker, WorkerIdx(1));
 }
 

@@ -24,8 +24,8 @@ use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo};
 use warmpath_common::openai::ChatPrompt;
 use warmpath_common::prefetch::HotPrefix;
 use warmpath_common::summary::{
-    self, Body as FrameBody, Change, Digest, Frame, Load, ReplayBuffer, ReplayLimits, Resume, Run, RunState, Snapshot,
-    Stamp, Tier,
+    self, Change, Digest, Frame, FrameBody, Load, ReplayBuffer, ReplayLimits, Resume, Run, RunState, Snapshot, Stamp,
+    Tier,
 };
 use warmpath_prompt::{PromptMaker, PromptOptions};
 
@@ -35,7 +35,7 @@ use answers::{End, hot_list};
 use answers::{Left, comment_first, journaled, journaled_whole, kind_of, late_break, refusal, trickle, vocabulary};
 pub use answers::{Seen, idle};
 
-/// How the worker responds to chats and completions.
+/// Behaviour of the worker for chats and completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Behaviour {
     /// Whole, or as a stream of three events.

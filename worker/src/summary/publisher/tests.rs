@@ -3,7 +3,7 @@
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{RequestId, SlotId, WorkerUid};
 use warmpath_common::model::{Capability, Fingerprint, MemoryKind};
-use warmpath_common::summary::{Body, Change, Digest, Frame, Load, Resume, Run, RunState, Tier};
+use warmpath_common::summary::{Change, Digest, Frame, FrameBody, Load, Resume, Run, RunState, Tier};
 use warmpath_worker_core::pending_prefills::AnnouncementId;
 use warmpath_worker_core::summary_writer::HEARTBEAT;
 
@@ -100,7 +100,7 @@ async fn an_update_follows_the_snapshot_with_the_next_number() {
     assert_eq!(frame.stamp.seq, 2);
     let changes = vec![Change::Removed(vec![BlockKey(2)])];
     let digest = Some(Digest::of(&[BlockKey(0), BlockKey(1)]));
-    assert_eq!(frame.body, Body::Update { changes, load: None, digest }, "the load has not changed");
+    assert_eq!(frame.body, FrameBody::Update { changes, load: None, digest }, "the load has not changed");
 }
 
 #[tokio::test(start_paused = true)]
@@ -122,7 +122,7 @@ async fn pending_blocks_are_announced_until_the_engine_announces_them() {
         (vec![accepted(), stored(0..1)], Some(&keys[..])),
         (vec![Change::Removed(keys[1..].to_vec())], Some(&keys[..1])),
     ] {
-        let Body::Update { changes, digest, .. } = next(&mut subscription).await.body else { panic!("an update") };
+        let FrameBody::Update { changes, digest, .. } = next(&mut subscription).await.body else { panic!("an update") };
         assert_eq!((changes, digest), (said, held.map(Digest::of)));
     }
     assert_eq!(
@@ -154,7 +154,7 @@ async fn an_arrived_request_is_in_the_load_until_the_engine_counts_it_or_it_leav
         (counted(2, 31, vec![AnnouncementId(2)]), (2, 31)),
     ] {
         updates.send(update).unwrap();
-        let Body::Update { load, .. } = next(&mut subscription).await.body else { panic!("an update") };
+        let FrameBody::Update { load, .. } = next(&mut subscription).await.body else { panic!("an update") };
         let load = load.expect("it has changed");
         assert_eq!((load.n_queued, load.queued_prefill_tokens, load.n_decoding), (expected.0, expected.1, 1));
     }
@@ -168,7 +168,7 @@ async fn arrivals_are_reported_together_once_a_millisecond() {
     }
     let mut n_told = Vec::new();
     for _ in 0..2 {
-        let Body::Update { changes, load, .. } = next(&mut subscription).await.body else { panic!("an update") };
+        let FrameBody::Update { changes, load, .. } = next(&mut subscription).await.body else { panic!("an update") };
         n_told.push((changes.len(), load.expect("it has changed").n_queued));
     }
     assert_eq!(n_told, [(1, 1), (99, 100)]);
@@ -187,7 +187,7 @@ async fn a_silent_worker_sends_heartbeats_in_time() {
         let frame = next(&mut subscription).await;
         assert_eq!(frame.stamp.seq, seq);
         let digest = Some(Digest::default());
-        assert_eq!(frame.body, Body::Update { changes: Vec::new(), load: Some(Load::default()), digest });
+        assert_eq!(frame.body, FrameBody::Update { changes: Vec::new(), load: Some(Load::default()), digest });
         assert!(before.elapsed() <= HEARTBEAT);
     }
     drop(updates);
@@ -228,11 +228,11 @@ async fn a_reconnecting_subscriber_gets_the_missed_updates_from_the_replay_buffe
     updates.send(update(vec![stored(3..5)], 1)).unwrap();
     at(2).await;
     let mut subscription = publisher.subscribe(after(1)).await.unwrap();
-    assert_eq!(next(&mut subscription).await, Frame { stamp: after(1).unwrap(), body: Body::Resumed });
+    assert_eq!(next(&mut subscription).await, Frame { stamp: after(1).unwrap(), body: FrameBody::Resumed });
     let missed = next(&mut subscription).await;
     assert_eq!(missed.stamp.seq, 2);
     let (changes, digest) = (vec![stored(3..5)], Some(Digest::of(&(0..5).map(BlockKey).collect::<Vec<_>>())));
-    assert_eq!(missed.body, Body::Update { changes, load: None, digest });
+    assert_eq!(missed.body, FrameBody::Update { changes, load: None, digest });
     updates.send(update(Vec::new(), 2)).unwrap();
     assert_eq!(next(&mut subscription).await.stamp.seq, 3, "the later updates follow");
 
@@ -242,6 +242,6 @@ async fn a_reconnecting_subscriber_gets_the_missed_updates_from_the_replay_buffe
     }
     for (asked, is_kept) in [(3, true), (2, false)] {
         let frame = next(&mut publisher.subscribe(after(asked)).await.unwrap()).await;
-        assert_eq!(frame.body == Body::Resumed, is_kept, "after {asked}: {frame:?}");
+        assert_eq!(frame.body == FrameBody::Resumed, is_kept, "after {asked}: {frame:?}");
     }
 }

@@ -65,7 +65,7 @@ impl Worker {
             Some(Change::Accepted(_)) | None => {}
         }
         let (changes, digest) = (change.into_iter().collect(), Some(Digest::of(&self.held)));
-        let body = Body::Update { changes, load: None, digest };
+        let body = FrameBody::Update { changes, load: None, digest };
         let frame = self.replay_buffer.push(|stamp| (Frame { stamp, body }, 1));
         self.past.insert((frame.stamp.boot_epoch, frame.stamp.seq), self.held.clone());
         self.sent.push(frame.clone());
@@ -81,7 +81,7 @@ impl Worker {
 
     fn stream(&self, after: Option<Stamp>) -> VecDeque<Frame> {
         if let Some((stamp, missed)) = after.and_then(|after| Some((after, self.replay_buffer.since(after)?))) {
-            return std::iter::once(Frame { stamp, body: Body::Resumed }).chain(missed).collect();
+            return std::iter::once(Frame { stamp, body: FrameBody::Resumed }).chain(missed).collect();
         }
         let runs = if self.held.is_empty() { Vec::new() } else { vec![run(self.held.iter().copied().collect())] };
         Snapshot { stamp: self.replay_buffer.last(), model: model(), runs, load: idle() }.into_frames().into()
@@ -97,7 +97,7 @@ fn keys(from: u64, n: u64) -> Vec<BlockKey> {
 }
 
 struct Router {
-    follower: SummaryReader,
+    reader: SummaryReader,
     view: Held,
     /// Stamp of the state that the view shows; absent before the first snapshot.
     at: Option<Stamp>,
@@ -109,14 +109,14 @@ struct Router {
 
 impl Router {
     fn connect(&mut self, worker: &Worker) {
-        self.wire = worker.stream(self.follower.open());
+        self.wire = worker.stream(self.reader.open());
     }
 
     /// Applies the next frame as the router's tasks do together.
     fn deliver(&mut self, worker: &Worker) {
         let Some(frame) = self.wire.pop_front() else { return };
         let stamp = frame.stamp;
-        let digest = match self.follower.apply(frame) {
+        let digest = match self.reader.apply(frame) {
             Err(_) => return self.connect(worker),
             Ok(FrameEffect::Opened(_) | FrameEffect::Partial) => None,
             Ok(FrameEffect::Resumed) => {
@@ -141,7 +141,7 @@ impl Router {
             }
         };
         if digest.is_some_and(|digest| digest != Digest::of(&self.view)) {
-            self.follower.forget();
+            self.reader.forget();
             self.connect(worker);
         }
     }
@@ -201,9 +201,9 @@ proptest! {
         events in prop::collection::vec(any_event(), 0..120)
     ) {
         let mut worker = Worker::new(1);
-        let follower = SummaryReader::new(SummaryLimits { blocks_max: 100 });
+        let reader = SummaryReader::new(SummaryLimits { blocks_max: 100 });
         let mut router =
-            Router { follower, view: Held::new(), at: None, is_spoilt: false, wire: VecDeque::new(), n_resumed: 0 };
+            Router { reader, view: Held::new(), at: None, is_spoilt: false, wire: VecDeque::new(), n_resumed: 0 };
         router.connect(&worker);
         for event in &events {
             happen(event, &mut worker, &mut router);
@@ -229,9 +229,9 @@ proptest! {
 fn a_short_interruption_is_repaired_from_the_ring_and_a_long_one_by_a_snapshot() {
     for (n_missed, n_resumed) in [(0, 1), (6, 1), (7, 0)] {
         let mut worker = Worker::new(1);
-        let follower = SummaryReader::new(SummaryLimits { blocks_max: 100 });
+        let reader = SummaryReader::new(SummaryLimits { blocks_max: 100 });
         let mut router =
-            Router { follower, view: Held::new(), at: None, is_spoilt: false, wire: VecDeque::new(), n_resumed: 0 };
+            Router { reader, view: Held::new(), at: None, is_spoilt: false, wire: VecDeque::new(), n_resumed: 0 };
         router.connect(&worker);
         happen(&Event::Deliver(9), &mut worker, &mut router);
         (0..n_missed).for_each(|n| drop(worker.update(Some(Change::Stored(run(keys(n, 1)))))));

@@ -23,7 +23,7 @@ fn run(keys: std::ops::Range<u64>) -> Run {
 
 fn update(seq: u64, n_keys: u64) -> Frame {
     let changes = vec![Change::Stored(run(0..n_keys))];
-    Frame { stamp: stamp(seq), body: Body::Update { changes, load: None, digest: None } }
+    Frame { stamp: stamp(seq), body: FrameBody::Update { changes, load: None, digest: None } }
 }
 
 /// Returns frames as they are sent.
@@ -147,13 +147,13 @@ fn a_snapshot_that_takes_too_long_ends_the_stream_and_keeps_the_view() {
 }
 
 #[test]
-fn a_silent_worker_is_lost_after_its_silence_if_another_is_heard_and_after_the_limit_in_any_case() {
+fn a_silent_worker_is_lost_after_its_silence_if_another_sends_and_after_the_limit_in_any_case() {
     let (start, ms) = (Instant::now(), Duration::from_millis);
-    let lost_after = |hears_another: bool| {
+    let lost_after = |received_from_another: bool| {
         let mut watch = SilenceWatch::new((ms(1000), 4), ms(3500), start);
         loop {
             let now = watch.due();
-            if let Some(silence) = watch.check(now, |within| hears_another && within == ms(500)) {
+            if let Some(silence) = watch.check(now, |within| received_from_another && within == ms(500)) {
                 return (now - start, silence);
             }
         }

@@ -39,7 +39,7 @@ fn only_available_workers_that_exchange_state_are_peers() {
         ("draining", |worker, _| worker.load.draining = true, true),
         ("stale", |worker, now| worker.link = ConnectionState::Stale { since: now }, false),
         ("down", |worker, now| worker.link = ConnectionState::Down { since: now }, false),
-        ("not heard", |worker, _| worker.link = ConnectionState::Connecting, false),
+        ("not connected", |worker, _| worker.link = ConnectionState::Connecting, false),
         ("without state", |worker, _| *worker = self::worker(0, None), false),
         ("unknown", |worker, _| worker.model = None, false),
         ("stock", |worker, _| worker.stock = Some(crate::stock::TokenizerSource::Vocabulary), false),

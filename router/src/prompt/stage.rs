@@ -1,7 +1,9 @@
-//! A prompt between its body and its tokens: each step takes longer than the one before, and may run on another thread.
+//! The stages of a prompt from its body to its tokens: each takes longer than the one before, and may run on another
+//! thread.
 //!
-//! The length of the text to tokenize is known as soon as a chat is rendered, because text seen before is only looked
-//! up. Not here: the steps themselves (`warmpath-prompt`), the choice of thread (the module above).
+//! The length of the text to tokenize is known as soon as a chat is rendered, because tokens of known text are cached.
+//!
+//! Not here: rendering and tokenizing (`warmpath-prompt`), the choice of thread (the module above).
 
 use std::sync::Arc;
 
@@ -16,13 +18,13 @@ use crate::error::RequestError;
 use crate::fleet::Fleet;
 use crate::fleet::vocabulary::{TemplateUse, Vocabulary, VocabularyState};
 
-/// Progress of a prompt.
-pub(super) enum Reading {
+/// Stage of a prompt.
+pub(super) enum PromptStage {
     /// Its body has been parsed.
     Parsed(Parsed),
     /// It has been rendered.
-    Begun(Arc<Vocabulary>, Box<BegunPrompt>),
-    /// It is neither a chat nor a text; this is the part to tokenize.
+    Rendered(Arc<Vocabulary>, Box<BegunPrompt>),
+    /// It is neither a chat nor a text, and has this part to tokenize.
     Raw(Arc<Vocabulary>, Box<RawPrompt>),
     /// Its tokens are known.
     Tokens(Vec<Token>),
@@ -30,7 +32,7 @@ pub(super) enum Reading {
     Unknown(&'static str),
 }
 
-impl Reading {
+impl PromptStage {
     /// Returns the number of messages that have yet to be rendered.
     pub(super) fn n_unrendered(&self) -> usize {
         match self {
@@ -51,7 +53,7 @@ impl Reading {
     /// Returns the length of the rendered text that has yet to be tokenized. Units: bytes.
     pub(super) fn unseen_bytes(&self) -> usize {
         match self {
-            Self::Begun(_, begun) => begun.unseen_bytes(),
+            Self::Rendered(_, begun) => begun.unseen_bytes(),
             Self::Raw(_, prompt) => prompt.n_bytes(),
             Self::Parsed(_) | Self::Tokens(_) | Self::Unknown(_) => 0,
         }
@@ -59,7 +61,7 @@ impl Reading {
 
     /// Returns whether the prompt is a chat whose template renders tools behind the system text.
     pub(super) fn has_tools_behind_system_text(&self) -> bool {
-        matches!(self, Self::Begun(vocabulary, _) if vocabulary.maker.has_tools_behind_system_text())
+        matches!(self, Self::Rendered(vocabulary, _) if vocabulary.maker.has_tools_behind_system_text())
     }
 
     /// Checks that the rendered text is not far longer than a context.
@@ -67,7 +69,7 @@ impl Reading {
     /// Errors: `TooManyTokens`.
     pub(super) fn check_length(&self, context_tokens: u32) -> Result<(), TooManyTokens> {
         match self {
-            Self::Begun(vocabulary, begun) => vocabulary.maker.check_length(begun, context_tokens as usize),
+            Self::Rendered(vocabulary, begun) => vocabulary.maker.check_length(begun, context_tokens as usize),
             Self::Parsed(_) | Self::Raw(..) | Self::Tokens(_) | Self::Unknown(_) => Ok(()),
         }
     }
@@ -107,7 +109,7 @@ impl Reading {
                     |none| none,
                     |known| {
                         let begun = Box::new(known.maker.begin_text(text, scope));
-                        Self::Begun(known, begun)
+                        Self::Rendered(known, begun)
                     },
                 ),
                 Some(prompt) => vocabulary().map_or_else(|none| none, |known| Self::Raw(known, Box::new(prompt))),
@@ -117,7 +119,7 @@ impl Reading {
                 Err(none) => Ok(none),
                 Ok(vocabulary) if vocabulary.template == TemplateUse::Unknown => Ok(Self::Unknown("other_template")),
                 Ok(vocabulary) => match vocabulary.maker.begin_chat(&chat) {
-                    Ok(begun) => Ok(Self::Begun(vocabulary, Box::new(begun))),
+                    Ok(begun) => Ok(Self::Rendered(vocabulary, Box::new(begun))),
                     Err(PromptError::Messages { index, reason }) => {
                         Err(RequestError::field(format!("messages[{index}]"), reason))
                     }
@@ -136,8 +138,8 @@ impl Reading {
     pub(super) fn into_tokens(self, model: &ModelInfo, scope: Scope) -> Result<PromptTokens, &'static str> {
         match self {
             Self::Parsed(_) => Err("busy"),
-            // Behind an image that is not known here, nothing is.
-            Self::Begun(vocabulary, begun) => Ok(vocabulary.maker.tokens(&begun)),
+            // The tokens end before the first image whose layout is unknown here.
+            Self::Rendered(vocabulary, begun) => Ok(vocabulary.maker.tokens(&begun)),
             Self::Raw(vocabulary, prompt) => {
                 vocabulary.maker.raw(&prompt, model.context_tokens, scope).map_err(|_| "no_prompt")
             }

@@ -1,17 +1,17 @@
-//! What a worker's process has announced, as a receiver on a perfect wire would know it.
+//! Announcements of one boot of a worker, as a receiver without network faults would record them.
 //!
-//! It is the reference for every router's view, and shares no code with the production code that keeps one.
+//! They are the reference for every router's view, and share no code with the production code of a view.
 
 use std::collections::BTreeSet;
 
 use warmpath_common::block_hash::BlockKey;
-use warmpath_common::summary::{Body, Change, Digest, Frame};
+use warmpath_common::summary::{Change, Digest, Frame, FrameBody};
 
 use super::model::Build;
 
-/// One life of a worker's process.
-pub struct Life {
-    /// What it serves.
+/// One boot of a worker's process.
+pub struct Boot {
+    /// Model and layout that it serves.
     pub build: Build,
     /// Blocks that it has announced and not removed.
     pub announced: BTreeSet<BlockKey>,
@@ -19,16 +19,16 @@ pub struct Life {
     digests: Vec<Digest>,
 }
 
-impl Life {
-    /// Returns a life that has announced nothing.
+impl Boot {
+    /// Returns a boot that has announced nothing.
     pub fn new(build: Build) -> Self {
         Self { build, announced: BTreeSet::new(), digests: vec![Digest::default()] }
     }
 
-    /// Takes the next frame that the worker sends to every subscriber.
+    /// Records the next frame that the worker sends to every subscriber.
     pub fn send(&mut self, bytes: &[u8]) {
         let frame = Frame::decode(&bytes[4..]).expect("a worker sends whole frames");
-        let Body::Update { changes, .. } = frame.body else { panic!("subscribers share updates only") };
+        let FrameBody::Update { changes, .. } = frame.body else { panic!("subscribers share updates only") };
         for change in changes {
             match change {
                 Change::Stored(run) => self.announced.extend(run.keys),

@@ -1,4 +1,4 @@
-//! The only source of randomness of a run: the same seed gives the same run.
+//! Random numbers of a run, all from its seed.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -7,9 +7,9 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
 
 /// Random numbers of one run.
-pub struct Dice(pub ChaCha8Rng);
+pub struct SeededRng(pub ChaCha8Rng);
 
-impl Dice {
+impl SeededRng {
     /// Returns the numbers of a seed.
     pub fn new(seed: u64) -> Self {
         Self(ChaCha8Rng::seed_from_u64(seed))
