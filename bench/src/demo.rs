@@ -1,7 +1,7 @@
-//! `warmpath-bench demo`: a router and three workers on loopback, conversations through them, and the reuse.
+//! `warmpath-bench demo`: a router and three workers on loopback, some conversations, and the reuse of their prefixes.
 //!
 //! The same conversations run twice, with prefix-aware and with round-robin routing. The system prompts of each run
-//! begin with a different day, so that the second run finds no state of the first. Not here: starting processes
+//! begin with a different day, so that the second run reuses no state of the first. Not here: starting processes
 //! (`fleet`), measuring an answer (`client`), the texts (`script`).
 
 mod script;
@@ -97,7 +97,7 @@ fn model(wanted: Option<&ModelChoice>) -> anyhow::Result<(String, PathBuf)> {
     }
 }
 
-/// Holds every user's conversation, turn by turn, one request after the other; returns the report of all answers.
+/// Runs every user's conversation, turn by turn and one request at a time; returns the summary of all answers.
 async fn hold_conversations(fleet: &Fleet, day: &str, show: Show) -> anyhow::Result<Summary> {
     let client = ChatClient::new(&fleet.router.base_url(), None)?;
     let users = (0..N_USERS).flat_map(|user| TENANTS.iter().map(move |tenant| (tenant, user)));

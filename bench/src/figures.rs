@@ -97,7 +97,7 @@ impl Unit {
     }
 }
 
-/// Which of two values is better.
+/// Direction in which a value is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Better {
@@ -139,7 +139,7 @@ pub struct Measure {
     pub name: String,
     /// Unit.
     pub unit: Unit,
-    /// Which of two values is better.
+    /// Direction in which a value is better.
     pub better: Better,
 }
 

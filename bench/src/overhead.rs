@@ -1,5 +1,5 @@
-//! `warmpath-bench overhead`: what the router adds to a request, beside other gateways, in front of workers that answer
-//! immediately.
+//! `warmpath-bench overhead`: the latency that the router and other gateways add to a request, in front of workers that
+//! answer immediately.
 //!
 //! Routing quality is measured in `sim` and `fleets`. wrk holds some connections and sends chats of a few sizes as fast
 //! as they are answered. Each chat is new in its last message only (*seen*), like the turns of a conversation, or in
@@ -68,7 +68,7 @@ pub struct OverheadArgs {
     figures: FiguresArgs,
 }
 
-/// Which part of a chat is new in each request.
+/// Part of a chat that is new in each request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Freshness {
@@ -87,7 +87,7 @@ impl fmt::Display for Freshness {
     }
 }
 
-/// What is measured: the gateway and the chat.
+/// Measured case: the gateway and the chat.
 #[derive(Debug, Clone, Serialize)]
 struct Case {
     through: String,

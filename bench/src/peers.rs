@@ -30,7 +30,7 @@ const NGINX_KEEPALIVE: u32 = 256;
 pub enum Gateway {
     /// nginx, in turn.
     NginxRoundRobin,
-    /// nginx, to whom has the fewest connections.
+    /// nginx, to the worker with the fewest connections.
     NginxLeastConn,
     /// SMG with its policy `cache_aware`.
     Smg,

@@ -1,8 +1,8 @@
-//! `warmpath-bench report`: runs the benchmarks in turn, and writes one page with every figure, its command and its
-//! spread, with plots, and the same as JSON.
+//! `warmpath-bench report`: runs all benchmarks and writes their figures, with commands and spreads, as one page with
+//! plots and as JSON.
 //!
 //! The measurements are other subcommands, each run in a fresh process, round by round (`plan`, `runner`); their
-//! figures are put together in `results` and shown by `page`, `plots` and `chart`. Not here: measuring anything.
+//! figures are collected in `results` and shown by `page`, `plots` and `chart`. Not here: the measurements.
 
 pub mod chart;
 pub mod compare;
@@ -56,15 +56,15 @@ pub struct ReportArgs {
 
 /// Name of the page.
 const PAGE: &str = "report.md";
-/// Folder of what is no full report, of logs, and of what a run has not completed.
+/// Folder of logs and of reports that are not full ones.
 const FOLDER: &str = "target/report";
 
 /// Measures, or reads results, and writes the page.
 ///
-/// Errors: no figure was measured; a command failed, which the page says, too; a file cannot be read or written; an
+/// Errors: no figure was measured; a command failed, which the page reports too; a file cannot be read or written; an
 /// interrupt, after which nothing is written.
 pub async fn run(args: &ReportArgs) -> anyhow::Result<()> {
-    // Read first: a wrong file is told before half an hour of measurements.
+    // Read first: a wrong file is reported before half an hour of measurements.
     let old = args.compare.as_deref().map(Results::read).transpose()?;
     let (results, path) = match &args.from {
         Some(path) => (Results::read(path)?, path.clone()),
@@ -220,7 +220,7 @@ async fn run_step(idx: usize, step: &Step, interrupts: &mut Interrupts) -> anyho
     Ok(StepOutcome { figures, failure })
 }
 
-/// Adds the outcome of a step to its part's results; returns a line about it.
+/// Adds the outcome of a step to its part's results; returns a line for the terminal.
 fn take(part: &mut PartResults, step: &Step, outcome: StepOutcome) -> String {
     part.figures.merge(outcome.figures.unwrap_or_default());
     let line = outcome.failure.clone().unwrap_or_else(|| step.name());

@@ -63,7 +63,7 @@ pub struct SimArgs {
     /// Workers of the fleet.
     #[arg(long, default_value_t = 8)]
     pub workers: usize,
-    /// What all workers' caches hold together, as a share of the trace's different blocks.
+    /// Capacity of all workers' caches together, as a share of the trace's different blocks.
     #[arg(long, default_value_t = 0.2)]
     pub cache_share: f64,
     /// Prompt tokens that come, over those that the workers could compute without any cache.

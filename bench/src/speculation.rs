@@ -71,7 +71,7 @@ pub struct SpeculationArgs {
     threads: u16,
 }
 
-/// What is measured.
+/// Scenario to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Scenario {
     /// Twelve tasks, from answers that repeat their prompt to free ones.

@@ -44,7 +44,7 @@ pub enum DialectError {
     Unsupported {
         /// Path of the field.
         param: String,
-        /// What is not supported, and the alternative where there is one.
+        /// Unsupported part, and the alternative if there is one.
         reason: String,
     },
 }

@@ -19,7 +19,7 @@ impl std::fmt::Display for Fingerprint {
 
 hex_serde!(Fingerprint, 32, |print: &Fingerprint| print.0, Fingerprint);
 
-/// How far the memory of a sequence can be rewound.
+/// Kind of a sequence's memory, by the positions to which it can be rewound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MemoryKind {
@@ -85,7 +85,7 @@ impl std::fmt::Display for Capability {
     }
 }
 
-/// How the states of a text's tokens are combined.
+/// Combination of the states of a text's tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pooling {
@@ -116,7 +116,7 @@ impl std::fmt::Display for Pooling {
 /// Result of an embedding worker for a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EmbeddingInfo {
-    /// How the tokens' states are combined.
+    /// Combination of the tokens' states.
     pub pooling: Pooling,
     /// Length of a vector; 1 for a score.
     pub dimensions: u32,
@@ -153,7 +153,7 @@ pub struct ModelInfo {
     pub n_ctx_train: Option<u32>,
     /// Number of slots.
     pub n_slots: u16,
-    /// How far a sequence can be rewound.
+    /// Kind of memory, by the positions to which a sequence can be rewound.
     pub memory: MemoryKind,
     /// Size of the vocabulary; tokens in a request must be smaller.
     pub n_vocab: u32,

@@ -27,7 +27,7 @@ impl Dialect {
     }
 }
 
-/// How often a text changes.
+/// Frequency at which a text changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Changes {
     /// Never.

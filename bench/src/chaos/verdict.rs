@@ -12,7 +12,7 @@ use super::gauges::{Gauge, Samples};
 use super::load::{Outcome, Record};
 use crate::summary::median;
 
-/// Most broken requests that are shown in full.
+/// Most failed requests that are shown in full.
 const SHOWN_MAX: usize = 20;
 /// Least hit ratio after the faults, as a share of the hit ratio before them.
 const HIT_RATIO_RECOVERY_MIN: f64 = 0.9;
@@ -48,7 +48,7 @@ fn fault_name<S: serde::Serializer>(fault: &Fault, to: S) -> Result<S::Ok, S::Er
     to.serialize_str(&fault.name())
 }
 
-/// Everything that was observed of a run.
+/// Observations of a run.
 pub struct Observed {
     /// Start of the load.
     pub start: Instant,
@@ -109,8 +109,8 @@ pub struct Pauses {
 pub struct Process {
     /// Most resident memory. Units: bytes.
     pub rss_bytes_max: u64,
-    /// Growth of the maximum from the first three quarters of the faults to the last, as a share; `None` if it was not
-    /// sampled in both.
+    /// Growth of the maximum from the first three quarters of the faults to the last quarter, as a share; `None`
+    /// without samples in both.
     pub rss_growth: Option<f64>,
     /// Most open descriptors.
     pub descriptors_max: u64,
@@ -210,8 +210,8 @@ impl Verdict {
 }
 
 impl Observed {
-    /// Returns the requests before, during and after the faults. The first half of each calm time is left out: caches
-    /// fill there.
+    /// Returns the requests before, during and after the faults, without the first half of each time without faults, in
+    /// which caches fill.
     fn windows(&self) -> [Vec<&Record>; 3] {
         let (from, to) = self.faulty;
         let middle = |from: Instant, to: Instant| from + (to - from) / 2;
@@ -248,7 +248,7 @@ impl Pauses {
 /// Returns the share of prompt tokens that were reused; `None` for no requests.
 fn hit_ratio(records: &[&Record]) -> Option<f64> {
     let prompt: u64 = records.iter().map(|record| record.prompt_tokens).sum();
-    // A continuation reports reused tokens of the answer, too.
+    // A continuation also reports reused tokens of the answer.
     let cached: u64 = records.iter().map(|record| record.cached_tokens.min(record.prompt_tokens)).sum();
     (prompt > 0).then(|| cached as f64 / prompt as f64)
 }

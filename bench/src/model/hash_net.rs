@@ -1,10 +1,10 @@
-//! The function that a made model computes: a hash of its context decides the next token.
+//! The function that a generated test model computes: the next token is chosen by a hash of the context.
 //!
-//! The weights that make llama.cpp compute it are in `weights`. Every token has a random code of [`N_BITS`] bits. Layer
-//! by layer, each position xors its state with the permuted states some tokens back; the strides grow, so that after
-//! the last layer the state is a hash of the whole window. Eight bits of it choose one of 256 answer tokens; six of
-//! those decide the end of the answer. The states are bits, and each layer rounds them to bits again, so numeric noise
-//! is removed where it arises, but another token anywhere in the window gives another state.
+//! The weights that make llama.cpp compute it are in `weights`. Every token has a random code of [`N_BITS`] bits. In
+//! each layer, a position xors its state with the permuted states of earlier positions. The distances grow from layer
+//! to layer, so that the last state is a hash of the whole window. Eight of its bits choose one of 256 answer tokens;
+//! if six of these are set, the answer ends. Each layer rounds its states to bits, which removes numeric noise, but a
+//! different token anywhere in the window gives a different state.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng as _, SeedableRng as _};

@@ -1,10 +1,10 @@
-//! The presets: which architecture, how large, which layers.
+//! The presets of generated models: architecture, sizes and layers.
 //!
 //! The weights are in `weights`. The presets form one table, so that sizes and distances can be compared.
 
 use warmpath_gguf::TensorType;
 
-/// A kind of model that can be made.
+/// Preset of a generated model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, clap::ValueEnum)]
 pub enum Preset {
     /// Llama architecture, a few megabytes, context 8192; for tests.
@@ -206,7 +206,7 @@ pub(crate) struct Spec {
 /// One layer: it fetches the states `stride`, `2 x stride`, ..., `n_offsets x stride` tokens back.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Layer {
-    /// How the layer fetches.
+    /// Operation by which the layer fetches them.
     pub kind: LayerKind,
     /// Distance between two fetched states. Units: tokens.
     pub stride: usize,
@@ -214,7 +214,7 @@ pub(crate) struct Layer {
     pub n_offsets: usize,
 }
 
-/// How a layer looks back.
+/// Operation by which a layer fetches earlier states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LayerKind {
     /// Attention over the whole context.
@@ -225,7 +225,7 @@ pub(crate) enum LayerKind {
     Convolution,
     /// A selective state space, whose state decays.
     Recurrent,
-    /// Attention over the whole context with random weights, which fetches no state exactly.
+    /// Attention over the whole context with random weights, which mixes states instead of fetching them.
     Random,
     /// Attention in both directions with random weights, without a cache.
     Encoder(Head),

@@ -1,8 +1,8 @@
-//! Measures whether a model's greedy choice survives numeric noise and depends on the whole prompt.
+//! Measures whether a model's greedy choices are robust against numeric noise and depend on the whole prompt.
 //!
 //! The quality of the output does not matter here. One answer is computed with plain settings. Then the same tokens are
-//! forced with other settings (flash attention, other batch splits, scattered cells, a copied prefix), and the change
-//! of the logits is compared step by step with the margin between the best two.
+//! forced with other settings (flash attention, other batch splits, scattered cells, a copied prefix). At each step the
+//! change of the logits is compared with the margin between the two largest.
 
 use std::num::NonZeroU32;
 
@@ -36,7 +36,7 @@ pub struct Setting {
 pub enum Cells {
     /// One after another from the start of the buffer.
     InOrder,
-    /// Between those of another sequence, which is computed in turns with it.
+    /// Between those of another sequence, computed alternately with it.
     Scattered,
     /// Half of them shared with another sequence, which computed them and continued on its own.
     Shared,
@@ -106,7 +106,7 @@ pub struct Prober<'a> {
 
 impl Prober<'_> {
     /// Returns the greedy answer of `n` tokens to `prompt`.
-    /// Errors: llama.cpp cannot create a context or decode.
+    ///
     /// Errors: llama.cpp cannot create a context or decode.
     pub fn answer(&self, setting: Setting, prompt: &[Token], n: usize) -> anyhow::Result<Answer> {
         self.run(setting, prompt, Choice::Greedy(n))

@@ -1,7 +1,7 @@
-//! The tokenizer of a made model: our own vocabulary, or all `tokenizer.*` keys of another GGUF file.
+//! The tokenizer of a generated model: our own vocabulary, or all `tokenizer.*` keys of another GGUF file.
 //!
-//! Our own vocabulary is trained in `vocabulary`. Besides the keys, the weights need to know three things: the number
-//! of tokens, which of them are suitable for answers, and which one ends an answer.
+//! Our own vocabulary is trained in `vocabulary`. Besides the keys, the weights need the number of tokens, the tokens
+//! of answers, and the token that ends an answer.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ const CONTROL: i32 = 3;
 /// GGUF's type of a special token that text may contain.
 const USER_DEFINED: i32 = 4;
 
-/// A tokenizer, and what the weights need to know about it.
+/// A tokenizer, and its properties that the weights depend on.
 #[derive(Debug)]
 pub struct Tokenizer {
     source: Source,
@@ -102,8 +102,8 @@ fn set_own(writer: &mut Writer, vocabulary: &Vocabulary) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the ids of tokens that are a space and a lower-case word: joined in any order, they tokenize back to
-/// themselves.
+/// Returns the ids of tokens that are a space and a lower-case word: in any order, their text tokenizes to the same
+/// tokens.
 fn answer_words<'a>(tokens: impl Iterator<Item = &'a str>) -> Vec<u32> {
     let is_word = |token: &str| {
         // Source: `Ġ` is GPT-2's stand-in for a space, U+2581 is SentencePiece's.

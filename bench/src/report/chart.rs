@@ -1,7 +1,7 @@
 //! A plot as SVG, readable on light and dark pages.
 //!
-//! Which plots there are is in `plots`. Every colour is an attribute with its light value; a style sheet replaces it
-//! where the reader prefers dark pages.
+//! The list of plots is in `plots`. Colours are attributes with the value for light pages; a style sheet replaces them
+//! for readers who prefer dark pages.
 
 use std::ops::Range;
 
@@ -42,7 +42,7 @@ const fn colour(light: (u8, u8, u8), dark: &'static str) -> Colour {
 const PAPER: Colour = colour((255, 255, 255), "#0d1117");
 const INK: Colour = colour((31, 35, 40), "#e6edf3");
 const GRID: Colour = colour((209, 217, 224), "#3d444d");
-/// Colours of lines; a further line begins again.
+/// Colours of lines, used in turn.
 const LINES: [Colour; 6] = [
     colour((9, 105, 218), "#4493f8"),
     colour((188, 76, 0), "#db6d28"),
@@ -177,7 +177,7 @@ where
     Ok(())
 }
 
-/// Returns a value of an axis without digits that only rounding has made.
+/// Returns a value of an axis as text, without rounding errors.
 fn number(value: f64) -> String {
     let text = format!("{value:.2}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

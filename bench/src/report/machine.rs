@@ -1,4 +1,4 @@
-//! The machine of a report, and the versions of everything that it measures.
+//! The machine of a report, and the versions of the measured programs.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -10,8 +10,9 @@ use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 use super::plan::Available;
 use crate::peers::{Program, ROOT};
 
-/// Versions of the crates in this program, and of those in the programs that measure other indexes.
+/// Lock file of this program.
 const LOCKED: &str = include_str!("../../../Cargo.lock");
+/// Lock file of the programs that measure other indexes.
 const LOCKED_INDEXES: &str = include_str!("../../peers/Cargo.lock");
 
 /// A machine.
@@ -19,7 +20,7 @@ const LOCKED_INDEXES: &str = include_str!("../../peers/Cargo.lock");
 pub struct Machine {
     /// Model of the processor.
     pub cpu: String,
-    /// Number of processors that programs can use at a time.
+    /// Number of processors that this process may use.
     pub n_cores: usize,
     /// Memory. Units: bytes.
     pub memory_bytes: u64,
@@ -32,12 +33,12 @@ pub struct Machine {
 impl Machine {
     /// Returns this machine.
     ///
-    /// Errors: the system does not tell.
+    /// Errors: the operating system does not report it.
     pub fn read() -> anyhow::Result<Self> {
         let cpu = CpuRefreshKind::nothing();
         let memory = MemoryRefreshKind::nothing().with_ram();
         let system = System::new_with_specifics(RefreshKind::nothing().with_cpu(cpu).with_memory(memory))
-            .context("reading what machine this is")?;
+            .context("reading the properties of this machine")?;
         let brand = system.cpus().first().map(|cpu| cpu.brand().trim()).filter(|brand| !brand.is_empty());
         Ok(Self {
             cpu: brand.map_or_else(System::cpu_arch, str::to_owned),
@@ -120,7 +121,7 @@ mod tests {
 
     #[test]
     fn this_machine_has_a_processor_and_memory() {
-        let machine = Machine::read().expect("the system tells");
+        let machine = Machine::read().expect("the system reports it");
         assert!(machine.n_cores > 0 && machine.memory_bytes > 1 << 28, "{machine:?}");
         assert!(!machine.cpu.is_empty() && !machine.kernel.is_empty(), "{machine:?}");
         assert!(machine.slug().ends_with("-cores"), "{}", machine.slug());
@@ -150,13 +151,19 @@ mod tests {
 
     #[test]
     fn a_programs_version_is_its_first_line_with_a_number() {
-        let said = |script: &str| {
+        let version_of = |script: &str| {
             let mut command = Command::new("sh");
             command.args(["-c", script]);
             program_version(command)
         };
-        assert_eq!(said("echo 'nginx version: nginx/1.22.1' >&2").as_deref(), Some("nginx version: nginx/1.22.1"));
-        assert_eq!(said("echo 'wrk 4.1.0 [epoll] Copyright (C) 2012'; exit 1").as_deref(), Some("wrk 4.1.0 [epoll]"));
-        assert_eq!(said("echo none"), None);
+        assert_eq!(
+            version_of("echo 'nginx version: nginx/1.22.1' >&2").as_deref(),
+            Some("nginx version: nginx/1.22.1")
+        );
+        assert_eq!(
+            version_of("echo 'wrk 4.1.0 [epoll] Copyright (C) 2012'; exit 1").as_deref(),
+            Some("wrk 4.1.0 [epoll]")
+        );
+        assert_eq!(version_of("echo none"), None);
     }
 }

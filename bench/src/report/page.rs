@@ -1,4 +1,4 @@
-//! The page of a report: for each part its commands, its table, its plots.
+//! The page of a report: the commands, the table and the plots of each part.
 
 use super::compare::Comparison;
 use super::plan::Pace;
@@ -10,7 +10,7 @@ use crate::worker_bench::tables::Section;
 /// Longest line of text and of commands. Units: characters.
 const LINE_CHARS_MAX: usize = 120;
 
-/// Returns the page; `link` is the path of the results as seen from it.
+/// Returns the page; `link` is the path of the results, relative to the page.
 pub fn page(results: &Results, link: &str, plots: &[Plot], comparison: Option<&Comparison>) -> String {
     let mut parts = vec![introduction(results, link)];
     parts.extend(comparison.map(|comparison| format!("## Changes\n\n{}", comparison.markdown())));
@@ -26,14 +26,14 @@ pub fn day(date: &str) -> &str {
     date.split('T').next().unwrap_or_default()
 }
 
-/// Returns the median of a figure and, behind it, its spread, if it has one.
+/// Returns the median of a figure, followed by its spread if there is one.
 pub fn cell(figure: &Figure) -> String {
     let show = |value| figure.measure.unit.show(value);
     let [median, lowest, highest] = [figure.median, figure.spread.lowest, figure.spread.highest].map(show);
     if lowest == highest { median } else { format!("{median} ({lowest}-{highest})") }
 }
 
-/// Returns a text whose lines end before the limit; tables, and lines that are one word, stay as they are.
+/// Returns the text with lines wrapped at the limit; tables and single long words are not wrapped.
 pub fn wrapped(text: &str) -> String {
     let lines = text.lines().map(|line| if line.starts_with('|') { line.to_owned() } else { wrapped_line(line) });
     lines.collect::<Vec<_>>().join("\n")

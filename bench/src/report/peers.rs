@@ -1,6 +1,6 @@
-//! The peers of a report: each is fetched or built first; one that cannot be is left out, with the reason.
+//! Installation of a report's peers. A peer that cannot be installed is left out, and the report gives the reason.
 //!
-//! Not here: starting them (`peers` of this crate), where they are missing from commands (`plan`).
+//! Not here: starting peers (`peers` of this crate), commands without a missing peer (`plan`).
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::peers::{Gateway, Program, ROOT};
 /// Vocabulary of the model of `overhead`, which `make fixtures` fetches.
 const OVERHEAD_VOCABULARY: &str = "target/fixtures/vocab/qwen2.gguf";
 
-/// Fetches and builds what these parts need; returns what there is, and what is left out.
+/// Fetches and builds the peers of these parts; returns the installed ones and the ones left out.
 ///
 /// Errors: an interrupt; the log cannot be written.
 pub async fn install(
@@ -39,7 +39,7 @@ pub async fn install(
     Ok((available, skipped))
 }
 
-/// Returns the programs with which these parts compare, or that they need.
+/// Returns the programs that these parts compare with or use.
 fn needed(parts: &[Part]) -> BTreeSet<Program> {
     let of = |part: &Part| -> &[Program] {
         match part {
@@ -70,7 +70,7 @@ async fn attempt(script: tokio::process::Command, interrupts: &mut Interrupts) -
     runner::run(script, &folder.path().join("log"), interrupts.next()).await
 }
 
-/// Makes the model of `overhead` from its vocabulary.
+/// Writes the model of `overhead`, made from its vocabulary.
 fn make_overhead_model() -> anyhow::Result<()> {
     let root = Path::new(ROOT);
     write_model(Preset::Tiny, 1, Some(&root.join(OVERHEAD_VOCABULARY)), &root.join(OVERHEAD_MODEL))

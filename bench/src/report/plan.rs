@@ -1,7 +1,7 @@
 //! The plan of a report: its parts, and the commands of each, in the order in which they run.
 //!
-//! All parts run once before any runs again, so that a machine whose speed changes affects all of them. A command is
-//! shown on the page as it runs, except for its seed, which is the number of its round.
+//! Each round runs all parts, so that a change of the machine's speed affects all of them. The page shows each command
+//! as it runs, without its seed, which is the number of the round.
 
 use std::fmt;
 
@@ -32,7 +32,7 @@ pub enum Part {
     Worker,
     /// Prefill and decode of worker and llama-server; left out of a quick report.
     Throughput,
-    /// Latency and throughput of router and gateways in front of workers that answer at once.
+    /// Latency and throughput of router and gateways in front of workers that answer immediately.
     Overhead,
     /// The router's prefix index beside others.
     Index,
@@ -77,7 +77,7 @@ impl Part {
             Self::Fleets => "Fleets under load",
             Self::Worker => "The worker's cache",
             Self::Throughput => "Prefill and decode",
-            Self::Overhead => "What the router adds to a request",
+            Self::Overhead => "Latency added by the router",
             Self::Index => "The prefix index",
             Self::Policies => "Routing policies, simulated",
             Self::Routers => "Several routers, simulated",
@@ -85,27 +85,31 @@ impl Part {
         }
     }
 
-    /// Returns what the part measures, in one line or two.
+    /// Returns a description of the measurement, in one or two lines.
     pub fn about(self) -> &'static str {
         match self {
             Self::Fleets => {
-                "Three servers with one thread each hold the same conversations; llama-server runs at its best setting."
+                "Three servers with one thread each serve the same conversations; llama-server has its best setting."
             }
             Self::Worker => {
-                "Prompt tokens computed and TTFT of prompts that are known in part (warm) and new (cold); each server\n\
-                 starts anew for each scenario."
+                "Prompt tokens computed, and TTFT of prompts with a cached prefix (warm) and without (cold); each\n\
+                 server starts anew for each scenario."
             }
             Self::Throughput => "Tokens per second of all sequences together.",
             Self::Overhead => {
-                "Workers that answer at once. In *seen* chats only the last message is new, in *new* chats every one.\n\
-                 nginx and SMG do not tokenize."
+                "Workers that answer immediately. In *seen* chats only the last message is new, in *new* chats all\n\
+                 are. nginx and SMG do not tokenize."
             }
-            Self::Index => "Look-ups and changes of conversations of 16 to 2,048 blocks behind 16 system prompts.",
-            Self::Policies => "One router, eight workers, virtual time; a made trace of chats with many tenants.",
+            Self::Index => {
+                "Look-ups and changes of conversations of 16 to 2,048 blocks with 16 different system prompts."
+            }
+            Self::Policies => {
+                "One router and eight workers in virtual time; a generated trace of chats of many tenants."
+            }
             Self::Routers => "The same fleet behind several routers, which share nothing.",
             Self::Chaos => {
-                "Workers and routers are killed, frozen, restarted and cut off; every answer is compared with an\n\
-                 undisturbed worker's."
+                "Workers and routers are killed, paused, restarted and disconnected; every answer is compared with\n\
+                 that of a worker without faults."
             }
         }
     }
@@ -142,18 +146,18 @@ impl fmt::Display for Part {
     }
 }
 
-/// Peers that this machine has, and what was made for them.
+/// Installed peers, and files made for them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Available {
     /// Gateways.
     pub gateways: Vec<Gateway>,
-    /// Whether wrk is there.
+    /// Whether wrk is installed.
     pub has_wrk: bool,
-    /// Whether llama-server is there.
+    /// Whether llama-server is installed.
     pub has_llama_server: bool,
-    /// Whether the measurements of other indexes are there.
+    /// Whether the programs that measure other indexes are installed.
     pub has_indexes: bool,
-    /// Whether the model of `overhead` is there.
+    /// Whether the model of `overhead` exists.
     pub has_overhead_model: bool,
 }
 
@@ -171,7 +175,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// Returns part and round for people.
+    /// Returns part and round as text.
     pub fn name(&self) -> String {
         format!("{}, round {} of {}", self.part, self.round, self.n_rounds)
     }
@@ -184,7 +188,7 @@ const INDEX_PROGRAMS: &str = "target/peers/index/release/index-peers,target/peer
 /// Numbers of routers that are compared, and those of a quick report.
 const ROUTERS: (&[u32], &[u32]) = (&[1, 2, 4, 8, 16], &[1, 4, 16]);
 
-/// Everything that decides about the commands.
+/// Inputs of the commands.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// Length.
@@ -262,7 +266,7 @@ impl Plan {
                 vec![words(format!("worker --model {} {against_llama} --scenario throughput", self.model))]
             }
             Part::Overhead => {
-                // The two settings of nginx add the same.
+                // Both settings of nginx add the same latency.
                 let gateways = available.gateways.iter().copied().filter(|&gateway| gateway != Gateway::NginxLeastConn);
                 let gateways = names(&gateways.collect::<Vec<_>>());
                 let against = if gateways.is_empty() { String::new() } else { format!("--against {gateways}") };
@@ -294,7 +298,7 @@ fn names(gateways: &[Gateway]) -> String {
     gateways.iter().filter_map(name).collect::<Vec<_>>().join(",")
 }
 
-/// Parses the name of a model, which the page's commands contain: one word.
+/// Parses the name of a model: one word, since the page's commands contain it.
 ///
 /// Errors: it has a space.
 pub fn model_name(text: &str) -> Result<String, String> {

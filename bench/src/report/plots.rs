@@ -1,4 +1,4 @@
-//! The plots of a report: which figures each shows. Drawing is in `chart`.
+//! The plots of a report and their figures. Drawing is in `chart`.
 
 use super::plan::Part;
 use super::results::{PartResults, Results};

@@ -1,6 +1,6 @@
 //! The results of a report as a file: every figure with its samples and command, the machine, the versions.
 //!
-//! The format has a number; a file of another one is refused, since its figures may mean something else.
+//! The format has a number. A file with another number is refused, because its figures may have other meanings.
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;
@@ -65,7 +65,7 @@ pub struct Skipped {
     pub reason: String,
 }
 
-/// The part of a file that all formats have.
+/// Field that files of every format have.
 #[derive(Deserialize)]
 struct Head {
     format: u32,
@@ -91,7 +91,7 @@ impl Results {
         let folder = path.parent().context("a file lies in a folder")?;
         std::fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
         let text = serde_json::to_string(self)? + "\n";
-        // A temporary file is its owner's alone; anyone may read results.
+        // By default only the owner may read a temporary file.
         let mut file = Builder::new().permissions(Permissions::from_mode(0o644)).tempfile_in(folder)?;
         file.write_all(text.as_bytes())?;
         file.persist(path).with_context(|| format!("writing {}", path.display()))?;
@@ -109,8 +109,7 @@ impl Results {
         format!("{day}-{}{kind}.json", self.machine.slug())
     }
 
-    /// Returns whether they are those of a full report without failures: each part was measured, or this machine lacks
-    /// what it needs.
+    /// Returns whether this is a full report without failures: each part was measured, or left out for lack of a peer.
     pub fn is_whole(&self) -> bool {
         let is_skipped = |part: Part| self.skipped.iter().any(|skipped| skipped.what == part.title());
         self.pace == Pace::Full

@@ -1,6 +1,6 @@
-//! Running one command of a report: a process group of its own, a log, a time limit, and an end at an interrupt.
+//! One command of a report, run in a process group of its own with a log and a time limit, and ended at an interrupt.
 //!
-//! A command starts servers. If it is killed, it cannot end them, so the whole group gets the signal.
+//! A command starts servers and cannot end them if it is killed, so the whole group gets the signal.
 
 use std::fs::File;
 use std::path::Path;
@@ -12,11 +12,11 @@ use tokio::process::{Child, Command};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{sleep, timeout};
 
-/// Time after which a command is ended. Source: own choice: twice what the longest takes on two cores.
+/// Time limit of a command. Source: own choice: twice the time of the longest one on two cores.
 const TIMEOUT: Duration = Duration::from_secs(1200);
 /// Time in which the processes of a command must end after SIGTERM.
 const END_TIMEOUT: Duration = Duration::from_secs(15);
-/// Time between two checks whether they have.
+/// Time between two checks whether they have ended.
 const END_POLL: Duration = Duration::from_millis(50);
 /// Most lines of a reason.
 const REASON_LINES_MAX: usize = 4;
@@ -37,14 +37,14 @@ pub struct Interrupts {
 }
 
 impl Interrupts {
-    /// Catches the signals from now on.
+    /// Installs the signal handlers.
     ///
-    /// Errors: the system refuses.
+    /// Errors: the operating system refuses.
     pub fn listen() -> anyhow::Result<Self> {
         Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }
 
-    /// Waits for the next signal; one that came since the last call counts.
+    /// Waits for the next signal; returns immediately if one came since the last call.
     pub async fn next(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}

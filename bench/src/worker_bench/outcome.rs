@@ -16,7 +16,7 @@ pub struct Outcome {
     sections: Vec<(&'static str, Section)>,
     /// Verdicts.
     verdicts: Vec<(Scenario, Verdict)>,
-    /// What could not be measured, with the reason.
+    /// Missing measurements, with the reasons.
     failures: Vec<String>,
     /// Figures of all scenarios.
     pub figures: Figures,

@@ -1,9 +1,7 @@
-//! Check of the table with which a SentencePiece vocabulary normalizes texts: llama.cpp throws an exception if it has
-//! to read beyond the table's end.
+//! Check of a SentencePiece vocabulary's normalization table: llama.cpp, which normalizes texts with it, throws an
+//! exception if it has to read beyond the table's end.
 //!
-//! llama.cpp does the normalization itself.
-//!
-//! Every node that some text can reach is visited once, and every step from it must stay inside the table.
+//! The check visits every node that some text can reach, and requires that every step from it stays inside the table.
 
 use crate::check::Header;
 

@@ -43,11 +43,11 @@ pub struct AnswerFormat {
 pub struct AnswerGrammar<'a> {
     /// The grammar in GBNF.
     pub text: &'a str,
-    /// Where the grammar starts to apply.
+    /// Point from which the grammar applies.
     pub from: GrammarFrom<'a>,
 }
 
-/// Where a grammar starts to apply.
+/// Point from which a grammar applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GrammarFrom<'a> {
     /// At this end of the prompt; empty if the grammar begins with the response.

@@ -1,4 +1,4 @@
-//! What a router remembers for operators only. No decision depends on it.
+//! Records for operators. No decision depends on them.
 
 pub mod decision_log;
 pub mod history;

@@ -36,7 +36,7 @@ pub struct IndexOptions {
     pub seed: u64,
 }
 
-/// How much of a chain one worker holds, and in what state.
+/// Blocks of a chain that one worker holds, and their state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Match {
     /// Worker that holds the blocks.

@@ -1,4 +1,4 @@
-//! What a router does when workers fail or cannot take more: admission, the queue, retries and circuit breakers.
+//! Failures and overload of workers: admission, the queue, retries and circuit breakers.
 
 pub mod admission;
 pub mod admission_queue;

@@ -1,4 +1,4 @@
-//! What a worker's process serves, and the answers that are right for it.
+//! Models that the workers serve, and their correct answers.
 
 use warmpath_common::block_hash::{BlockHash, ChainRoot, HASH_VERSION};
 use warmpath_common::ids::Token;
@@ -45,7 +45,7 @@ impl Model {
     }
 }
 
-/// What one process of a worker serves.
+/// Model and layout that one process of a worker serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Build {
     /// Model file.
@@ -59,7 +59,7 @@ pub struct Build {
 }
 
 impl Build {
-    /// Build that workers have until one is restarted with another.
+    /// Build with which all workers start.
     pub const USUAL: Self = Self { model: Model::Alpha, block_size_tokens: 4, n_slots: 3, kv_layout: 1 };
 
     /// Returns the root of every chain: the clients send no salts.
@@ -67,7 +67,7 @@ impl Build {
         root(&self.declared())
     }
 
-    /// Returns what the worker declares.
+    /// Returns the declaration that the worker sends to routers.
     pub fn declared(&self) -> ModelInfo {
         ModelInfo {
             names: vec![self.model.name().into()],

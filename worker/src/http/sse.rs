@@ -38,9 +38,9 @@ pub const JOURNALED_COMMENT: &[u8] = b": the answer goes on\n\n:wp\n";
 #[derive(Debug, PartialEq, Eq)]
 pub struct Silent;
 
-/// Returns the next event, if it arrives before the stream has been silent for too long.
+/// Returns the next event, if it arrives within `silence_max`.
 ///
-/// Errors: [`Silent`]; the awaited future is then dropped, so dropping it must lose nothing.
+/// Errors: [`Silent`]; `next` is then dropped, so it must be safe to cancel.
 pub async fn unless_silent<T>(silence_max: Option<Duration>, next: impl Future<Output = T>) -> Result<T, Silent> {
     match silence_max {
         None => Ok(next.await),
@@ -48,7 +48,7 @@ pub async fn unless_silent<T>(silence_max: Option<Duration>, next: impl Future<O
     }
 }
 
-/// Returns these events, with a comment whenever none arrives for too long.
+/// Returns these events, with a comment whenever none has arrived for `silence_max`.
 pub fn kept_alive<E>(
     events: E,
     silence_max: Option<Duration>,

@@ -3,7 +3,7 @@
 //! If the compiler's own expression of a format allows invalid values, such as the 29th of February of any year, a
 //! stricter expression is defined here. The other formats are passed to the compiler by name. Not here: their use.
 
-/// How a format is passed to the compiler.
+/// Form in which a format is passed to the compiler.
 pub(super) enum EnforcedFormat {
     /// By its name.
     Name,

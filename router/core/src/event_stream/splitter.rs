@@ -3,7 +3,7 @@
 //! An event ends with an empty line, and a line ends with `\n`, `\r\n` or `\r`. A comment with no field before it
 //! counts as whole by itself, since many servers send a single line to keep a connection open.
 
-/// Where whole events end in a piece of a stream. Units: bytes from the piece's start.
+/// Ends of complete events in a piece of a stream. Units: bytes from the piece's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ends {
     /// End of the event with which the piece begins, or which it continues.

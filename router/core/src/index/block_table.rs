@@ -54,7 +54,7 @@ pub(super) const LOADS_PERCENT_NEW: [usize; 2] = [LOAD_PERCENT_MAX / 2, 57];
 #[repr(align(64))]
 struct TableLine([u32; 16]);
 
-/// Where a block may be found: its lines, and the bits that distinguish it from most other blocks there.
+/// Position of a block in the table: its lines, and the bits that distinguish it from most other blocks there.
 ///
 /// A slot's line, bits and distance determine the block's own line. So two blocks of one segment with equal line, bits
 /// and distance are interchangeable.

@@ -76,7 +76,7 @@ impl SegmentTable {
     }
 }
 
-/// What a slot held before a segment was put there.
+/// Content of a slot before a segment was put there.
 #[derive(PartialEq, Eq)]
 enum Put {
     New,

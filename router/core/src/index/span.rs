@@ -25,7 +25,7 @@ const WORKER_MASK: u64 = (1 << SLOT_SHIFT) - 1;
 const FORM_MASK: u64 = (1 << FROM_SHIFT) - 1;
 const OFFSET_MASK: u64 = SEGMENT_BLOCKS_MAX as u64 - 1;
 
-/// How one worker holds blocks: a span without its range.
+/// State of blocks on one worker: a span without its range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SpanForm(u64);
 
@@ -60,7 +60,7 @@ impl SpanForm {
     }
 }
 
-/// How one worker holds consecutive blocks of a segment.
+/// Consecutive blocks of a segment that one worker holds in the same state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BlockSpan(pub(super) u64);
 

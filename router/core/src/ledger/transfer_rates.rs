@@ -2,7 +2,7 @@
 //!
 //! Workers report the bytes and the time of each transfer. A pair that was never measured is assumed to have the
 //! bandwidth that the operator gave, so that it is tried. A pair that was slow or failed returns to that bandwidth
-//! after a while. Not here: what a transfer is worth (`routing::transfer`).
+//! after a while. Not here: the benefit of a transfer (`routing::transfer`).
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

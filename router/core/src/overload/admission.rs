@@ -57,7 +57,7 @@ impl AdmissionOptions {
     }
 }
 
-/// How soon a fleet can start one more request.
+/// Time until a fleet can start one more request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CapacityForecast {
     /// Shortest predicted wait at any worker. Units: milliseconds.

@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-/// How an attempt at a worker failed.
+/// Failure of an attempt at a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkerFailure {
     /// No connection was established.
@@ -64,7 +64,7 @@ impl WorkerFailure {
     }
 }
 
-/// What a worker reports about further requests when it rejects one.
+/// Terms of a worker for further requests, sent when it rejects one.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Terms<'a> {
     /// Name of the model whose requests the worker rejects; `None` if it may reject all requests.
@@ -82,7 +82,7 @@ pub struct RetryOptions {
     pub elapsed_max: Duration,
 }
 
-/// What follows a failed attempt.
+/// Decision after a failed attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RetryDecision {
     /// The request goes to another worker.
@@ -92,7 +92,7 @@ pub enum RetryDecision {
 }
 
 impl RetryOptions {
-    /// Returns what follows the failure of attempt `n_attempts`, `elapsed` after the request's first failure; the
+    /// Returns the decision after the failure of attempt `n_attempts`, `elapsed` after the request's first failure; the
     /// client has received nothing yet.
     ///
     /// The time before the request's first failure does not count as time of retries, and neither does the time that it

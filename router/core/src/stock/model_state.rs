@@ -31,7 +31,7 @@ pub struct Placed {
     pub block_size_tokens: u32,
     /// Limits of its assumed blocks.
     pub limits: AssumedCacheLimits,
-    /// What distinguishes it from another model with the same name.
+    /// Properties that distinguish it from another model with the same name.
     pub identity: String,
     /// Whether the server has loaded it.
     pub residence: Residence,
@@ -46,7 +46,7 @@ pub enum Residence {
     Unloaded,
 }
 
-/// What a response shows about the assumed blocks.
+/// Evidence of a response about the assumed blocks.
 pub(super) struct BlockEvidence<'a> {
     /// Previous use of each leading block that could be reused.
     pub(super) known: &'a [UseNumber],

@@ -9,7 +9,7 @@ use warmpath_common::model::{Capability, Fingerprint, ModelInfo};
 
 use super::{Residence, text_blocks};
 
-/// What a stock server reports about itself.
+/// Report of a stock server about itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerInfo {
     /// Models that it serves; empty if it reports that it serves none at the moment.
@@ -27,7 +27,7 @@ pub struct StockModel {
     pub names: Vec<String>,
     /// Longest sequence, reported or assumed. Units: tokens.
     pub context_tokens: u32,
-    /// What distinguishes the model from another one with the same name, as far as the server reports it.
+    /// Properties that distinguish the model from another one with the same name, as far as the server reports them.
     pub identity: String,
     /// Whether the server has loaded the model.
     pub residence: Residence,

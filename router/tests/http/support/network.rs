@@ -21,7 +21,7 @@ pub struct Network {
     keeper: Child,
 }
 
-/// How packets vanish.
+/// Direction in which packets vanish.
 #[derive(Debug, Clone, Copy)]
 pub enum Cut {
     /// The cable is pulled at its far end.

@@ -19,7 +19,7 @@ use crate::WorkerIdx;
 /// Source: own choice: a shorter list wastes little memory.
 const LIST_MIN: usize = 16;
 
-/// What one worker holds.
+/// Blocks of one worker.
 #[derive(Default)]
 pub(super) struct WorkerBlocks {
     /// Digest of the blocks.

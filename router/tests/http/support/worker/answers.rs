@@ -66,7 +66,7 @@ pub(super) fn kind_of(is_stream: bool) -> &'static str {
 /// Number of tokens of a response with a journal.
 pub const N_TOKENS: usize = 8;
 
-/// How a response with a journal ends before its last token.
+/// End of a response with a journal before its last token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// The connection breaks within the next write.
