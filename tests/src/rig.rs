@@ -308,7 +308,7 @@ impl Rig {
     ///
     /// Errors: the router does not answer.
     pub async fn fleet_page(&self) -> anyhow::Result<Value> {
-        Ok(self.get(&format!("{}/internal/v1/fleet", self.fleet.router.admin_url()?)).await?.json())
+        self.fleet.router.fleet_state(&self.http).await
     }
 
     /// Returns the snapshot of the worker at `url`.
