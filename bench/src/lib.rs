@@ -25,6 +25,7 @@ pub mod replicas;
 pub mod report;
 pub mod resync;
 pub mod sim;
+pub mod sounds;
 pub mod speculation;
 pub mod summary;
 pub mod transfer;

@@ -40,9 +40,9 @@ pub struct ModelArgs {
     /// Makes a LoRA adapter for the model instead of the model itself; the value is the adapter's seed.
     #[arg(long, conflicts_with = "vocab")]
     pub adapter: Option<u64>,
-    /// Makes a projector of images for the model instead of the model itself.
-    #[arg(long, conflicts_with_all = ["vocab", "adapter"])]
-    pub projector: bool,
+    /// Makes a projector for the model instead of the model itself, for these media.
+    #[arg(long, value_enum, conflicts_with_all = ["vocab", "adapter"])]
+    pub projector: Option<projector::Reads>,
 }
 
 /// Runs `warmpath-bench model`.
@@ -52,8 +52,8 @@ pub fn run(args: &ModelArgs) -> anyhow::Result<()> {
     if let Some(adapter_seed) = args.adapter {
         return adapter::write_adapter(args.preset, args.seed, adapter_seed, &args.out);
     }
-    if args.projector {
-        return projector::write_projector(args.preset, args.seed, &args.out);
+    if let Some(reads) = args.projector {
+        return projector::write_projector((args.preset, args.seed), reads, &args.out);
     }
     write_model(args.preset, args.seed, args.vocab.as_deref(), &args.out)
 }

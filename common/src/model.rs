@@ -2,6 +2,8 @@
 //!
 //! Fingerprints are computed in `warmpath-gguf`.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::block_hash::hex_serde;
@@ -167,17 +169,37 @@ pub struct ModelInfo {
     pub adapter_in_force: Option<Applied>,
     /// KV state that the worker exchanges with other workers; `None` if it exchanges none.
     pub kv_transfer: Option<KvTransfer>,
-    /// Fingerprint of the way in which the model reads images; `None` if it reads text alone.
-    pub images: Option<Fingerprint>,
+    /// How the model reads images and audio; `None` if it reads text alone.
+    pub media: Option<MediaReading>,
 }
 
 /// Kinds of input besides text, as llama-server shows them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Modalities {
     /// Whether the model takes images.
     pub vision: bool,
-    /// Whether the model takes sound; no worker supports that yet.
+    /// Whether the model takes audio.
     pub audio: bool,
+}
+
+impl fmt::Display for Modalities {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match (self.vision, self.audio) {
+            (true, true) => "text, images and audio",
+            (true, false) => "text and images",
+            (false, true) => "text and audio",
+            (false, false) => "text only",
+        })
+    }
+}
+
+/// A model's way of reading images and audio.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct MediaReading {
+    /// Fingerprint of everything besides a medium's content that decides its embeddings.
+    pub fingerprint: Fingerprint,
+    /// Kinds of media.
+    pub modalities: Modalities,
 }
 
 /// KV state that workers exchange.
@@ -197,7 +219,7 @@ impl ModelInfo {
 
     /// Returns the kinds of input besides text that the model takes.
     pub fn modalities(&self) -> Modalities {
-        Modalities { vision: self.images.is_some(), audio: false }
+        self.media.map_or_else(Modalities::default, |reading| reading.modalities)
     }
 }
 
@@ -226,7 +248,7 @@ pub(crate) mod testing {
             adapters: Vec::new(),
             adapter_in_force: None,
             kv_transfer: None,
-            images: None,
+            media: None,
         }
     }
 }

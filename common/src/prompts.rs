@@ -25,7 +25,7 @@ pub enum PromptField {
     TokenLists(Vec<Vec<Token>>),
     /// One prompt of tokens and texts.
     Mixed(Vec<PromptPart>),
-    /// One text as llama-server's object, with images or without.
+    /// One text as llama-server's object, with media or without.
     Object(PromptObject),
     /// Several prompts in different shapes.
     Several(Vec<PromptItem>),
@@ -41,11 +41,11 @@ pub enum PromptItem {
     Tokens(Vec<Token>),
     /// Tokens and texts.
     Mixed(Vec<PromptPart>),
-    /// A text as llama-server's object, with images or without.
+    /// A text as llama-server's object, with media or without.
     Object(PromptObject),
 }
 
-/// llama-server's object for a prompt: a text, and the images at its marks.
+/// llama-server's object for a prompt: a text, and the images and audio at its marks.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(try_from = "Map<String, Value>")]
 pub struct PromptObject {
@@ -60,7 +60,7 @@ impl JsonSchema for PromptObject {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
-            "description": "llama-server's object for a prompt: a text, and an image in base64 for each `<__media__>`.",
+            "description": "llama-server's object for a prompt: a text, and a file in base64 for each `<__media__>`.",
             "type": "object",
             "properties": {
                 "prompt_string": {"type": "string"},
@@ -101,18 +101,18 @@ pub enum PromptPart {
     Text(String),
 }
 
-/// Text in a [`MediaPrompt`] that marks the place of an image. Source: llama.cpp's `mtmd_default_marker`.
+/// Text in a [`MediaPrompt`] that marks the place of an image or audio. Source: llama.cpp's `mtmd_default_marker`.
 ///
 /// llama-server's is random by default, so that no text of a user is one by chance. Here it is fixed, because the
 /// workers of a router must agree on it; a chat needs none.
 pub const MEDIA_MARKER: &str = "<__media__>";
 
-/// A text with images in it.
+/// A text with images and audio in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MediaPrompt {
-    /// Text, with a [`MEDIA_MARKER`] in the place of each image.
+    /// Text, with a [`MEDIA_MARKER`] in the place of each.
     pub text: String,
-    /// Files of the images in base64, in their order; at least one.
+    /// Files of the images and audio in base64, in their order; at least one.
     pub media: Vec<String>,
 }
 
@@ -125,7 +125,7 @@ pub enum RawPrompt {
     Tokens(Vec<Token>),
     /// Tokens and texts, concatenated.
     Mixed(Vec<PromptPart>),
-    /// A text with images.
+    /// A text with images and audio.
     Media(MediaPrompt),
     /// A gap between two texts.
     Infill(InfillPrompt),

@@ -22,7 +22,7 @@ use crate::ids::{RequestId, SlotId, WorkerUid};
 use crate::model::ModelInfo;
 
 /// Version of the frames' encoding: the first byte of each frame.
-pub const PROTOCOL_VERSION: u8 = 7;
+pub const PROTOCOL_VERSION: u8 = 8;
 
 /// Media type of the binary stream: frames, each preceded by its length as a big-endian u32.
 pub const CONTENT_TYPE: &str = "application/vnd.warmpath.summary";
@@ -248,7 +248,7 @@ pub struct Rates {
     pub decode_step_ms: Option<f32>,
     /// Average output of a finished request. Units: tokens.
     pub answer_tokens: Option<f32>,
-    /// Time to encode an image, for each of its tokens. Units: milliseconds.
+    /// Time to encode a medium, for each of its tokens. Units: milliseconds.
     pub encode_ms_per_token: Option<f32>,
 }
 

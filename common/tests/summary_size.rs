@@ -31,7 +31,7 @@ fn snapshot() -> Snapshot {
         adapters: Vec::new(),
         adapter_in_force: None,
         kv_transfer: None,
-        images: None,
+        media: None,
     };
     // Keys spread over all 64 bits, as hashes do.
     let key = |n: u64| BlockKey(n.wrapping_mul(0x9e37_79b9_7f4a_7c15));

@@ -7,8 +7,8 @@
 //! Not here: the decision (`warmpath-router-core`), the path of a request (`lifecycle`).
 
 pub mod client;
-pub mod image_layouts;
 pub mod loss;
+pub mod media_layouts;
 pub mod members;
 pub mod prefetch;
 mod reports;
@@ -40,7 +40,7 @@ use warmpath_router_core::routing::prefetch::FleetChange;
 use warmpath_router_core::stock::SentRequest;
 
 use self::client::Clients;
-use self::image_layouts::WantedLayout;
+use self::media_layouts::WantedLayout;
 use self::members::Member;
 pub use self::reports::{FollowError, FollowErrorKind, TrackerMessage};
 use self::stock::ServerRequest;
@@ -75,7 +75,7 @@ pub struct Fleet {
     models_changed: Notify,
     /// Channel for workers that join or drain; `None` if workers exchange no KV state.
     fleet_changes: Option<mpsc::Sender<FleetChange>>,
-    /// Channel for questions for the layouts of images.
+    /// Channel for questions for the layouts of media.
     layouts_wanted: mpsc::Sender<WantedLayout>,
     trial: TrialConfig,
     metrics: Arc<Metrics>,
@@ -99,7 +99,7 @@ impl Fleet {
         let (reports, inbox) = mpsc::channel(REPORTS_QUEUED_MAX);
         tasks.spawn(members::keep(Arc::clone(&fleet), found, config.clone(), FleetEvents(reports.clone())));
         tasks.spawn(vocabulary::fetch(Arc::clone(&fleet), reports));
-        tasks.spawn(image_layouts::answer(Arc::downgrade(&fleet), queues.layouts_wanted));
+        tasks.spawn(media_layouts::answer(Arc::downgrade(&fleet), queues.layouts_wanted));
         // Without a sender it ends at once.
         tasks.spawn(prefetch::follow(Arc::clone(&fleet), queues.fleet_changes));
         tasks.spawn_blocking(move || tracker::track(tracker, inbox));
@@ -116,7 +116,7 @@ impl Fleet {
         seed: u64,
     ) -> (Arc<Self>, Tracker, TaskQueues) {
         let (fleet_changes, turned) = mpsc::channel(prefetch::FLEET_CHANGES_QUEUED_MAX);
-        let (layouts_wanted, wanted) = mpsc::channel(image_layouts::LAYOUTS_WANTED_MAX);
+        let (layouts_wanted, wanted) = mpsc::channel(media_layouts::LAYOUTS_WANTED_MAX);
         let writer = IndexWriter::new(IndexOptions { bytes_max: config.index_bytes_max, seed });
         let fleet = Arc::new(Self {
             members: ArcSwap::default(),

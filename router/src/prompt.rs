@@ -106,7 +106,7 @@ impl EndpointKind {
         matches!(self, Self::Chat | Self::Completion | Self::Infill | Self::Messages | Self::Responses)
     }
 
-    /// Returns whether the body may have messages with images.
+    /// Returns whether the body may have messages with media.
     pub fn may_have_images(self) -> bool {
         matches!(self, Self::Chat | Self::Messages | Self::Responses | Self::Passthrough(_))
     }
@@ -161,8 +161,8 @@ pub enum PreparedPrompt {
         root: BlockHash,
         /// Keys of its full blocks; empty if the request forbids reuse.
         keys: Vec<BlockKey>,
-        /// Places of its images' tokens, in their order.
-        images: Vec<Range<u32>>,
+        /// Places of its media tokens, in their order.
+        media: Vec<Range<u32>>,
     },
     /// The prompt could not be tokenized.
     Estimated {
@@ -213,7 +213,7 @@ impl PromptPool {
             return self.finish_elsewhere(fleet, move || UntokenizedRequest::read(&view, draft)).await;
         }
         let mut request = UntokenizedRequest::read(&view, draft)?;
-        if request.stage.n_unrendered() > RENDERED_HERE_MESSAGES_MAX || request.stage.has_images() {
+        if request.stage.n_unrendered() > RENDERED_HERE_MESSAGES_MAX || request.stage.has_media() {
             return self.finish_elsewhere(fleet, || Ok(request)).await;
         }
         request.render(fleet)?;
@@ -365,8 +365,8 @@ impl UntokenizedRequest {
                 let hash = || chains.keys(&root, &tokens, model.block_size_tokens);
                 let may_reuse = options.cache_prompt != Some(false);
                 let keys = if may_reuse { timed(&mut phases.hash, hash) } else { Vec::new() };
-                let images = runs.iter().map(|run| run.start..run.end()).collect();
-                PreparedPrompt::Known { n_tokens: length(tokens.len()), root, keys, images }
+                let media = runs.iter().map(|run| run.start..run.end()).collect();
+                PreparedPrompt::Known { n_tokens: length(tokens.len()), root, keys, media }
             }
             (Err(cause), _) if matches!(draft.endpoint, EndpointKind::Passthrough(_)) => {
                 PreparedPrompt::Estimated { n_tokens: 0, cause }

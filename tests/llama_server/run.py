@@ -75,7 +75,7 @@ def make_models():
         vocabulary = arguments.get("vocab")
         more = ["--vocab", ROOT / "target/fixtures/vocab" / vocabulary] if vocabulary else []
         more += ["--adapter", str(arguments["adapter"])] if "adapter" in arguments else []
-        more += ["--projector"] if "projector" in arguments else []
+        more += ["--projector", "images"] if "projector" in arguments else []
         command = [BIN / "warmpath-bench", "model", "--preset", arguments["preset"], "--out", models / name, *more]
         subprocess.run(command, check=True)
     return models

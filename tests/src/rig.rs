@@ -16,6 +16,7 @@ use warmpath_bench::client::{Answer, ChatClient, Message};
 use warmpath_bench::fleet::{Fleet, FleetSpec, Server};
 use warmpath_bench::model::Preset;
 use warmpath_bench::model::cache::{cached_model, cached_projector};
+use warmpath_bench::model::projector::Reads;
 use warmpath_common::summary::{Digest, SNAPSHOT_PATH, Snapshot};
 
 /// Longest time until the fleet reports the state for which a test waits.
@@ -65,11 +66,11 @@ pub fn made_model(preset: Preset, seed: u64) -> anyhow::Result<PathBuf> {
     made(|folder| cached_model(preset, seed, folder))
 }
 
-/// Returns the path of the tiny model's projector, which is generated if it does not exist.
+/// Returns the path of the tiny model's projector of images and audio, which is generated if it does not exist.
 ///
 /// Errors: the file cannot be written.
 pub fn tiny_projector() -> anyhow::Result<PathBuf> {
-    made(|folder| cached_projector(Preset::Tiny, MODEL_SEED, folder))
+    made(|folder| cached_projector((Preset::Tiny, MODEL_SEED), Reads::Both, folder))
 }
 
 fn made(make: impl FnOnce(&Path) -> anyhow::Result<PathBuf>) -> anyhow::Result<PathBuf> {

@@ -15,7 +15,7 @@ use warmpath_common::block_hash::{BlockHash, ChainRoot};
 use warmpath_common::ids::Token;
 use warmpath_common::lora::Applied;
 use warmpath_common::model::ModelInfo;
-use warmpath_prompt::{AddSpecial, ImageRun, ParseSpecial, PromptMaker, unless_cancelled};
+use warmpath_prompt::{AddSpecial, MediaRun, ParseSpecial, PromptMaker, unless_cancelled};
 use warmpath_shell::processors::Processors;
 
 use crate::engine::{EngineError, EngineHandle, Generation, MemoryUse};
@@ -152,10 +152,10 @@ impl Serving {
         Err(EngineError::QueueFull { queue_max }.into())
     }
 
-    /// Checks that a slot can run a prompt with these runs of image tokens.
+    /// Checks that a slot can run a prompt with these runs of media tokens.
     ///
     /// Errors: `Field` if it is empty or has a token that the vocabulary lacks; `PromptTooLong`.
-    pub fn check_prompt(&self, prompt: &[Token], runs: &[ImageRun]) -> Result<(), RequestError> {
+    pub fn check_prompt(&self, prompt: &[Token], runs: &[MediaRun]) -> Result<(), RequestError> {
         let checked = self.engine.check_prompt(prompt, runs);
         checked.map_err(|fault| RequestError::of_fault(fault, SlotRoom::of(&self.model)))
     }

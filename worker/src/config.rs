@@ -7,9 +7,9 @@ mod adapters;
 mod embedding;
 pub mod flags;
 pub mod generation;
-pub mod images;
 pub mod kv_transfer;
 pub mod llama_server;
+pub mod media;
 pub mod placement;
 pub mod rope;
 pub mod source;
@@ -263,7 +263,7 @@ fn http_config(flags: &Flags) -> Result<HttpConfig, ConfigError> {
         admin_allowed_hosts: flags.listener.admin_allowed_hosts().map_err(host)?,
         body_bytes_max: flags.body_max,
         body_memory_bytes_max,
-        image_url_hosts: flags.images.urls.image_url_hosts.clone(),
+        image_url_hosts: flags.media.urls.image_url_hosts.clone(),
         slot_save_path,
         silence_max,
         idle_timeout: timeout("idle-timeout", flags.idle_timeout)?,
@@ -307,7 +307,7 @@ fn engine_config(flags: &Flags, source: &ModelSource) -> Result<EngineConfig, Co
         checkpoint_stride_tokens: flags.checkpoint_stride,
         shifts: shift_config(flags),
         adapters: adapters::files(flags)?,
-        projector: images::projector(&flags.images)?,
+        projector: media::projector(&flags.media)?,
         speculation: speculation::config(&flags.speculation)?,
         draft_model: speculation::draft_model(&flags.speculation, (threads, flags.threads_batch)),
         ..EngineConfig::default()

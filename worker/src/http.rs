@@ -41,7 +41,7 @@ use axum::Router;
 use axum::http::{Method, Uri};
 use axum::middleware;
 use axum::routing::{any, delete, get, post};
-use warmpath_common::images::IMAGE_LAYOUT_PATH;
+use warmpath_common::media::MEDIA_LAYOUT_PATH;
 use warmpath_common::summary::{KV_PATH, SNAPSHOT_PATH, STREAM_PATH, VOCABULARY_PATH};
 use warmpath_shell::refusal::Refusal;
 
@@ -93,7 +93,7 @@ pub fn router(app: App) -> Router {
         .route(SNAPSHOT_PATH, get(summary::snapshot))
         .route(STREAM_PATH, get(summary::stream))
         .route(VOCABULARY_PATH, get(summary::vocabulary))
-        .route(IMAGE_LAYOUT_PATH, get(summary::image_layout))
+        .route(MEDIA_LAYOUT_PATH, get(summary::media_layout))
         .route(KV_PATH, get(kv::list).post(kv::prefetch))
         .route("/internal/v1/kv/{key}", get(kv::send))
         .method_not_allowed_fallback(method_refused)

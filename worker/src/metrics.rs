@@ -144,12 +144,12 @@ metrics! {
     slots_offloaded: IntCounter = counter("slots_offloaded_total");
     /// Context shifts: a response filled its context and its oldest tokens were dropped.
     context_shifts: IntCounter = counter("context_shifts_total");
-    /// Images that were encoded, without reused ones.
-    encoded_images: IntCounter = counter("images_encoded_total");
-    /// Images that could not be encoded.
-    encode_failures: IntCounter = counter("image_failures_total");
-    /// Time to encode images.
-    encode: Counter = total_seconds("image_encode_seconds_total");
+    /// Images and audio files that were encoded, without reused ones.
+    encoded_media: IntCounterVec = counters("media_encoded_total", &["kind"]);
+    /// Images and audio files that could not be encoded.
+    encode_failures: IntCounter = counter("media_failures_total");
+    /// Time to encode images and audio.
+    encode: Counter = total_seconds("media_encode_seconds_total");
     /// Slots with state, and stored chunks and checkpoints, by tier; an entry both in memory and on disk counts in
     /// both.
     cache_entries: IntGaugeVec = gauges("cache_entries", &["tier"]);
@@ -285,11 +285,13 @@ impl Metrics {
             (&self.checkpoint_uses, values.checkpoint_uses),
             (&self.slots_offloaded, values.moved_out),
             (&self.context_shifts, values.context_shifts),
-            (&self.encoded_images, values.encoded_images),
             (&self.encode_failures, values.encode_failures),
         ];
         for (counter, value) in counted {
             raise(counter, value);
+        }
+        for (kind, value) in [("image", values.encoded_images), ("audio", values.encoded_audio)] {
+            raise(&self.encoded_media.with_label_values(&[kind]), value);
         }
         let spent = [
             (&self.restore, values.restore_us),

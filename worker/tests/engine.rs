@@ -8,6 +8,7 @@
 
 mod engine {
     mod adapters;
+    mod audio;
     mod batching;
     mod by_hand;
     mod draft_models;

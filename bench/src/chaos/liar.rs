@@ -244,7 +244,7 @@ mod tests {
             adapters: Vec::new(),
             adapter_in_force: None,
             kv_transfer: None,
-            images: None,
+            media: None,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::model::projector::write_projector;
+use crate::model::projector::{Reads, write_projector};
 use crate::model::{Preset, write_model};
 
 /// Version of the made models; it is raised when the same preset and seed give other bytes than before.
@@ -22,10 +22,16 @@ pub fn cached_model(preset: Preset, seed: u64, folder: &Path) -> anyhow::Result<
 /// Returns the path of the projector for the model of `preset` and `seed` in `folder`, which is made if it is missing.
 ///
 /// Errors: it cannot be written.
-pub fn cached_projector(preset: Preset, seed: u64, folder: &Path) -> anyhow::Result<PathBuf> {
-    let path = folder.join(format!("{}-{seed}-v{VERSION}-projector.gguf", preset.name()));
+pub fn cached_projector((preset, seed): (Preset, u64), reads: Reads, folder: &Path) -> anyhow::Result<PathBuf> {
+    let kind = match reads {
+        Reads::Images => "",
+        Reads::Audio => "audio-",
+        Reads::Both => "media-",
+        Reads::NonCausal => "non-causal-",
+    };
+    let path = folder.join(format!("{}-{seed}-v{VERSION}-{kind}projector.gguf", preset.name()));
     if !path.exists() {
-        write_projector(preset, seed, &path)?;
+        write_projector((preset, seed), reads, &path)?;
     }
     Ok(path)
 }

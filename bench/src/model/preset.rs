@@ -18,6 +18,8 @@ pub enum Preset {
     /// Llama architecture with ordinary random weights, whose keys depend on the content; for tests of the KV state's
     /// bytes.
     TinyKeys,
+    /// The same with positions in several dimensions (M-RoPE, as of Qwen2-VL).
+    TinyMrope,
     /// An encoder with mean pooling (BERT), for embeddings.
     TinyEmbed,
     /// An encoder with a classification head (BERT), for reranking.
@@ -31,12 +33,13 @@ pub enum Preset {
 
 impl Preset {
     /// The presets that are small enough for tests.
-    pub const SMALL: [Self; 8] = [
+    pub const SMALL: [Self; 9] = [
         Self::Tiny,
         Self::TinySwa,
         Self::TinyRecurrent,
         Self::TinyHybrid,
         Self::TinyKeys,
+        Self::TinyMrope,
         Self::TinyEmbed,
         Self::TinyRank,
         Self::Bench,
@@ -50,6 +53,7 @@ impl Preset {
             Self::TinyRecurrent => "tiny-recurrent",
             Self::TinyHybrid => "tiny-hybrid",
             Self::TinyKeys => "tiny-keys",
+            Self::TinyMrope => "tiny-mrope",
             Self::TinyEmbed => "tiny-embed",
             Self::TinyRank => "tiny-rank",
             Self::Bench => "bench",
@@ -97,6 +101,8 @@ impl Preset {
                 layers: vec![Layer { kind: LayerKind::Random, stride: 1, n_offsets: 0 }; 4],
                 ..TINY
             },
+            // Its output projection is square, so the heads together are as wide as the residual stream.
+            Self::TinyMrope => Spec { architecture: "qwen2vl", n_heads: 2, ..Self::TinyKeys.spec() },
             Self::TinyEmbed => encoder(Head::Mean),
             Self::TinyRank => encoder(Head::Rank),
             Self::Bench => Spec {

@@ -108,6 +108,9 @@ fn set_metadata(writer: &mut Writer, preset: Preset, spec: &Spec) -> anyhow::Res
     set_own_metadata(writer, spec)
 }
 
+/// Pairs of channels that turn with each dimension of a position: time, height, width, and one that is not used.
+const MROPE_SECTIONS: [i32; 4] = [8, 12, 12, 0];
+
 /// Sets the keys that only some architectures have.
 fn set_own_metadata(writer: &mut Writer, spec: &Spec) -> anyhow::Result<()> {
     let key = |key: &str| format!("{}.{key}", spec.architecture);
@@ -129,6 +132,9 @@ fn set_own_metadata(writer: &mut Writer, spec: &Spec) -> anyhow::Result<()> {
     } else {
         let kv_heads: Vec<i32> = spec.layers.iter().map(kv_heads).collect();
         writer.set(&key("attention.head_count_kv"), Value::I32s(&kv_heads))?;
+    }
+    if spec.architecture == "qwen2vl" {
+        writer.set(&key("rope.dimension_sections"), Value::I32s(&MROPE_SECTIONS))?;
     }
     if has(LayerKind::Convolution) {
         let reach =

@@ -133,7 +133,7 @@ impl Router {
         }
         let keys = request.reusable_keys(*block_tokens);
         let matches = index.matches(keys);
-        let prompt = PromptView::Known { n_tokens: request.prompt_tokens, keys, matches: &matches, images: &[] };
+        let prompt = PromptView::Known { n_tokens: request.prompt_tokens, keys, matches: &matches, media: &[] };
         dispatch.backoff(fleet, &ask((id, *start + now), model, prompt), rng)
     }
 
@@ -153,7 +153,7 @@ impl Router {
     ) -> Option<Sent> {
         let keys = request.reusable_keys(self.block_tokens);
         let matches = self.index.matches(keys);
-        let prompt = PromptView::Known { n_tokens: request.prompt_tokens, keys, matches: &matches, images: &[] };
+        let prompt = PromptView::Known { n_tokens: request.prompt_tokens, keys, matches: &matches, media: &[] };
         match &mut self.books {
             Books::Own { dispatch, affinity_blocks, without } => {
                 let affinity = request.ids.iter().take(*affinity_blocks).fold(0, |hash, id| mix(hash ^ u64::from(*id)));
@@ -263,7 +263,7 @@ fn model(shape: FleetShape) -> ModelInfo {
         kv_transfer: shape
             .network
             .map(|network| KvTransfer { layout: Fingerprint([4; 32]), bytes_per_token: network.bytes_per_token }),
-        images: None,
+        media: None,
     }
 }
 

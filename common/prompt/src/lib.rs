@@ -15,9 +15,9 @@ mod error;
 mod fitted;
 mod formats;
 mod fragments;
-mod images;
 mod least_tokens;
 mod maker;
+mod media;
 mod messages;
 mod partition;
 mod runs;
@@ -35,11 +35,8 @@ pub use cancel::unless_cancelled;
 pub use caps::Separators;
 pub use error::{OpenError, PromptError, TokenCount, TooManyTokens};
 pub use fragments::{CacheCounters, Scope};
-pub use images::{
-    IMAGE_PIXELS_MAX, IMAGE_SIDE_MAX, IMAGES_MAX, IMAGES_PIXELS_MAX, Image, ImageReader, ImageRun, PromptTokens,
-    has_images,
-};
 pub use maker::{BegunPrompt, Prompt, PromptMaker, PromptOptions, RawError, TemplateOrigin};
+pub use media::{MediaContent, MediaReader, MediaRun, Medium, PromptTokens, has_media, is_readable};
 pub use template::{
     ChatTemplate, Clock, RENDERED_BYTES_MAX, TEMPLATE_BYTES_MAX, TEMPLATE_FUEL_MAX, TEMPLATE_RECURSION_MAX,
 };

@@ -22,7 +22,7 @@ use crate::cancel::end_if_cancelled;
 use crate::error::{OpenError, PromptError};
 use crate::fitted::{FittedTemplate, Rendered};
 use crate::fragments::{CacheCounters, FragmentCache};
-use crate::images::{self, ImageReader, ImageRun, Images, KnownImages, PromptTokens};
+use crate::media::{self, KnownMedia, Media, MediaReader, MediaRun, PromptTokens};
 use crate::partition::{Partitioner, Piece};
 use crate::shield::StandIns;
 use crate::template::Clock;
@@ -80,8 +80,8 @@ pub struct Prompt {
     pub text: String,
     /// Tokens, with those that the vocabulary adds.
     pub tokens: Vec<Token>,
-    /// Runs of image tokens among them, in their order.
-    pub runs: Vec<ImageRun>,
+    /// Runs of media tokens among them, in their order.
+    pub runs: Vec<MediaRun>,
 }
 
 /// Two messages that begin differently; the common prefix of their prompts does not depend on the message.
@@ -95,8 +95,8 @@ pub struct PromptMaker {
     /// An error if the model's own template is invalid: completions work without one.
     templates: Result<Templates, WrongTemplate>,
     fragments: FragmentCache,
-    /// Image settings of the model; `None` if it reads text only.
-    images: Option<Images>,
+    /// Media settings of the model; `None` if it reads text only.
+    media: Option<Media>,
     /// Made at its first use, since few models score documents.
     pair: OnceLock<PairPrompt>,
 }
@@ -159,13 +159,13 @@ impl PromptMaker {
                 .map_err(|reason| OpenError::ToolsFirst { path: gguf.to_owned(), reason })?;
         }
         let fragments = FragmentCache::new(options.fragment_cache_bytes_max);
-        Ok(Self { vocabulary, partitioner, templates, fragments, images: None, pair: OnceLock::new() })
+        Ok(Self { vocabulary, partitioner, templates, fragments, media: None, pair: OnceLock::new() })
     }
 
-    /// Returns a maker that takes images, which the model reads in this way.
+    /// Returns a maker that takes media, which the model reads in this way.
     #[must_use]
-    pub fn with_images(self, reader: Arc<dyn ImageReader>) -> Self {
-        Self { images: Some(Images { reader, known: KnownImages::default() }), ..self }
+    pub fn with_media(self, reader: Arc<dyn MediaReader>) -> Self {
+        Self { media: Some(Media { reader, known: KnownMedia::default() }), ..self }
     }
 
     /// Returns the prompt of a chat request.
@@ -250,7 +250,7 @@ impl PromptMaker {
                 tokens.extend(cut.pieces.iter().flat_map(|piece| match piece {
                     Piece::Special { token, .. } => vec![*token],
                     Piece::Text(range) => self.vocabulary.tokenize_plain(&cut.fragment(range)),
-                    Piece::Image(_) => Vec::new(),
+                    Piece::Media(_) => Vec::new(),
                 }));
             }
         }
@@ -343,12 +343,8 @@ impl PromptMaker {
 
     fn rendered(&self, request: &ChatPrompt) -> Result<Rendered, PromptError> {
         end_if_cancelled();
-        if self.images.is_none()
-            && let Some((index, _)) = images::parts(&request.messages).next()
-        {
-            let reason = "content parts of type \"image_url\" are not supported yet; only text is".to_owned();
-            return Err(PromptError::Messages { index, reason });
-        }
+        let modalities = self.media.as_ref().map(|media| media.reader.reading().modalities);
+        media::check_all_read(&request.messages, modalities.unwrap_or_default())?;
         self.template_of(request)?.rendered(request)
     }
 
@@ -383,7 +379,7 @@ impl PromptMaker {
         let cut = |text: String, stand_ins| {
             let text = self.without_affixes(text);
             let pieces = self.partitioner.partition(text.as_bytes());
-            let pieces = if self.images.is_some() { images::cut(pieces, text.as_bytes()) } else { pieces };
+            let pieces = if self.media.is_some() { media::cut(pieces, text.as_bytes()) } else { pieces };
             Cut { pieces, text, stand_ins }
         };
         let plain = cut(rendered.plain, None);
@@ -409,7 +405,7 @@ impl Cut {
     }
 
     fn into_text(self) -> String {
-        images::show(match self.stand_ins {
+        media::show(match self.stand_ins {
             Some(stand_ins) => stand_ins.restore(&self.text),
             None => self.text,
         })

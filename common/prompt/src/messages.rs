@@ -11,7 +11,7 @@ use warmpath_common::openai::ChatPrompt;
 
 use crate::caps::{Caps, ContentShapes, SystemPlaces};
 use crate::error::PromptError;
-use crate::images::{is_image, mark};
+use crate::media::{MediaKind, mark};
 
 /// Longest role.
 ///
@@ -32,10 +32,10 @@ pub(crate) fn variables(request: &ChatPrompt, caps: &Caps) -> Result<Map<String,
         return Err(PromptError::Field { field: "messages", reason: "there are none".to_owned() });
     }
     let mut messages = Vec::with_capacity(request.messages.len());
-    let mut n_images = 0;
+    let mut n_media = 0;
     for (index, message) in placed(&request.messages, caps.system_places) {
         let refused = |reason: String| PromptError::Messages { index, reason };
-        messages.push(Json::Object(fit(&message, caps, &mut n_images).map_err(refused)?));
+        messages.push(Json::Object(fit(&message, caps, &mut n_media).map_err(refused)?));
     }
     variables.insert("messages".to_owned(), Json::Array(messages));
     // As in transformers, which always defines these two.
@@ -175,11 +175,11 @@ fn join(message: &mut Map<String, Json>, other: &Map<String, Json>) -> bool {
     true
 }
 
-/// Returns `message` in the form that the template accepts, with marks for its images; `n_images` counts them.
-fn fit(message: &Map<String, Json>, caps: &Caps, n_images: &mut usize) -> Result<Map<String, Json>, String> {
+/// Returns `message` in the form that the template accepts, with marks for its media; `n_media` counts them.
+fn fit(message: &Map<String, Json>, caps: &Caps, n_media: &mut usize) -> Result<Map<String, Json>, String> {
     let role = role(message, caps)?.to_owned();
     let content = match message.get("content") {
-        Some(Json::Array(parts)) => fit_parts(parts, caps.content(&role), n_images)?,
+        Some(Json::Array(parts)) => fit_parts(parts, caps.content(&role), n_media)?,
         content => fit_content(content, &role, caps)?,
     };
     // Long texts are copied only once.
@@ -222,24 +222,25 @@ fn role<'m>(message: &'m Map<String, Json>, caps: &Caps) -> Result<&'m str, Stri
 
 /// Returns the parts of a content in a form that the template renders.
 ///
-/// Texts are joined by a newline, and an image by nothing, as llama.cpp's `concat_content_parts` does.
-fn fit_parts(parts: &[Json], shapes: ContentShapes, n_images: &mut usize) -> Result<Json, String> {
+/// Texts are joined by a newline, and a medium by nothing, as llama.cpp's `concat_content_parts` does.
+fn fit_parts(parts: &[Json], shapes: ContentShapes, n_media: &mut usize) -> Result<Json, String> {
     let mut fitted = Vec::with_capacity(parts.len());
     let mut joined = String::new();
-    let mut is_behind_image = true;
+    let mut is_behind_media = true;
     for part in parts {
-        let text = if is_image(part) {
-            *n_images += 1;
-            Cow::Owned(mark(*n_images - 1))
+        let is_medium = MediaKind::of(part).is_some();
+        let text = if is_medium {
+            *n_media += 1;
+            Cow::Owned(mark(*n_media - 1))
         } else {
             Cow::Borrowed(part_text(part)?)
         };
-        if !is_image(part) && !is_behind_image {
+        if !is_medium && !is_behind_media {
             joined.push('\n');
         }
-        is_behind_image = is_image(part);
+        is_behind_media = is_medium;
         joined.push_str(&text);
-        fitted.push(if is_image(part) { json!({"type": "text", "text": text}) } else { part.clone() });
+        fitted.push(if is_medium { json!({"type": "text", "text": text}) } else { part.clone() });
     }
     Ok(if shapes.parts { Json::Array(fitted) } else { Json::String(joined) })
 }
@@ -260,7 +261,7 @@ fn part_text(part: &Json) -> Result<&str, String> {
     match (kind, part.get("text")) {
         ("text", Some(Json::String(text))) => Ok(text),
         ("text", _) => Err("a content part of type text must have a text".to_owned()),
-        (kind, _) => Err(format!("content parts of type {kind:?} are not supported yet; only text is")),
+        (kind, _) => Err(format!("content parts of type {kind:?} are not supported here")),
     }
 }
 

@@ -29,8 +29,8 @@ pub(crate) enum Piece {
     Special { token: Token, control: bool },
     /// Text between special tokens, never empty.
     Text(Range<usize>),
-    /// Image of this number, which `images::cut` finds in texts.
-    Image(usize),
+    /// Medium of this number, which `media::cut` finds in texts.
+    Media(usize),
 }
 
 /// Finder of a vocabulary's special tokens in texts.

@@ -173,7 +173,7 @@ fn controls(partitioner: &Partitioner, text: &str) -> HashSet<Token> {
     pieces
         .filter_map(|piece| match piece {
             Piece::Special { token, control: true } => Some(token),
-            Piece::Special { control: false, .. } | Piece::Text(_) | Piece::Image(_) => None,
+            Piece::Special { control: false, .. } | Piece::Text(_) | Piece::Media(_) => None,
         })
         .collect()
 }

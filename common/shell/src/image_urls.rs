@@ -23,7 +23,7 @@ use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use memchr::memmem;
 use serde_json::{Map, Value};
-use warmpath_common::images::IMAGE_BYTES_MAX;
+use warmpath_common::media::MEDIA_BYTES_MAX;
 
 use crate::body::{BodyError, BodyLimits, BodyRoom, Sender};
 use crate::tls::{ClientFiles, CurrentClient, TlsError};
@@ -55,7 +55,7 @@ struct FetchLimits {
 /// Limits in production. Source: llama-server's timeout for a file is 10 s; the others are own choice: a client waits
 /// for the images before its prompt is computed.
 const LIMITS: FetchLimits = FetchLimits {
-    bytes_max: IMAGE_BYTES_MAX,
+    bytes_max: MEDIA_BYTES_MAX,
     file_timeout: Duration::from_secs(10),
     request_timeout: Duration::from_secs(30),
 };

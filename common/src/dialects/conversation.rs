@@ -1,7 +1,7 @@
 //! The messages of a chat while those of a dialect are read: all parts of one turn become one message.
 //!
 //! Not here: reading the dialects' own forms (their modules). Both dialects split a turn into blocks or items: text,
-//! images, reasoning, calls. Chat templates expect one message per turn, with several texts as parts.
+//! images, audio, reasoning, calls. Chat templates expect one message per turn, with several texts as parts.
 
 use serde_json::{Map, Value, json};
 
@@ -30,6 +30,8 @@ pub(super) enum Part {
     Text(String),
     /// Contains the image's URL.
     Image(String),
+    /// Contains the field `input_audio`, which is the same in a chat.
+    Audio(Map<String, Value>),
 }
 
 impl Part {
@@ -37,6 +39,7 @@ impl Part {
         match self {
             Self::Text(text) => json!({"type": "text", "text": text}),
             Self::Image(url) => json!({"type": "image_url", "image_url": {"url": url}}),
+            Self::Audio(audio) => json!({"type": "input_audio", "input_audio": audio}),
         }
     }
 }

@@ -202,8 +202,9 @@ fn read_part(mut part: Object) -> Result<Part, DialectError> {
             Some(file) => Err(unsupported(&file.path, "files are not stored here; send the image in `image_url`")),
             None => part.text("image_url").map(Part::Image),
         },
+        "input_audio" => Ok(Part::Audio(part.required("input_audio")?.object()?.fields)),
         kind => {
-            let reason = format!("parts of type `{kind}` are not supported; texts and images are");
+            let reason = format!("parts of type `{kind}` are not supported; texts, images and audio are");
             Err(unsupported(&part.path_of("type"), reason))
         }
     }

@@ -8,6 +8,18 @@ use schemars::{Schema, SchemaGenerator, json_schema};
 /// Pattern of an image's URL: the image itself, in base64, or its place on a host that the operator lists.
 pub const IMAGE_URL: &str = "^(data:image/(png|jpeg|jpg|webp|gif);base64,|https?://)";
 
+/// Returns the schema of audio in a request.
+pub fn audio() -> Schema {
+    json_schema!({
+        "type": "object",
+        "properties": {
+            "data": {"type": "string", "description": "The file in base64."},
+            "format": {"enum": ["wav", "mp3", "flac", null], "description": "The file's format."},
+        },
+        "required": ["data"],
+    })
+}
+
 /// Returns the schema of a conversation.
 pub fn messages(_: &mut SchemaGenerator) -> Schema {
     let text = json_schema!({
@@ -26,7 +38,13 @@ pub fn messages(_: &mut SchemaGenerator) -> Schema {
         "properties": {"type": {"const": "image_url"}, "image_url": url},
         "required": ["type", "image_url"],
     });
-    let part = json_schema!({"anyOf": [text, image]});
+    let audio = json_schema!({
+        "type": "object",
+        "description": "Audio, where the model reads audio.",
+        "properties": {"type": {"const": "input_audio"}, "input_audio": audio()},
+        "required": ["type", "input_audio"],
+    });
+    let part = json_schema!({"anyOf": [text, image, audio]});
     json_schema!({
         "description": "The conversation, with each message as the template receives it.",
         "type": "array",

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::{Capability, Fingerprint, KvTransfer, MemoryKind};
+use crate::model::{Capability, Fingerprint, KvTransfer, MediaReading, MemoryKind, Modalities};
 
 fn model() -> ModelInfo {
     ModelInfo {
@@ -25,7 +25,10 @@ fn model() -> ModelInfo {
         adapters: Vec::new(),
         adapter_in_force: None,
         kv_transfer: Some(KvTransfer { layout: Fingerprint([4; 32]), bytes_per_token: 23_040 }),
-        images: Some(Fingerprint([5; 32])),
+        media: Some(MediaReading {
+            fingerprint: Fingerprint([5; 32]),
+            modalities: Modalities { vision: true, audio: false },
+        }),
     }
 }
 

@@ -31,7 +31,7 @@ pub(crate) fn model() -> ModelInfo {
         adapters: Vec::new(),
         adapter_in_force: None,
         kv_transfer: None,
-        images: None,
+        media: None,
     }
 }
 

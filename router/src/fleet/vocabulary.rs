@@ -15,7 +15,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use warmpath_common::model::{Fingerprint, ModelInfo};
+use warmpath_common::model::{Fingerprint, MediaReading, ModelInfo};
 use warmpath_common::summary::VOCABULARY_PATH;
 use warmpath_prompt::{PromptMaker, PromptOptions};
 use warmpath_router_core::WorkerIdx;
@@ -25,7 +25,7 @@ use warmpath_router_core::stock::text_blocks::is_text;
 use warmpath_shell::chain;
 
 use super::client::{CallError, WorkerClient};
-use super::image_layouts::ImageLayouts;
+use super::media_layouts::MediaLayouts;
 use super::trial::{self, TrialError, TrialResult};
 use super::{Fleet, TrackerMessage};
 use crate::config::{
@@ -39,15 +39,15 @@ pub struct VocabularyKey {
     pub fingerprint: Fingerprint,
     /// Fingerprint of the chat template, which a worker's flag may replace.
     pub chat_template: Fingerprint,
-    /// Fingerprint of the way in which images are read; `None` if the model reads text alone.
-    pub images: Option<Fingerprint>,
+    /// How images and audio are read; `None` if the model reads text alone.
+    pub media: Option<MediaReading>,
 }
 
 impl VocabularyKey {
     /// Returns the key of the vocabulary that `model` declares.
     pub fn of(model: &ModelInfo) -> Self {
-        let ModelInfo { fingerprint, chat_template_fingerprint: chat_template, images, .. } = *model;
-        Self { fingerprint, chat_template, images }
+        let ModelInfo { fingerprint, chat_template_fingerprint: chat_template, media, .. } = *model;
+        Self { fingerprint, chat_template, media }
     }
 }
 
@@ -283,8 +283,8 @@ async fn obtain(fleet: &Fleet, key: VocabularyKey) -> Result<VocabularyState, Fe
     let path = file.path().to_owned();
     let opened = tokio::task::spawn_blocking(move || open(&path)).await;
     let maker = opened.map_err(|_| FetchError::Panicked { url: url.to_string() })??;
-    let maker = match ImageLayouts::of(key, fleet.layouts_wanted.clone()) {
-        Some(layouts) => maker.with_images(Arc::new(layouts)),
+    let maker = match MediaLayouts::of(key, fleet.layouts_wanted.clone()) {
+        Some(layouts) => maker.with_media(Arc::new(layouts)),
         None => maker,
     };
     tracing::info!(fingerprint = %key.fingerprint, worker = %worker.name, "vocabulary is loaded");

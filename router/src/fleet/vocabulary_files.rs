@@ -80,7 +80,7 @@ impl LoadedVocabulary {
             adapters: Vec::new(),
             adapter_in_force: None,
             kv_transfer: None,
-            images: None,
+            media: None,
         };
         let vocabulary = Arc::new(Vocabulary { maker, template: TemplateUse::Known });
         Ok(Self { name: file.name.clone(), model, vocabulary })
@@ -94,8 +94,8 @@ impl LoadedVocabulary {
     /// Returns whether this vocabulary tokenizes the prompts of a model in the fleet.
     pub fn cuts(&self, model: &ModelInfo) -> bool {
         let is_file = [model.fingerprint, model.kv_fingerprint].contains(&self.model.fingerprint);
-        // Only a worker's own vocabulary shows which tokens an image has.
-        is_file && model.images.is_none() && model.chat_template_fingerprint == self.model.chat_template_fingerprint
+        // Only a worker's own vocabulary shows which tokens a medium has.
+        is_file && model.media.is_none() && model.chat_template_fingerprint == self.model.chat_template_fingerprint
     }
 }
 

@@ -67,8 +67,8 @@ pub fn ask<'a>(request_id: &'a RequestId, prepared: &'a Prepared, matches: &'a [
 /// Returns the decision's view of a prompt.
 fn prompt_view<'a>(prepared: &'a Prepared, matches: &'a [Match]) -> PromptView<'a> {
     match &prepared.prompt {
-        PreparedPrompt::Known { n_tokens, keys, images, .. } => {
-            PromptView::Known { n_tokens: *n_tokens, keys, matches, images }
+        PreparedPrompt::Known { n_tokens, keys, media, .. } => {
+            PromptView::Known { n_tokens: *n_tokens, keys, matches, media }
         }
         PreparedPrompt::Estimated { n_tokens, .. } => PromptView::Estimated { n_tokens: *n_tokens },
     }

@@ -41,10 +41,10 @@ impl PromptStage {
         }
     }
 
-    /// Returns whether it has images, which take long to read.
-    pub(super) fn has_images(&self) -> bool {
+    /// Returns whether it has media, which take long to read.
+    pub(super) fn has_media(&self) -> bool {
         match self {
-            Self::Parsed(Parsed::Chat(chat)) => warmpath_prompt::has_images(chat),
+            Self::Parsed(Parsed::Chat(chat)) => warmpath_prompt::has_media(chat),
             Self::Parsed(Parsed::Raw(prompts)) => prompts.iter().any(|prompt| matches!(prompt, RawPrompt::Media(_))),
             _ => false,
         }
@@ -138,7 +138,7 @@ impl PromptStage {
     pub(super) fn into_tokens(self, model: &ModelInfo, scope: Scope) -> Result<PromptTokens, &'static str> {
         match self {
             Self::Parsed(_) => Err("busy"),
-            // The tokens end before the first image whose layout is unknown here.
+            // The tokens end before the first medium whose layout is unknown here.
             Self::Rendered(vocabulary, begun) => Ok(vocabulary.maker.tokens(&begun)),
             Self::Raw(vocabulary, prompt) => {
                 vocabulary.maker.raw(&prompt, model.context_tokens, scope).map_err(|_| "no_prompt")

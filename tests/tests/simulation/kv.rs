@@ -47,7 +47,7 @@ impl Prompt {
             tenant: TENANT.share_id(),
             reuse: Reuse::Allowed,
             wanted: None,
-            images: &[],
+            media: &[],
         }
     }
 }

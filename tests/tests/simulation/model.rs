@@ -88,7 +88,7 @@ impl Build {
             adapters: Vec::new(),
             adapter_in_force: None,
             kv_transfer: None,
-            images: None,
+            media: None,
         }
     }
 }

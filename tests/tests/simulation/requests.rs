@@ -192,7 +192,7 @@ impl World {
             model_name: Some(name),
             model: &model,
             wanted: None,
-            prompt: PromptView::Known { n_tokens: tokens, keys: &keys, matches: &matches, images: &[] },
+            prompt: PromptView::Known { n_tokens: tokens, keys: &keys, matches: &matches, media: &[] },
             affinity: 0,
             tried: &tried,
             now,

@@ -151,7 +151,7 @@ impl Averages {
     }
 }
 
-/// Moving average of the time to encode images.
+/// Moving average of the time to encode media.
 #[derive(Debug, Clone, Default)]
 pub struct EncodeAverage {
     tokens: f64,
@@ -159,7 +159,7 @@ pub struct EncodeAverage {
 }
 
 impl EncodeAverage {
-    /// Records the encoding of an image of this many tokens.
+    /// Records the encoding of a medium of this many tokens.
     pub fn encoded(&mut self, n_tokens: u32, took: Duration) {
         let decay = 0.5_f64.powf(took.as_secs_f64() / HALF_LIFE.as_secs_f64());
         self.tokens = self.tokens * decay + f64::from(n_tokens);

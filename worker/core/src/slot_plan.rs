@@ -63,8 +63,8 @@ pub struct Wish<'a> {
     pub reuse: Reuse,
     /// Slot that the client requested; decides only between equally good slots.
     pub wanted: Option<SlotId>,
-    /// Positions of the prompt's images, ascending. No sequence can resume within an image.
-    pub images: &'a [Range<u32>],
+    /// Positions of the prompt's media, ascending. No sequence can resume within a medium.
+    pub media: &'a [Range<u32>],
 }
 
 impl<'a> Wish<'a> {
@@ -74,11 +74,11 @@ impl<'a> Wish<'a> {
     }
 
     /// Returns the largest position up to `n_tokens` at which the prompt can resume: before its last token and not
-    /// within an image.
+    /// within a medium.
     fn resumable(&self, n_tokens: usize) -> usize {
         let n_tokens = n_tokens.min(self.prompt.len() - 1);
-        let is_within = |image: &&Range<u32>| (image.start as usize) < n_tokens && n_tokens < image.end as usize;
-        self.images.iter().find(is_within).map_or(n_tokens, |image| image.start as usize)
+        let is_within = |medium: &&Range<u32>| (medium.start as usize) < n_tokens && n_tokens < medium.end as usize;
+        self.media.iter().find(is_within).map_or(n_tokens, |medium| medium.start as usize)
     }
 }
 

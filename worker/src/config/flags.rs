@@ -17,9 +17,9 @@ use warmpath_shell::tls::TlsFlags;
 use warmpath_shell::trace::export::TraceFlags;
 
 use super::generation::GenerationFlags;
-use super::images::ImageFlags;
 use super::kv_transfer::KvTransferFlags;
 use super::llama_server::{self, IgnoredFlag, NoTranslation, Translated};
+use super::media::MediaFlags;
 use super::placement::PlacementFlags;
 use super::rope::RopeFlags;
 use super::source::SourceFlags;
@@ -248,9 +248,9 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_LORA_INIT_WITHOUT_APPLY")]
     pub lora_init_without_apply: bool,
 
-    /// Flags of images.
+    /// Flags of images and audio.
     #[command(flatten)]
-    pub images: ImageFlags,
+    pub media: MediaFlags,
 
     /// Maximum number of requests that wait for a slot; further ones are refused.
     #[arg(long, env = "WARMPATH_QUEUE_MAX", value_name = "N", default_value_t = 128)]

@@ -155,7 +155,7 @@ pub const ROWS: &[FlagRow] = &[
     row(
         "--mtmd-batch-max-tokens --video-fps --video-timestamp-interval --video-ffmpeg-dir --media-path",
         Value,
-        Refused("audio, video and local files are not supported"),
+        Refused("video and local files are not supported"),
     ),
     row("-md", Value, Same("--spec-draft-model")),
     row("-ngld", Value, Same("--spec-draft-ngl")),

@@ -11,7 +11,7 @@ use serde::Serialize;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::{RequestId, SlotId, Token};
 use warmpath_common::lora::Applied;
-use warmpath_prompt::ImageRun;
+use warmpath_prompt::MediaRun;
 use warmpath_worker_core::tenants::TenantId;
 use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 
@@ -74,8 +74,8 @@ pub struct Submission {
     pub priority: i32,
     /// State for this request that another worker offers; `None` if there is none.
     pub peer: Option<PeerOffer>,
-    /// Runs of image tokens in the prompt, in their order.
-    pub runs: Vec<ImageRun>,
+    /// Runs of media tokens in the prompt, in their order.
+    pub runs: Vec<MediaRun>,
     /// Channel for the events.
     pub events: EventSender,
 }
@@ -403,8 +403,8 @@ pub enum EngineError {
         /// llama.cpp's error.
         reason: String,
     },
-    /// An image of the prompt could not be encoded; contains the reason.
-    #[error("an image could not be encoded: {0}")]
+    /// A medium of the prompt could not be encoded; contains the reason.
+    #[error("an image or audio file could not be encoded: {0}")]
     Encode(String),
     /// The engine thread has ended.
     #[error("the engine has stopped")]

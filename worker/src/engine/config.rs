@@ -18,8 +18,8 @@ use warmpath_common::model::{Fingerprint, MemoryKind};
 use warmpath_worker_core::prefix_tree::BlockHasher;
 use warmpath_worker_core::restore_costs::Costs;
 
-use super::images::ProjectorConfig;
 use super::llama::adapters::AdapterFile;
+use super::media::ProjectorConfig;
 use super::output::speculation::SpeculationConfig;
 use crate::store::{STATE_VERSION, StoreError};
 pub use draft_model::DraftModelConfig;
@@ -101,7 +101,7 @@ pub struct EngineConfig {
     pub shifts: ShiftConfig,
     /// LoRA adapters to load.
     pub adapters: Vec<AdapterFile>,
-    /// Projector to load, with which the model reads images; `None` if it reads only text.
+    /// Projector to load, with which the model reads media; `None` if it reads only text.
     pub projector: Option<ProjectorConfig>,
     /// Settings of speculative decoding; `None` if it is off.
     pub speculation: Option<SpeculationConfig>,
@@ -171,9 +171,9 @@ pub enum ShiftObstacle {
     /// Shifting would round the keys of all slots again.
     #[error("keys can be shifted only with the cache types f32 and f16")]
     Keys,
-    /// Shifting could cut a run of image tokens.
-    #[error("a model that reads images cannot be shifted")]
-    Images,
+    /// Shifting could cut a run of media tokens.
+    #[error("a model that reads images or audio cannot be shifted")]
+    Media,
     /// Shifting would scale the keys of all slots again.
     #[error("keys with scaled rotation, such as YaRN's, cannot be shifted")]
     Scaling,

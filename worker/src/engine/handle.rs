@@ -18,7 +18,7 @@ use llama_cpp_2::model::LlamaModel;
 use tokio::sync::watch;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::Token;
-use warmpath_prompt::ImageRun;
+use warmpath_prompt::MediaRun;
 use warmpath_worker_core::drafting::Drafter;
 use warmpath_worker_core::prefix_tree::{BlockHasher, chain_of};
 use warmpath_worker_core::tenants::{Tenant, Tenants};
@@ -26,9 +26,9 @@ use warmpath_worker_core::tenants::{Tenant, Tenants};
 use super::admin::{CacheTotals, WaitingQuery};
 use super::api::{EngineError, PastToken, PromptFault, SlotView, Submission};
 use super::facts::EngineFacts;
-use super::images::Projector;
 use super::kv::receiving::PrefetchOrder;
 use super::kv::sending::RunLookup;
+use super::media::Projector;
 use super::output::constraint::{KnownGrammars, ResponseRule};
 use super::output::json_schema::SchemaCompiler;
 use super::output::look_up;
@@ -118,8 +118,8 @@ pub(crate) struct Admission {
     pub drafter: Option<Drafter>,
     /// Block chain of the prompt, whole blocks only.
     pub chain: Vec<BlockHash>,
-    /// Positions of the prompt's image runs.
-    pub images: Vec<Range<u32>>,
+    /// Positions of the prompt's runs of media tokens.
+    pub media: Vec<Range<u32>>,
     /// Early announcement of the submission; `None` once it has started.
     pub announcement: Option<EarlyAnnouncement>,
     /// Time of submission.
@@ -221,19 +221,9 @@ impl EngineHandle {
             ..look_up(&shared.model, past.sampled, spelled)
         };
         let past = submission.past.iter().map(chosen).collect();
-        let images = submission.runs.iter().map(|run| run.start..run.end()).collect();
-        let admission = Box::new(Admission {
-            submission,
-            past,
-            tenant,
-            sampler,
-            drafter,
-            chain,
-            images,
-            announcement,
-            came,
-            place,
-        });
+        let media = submission.runs.iter().map(|run| run.start..run.end()).collect();
+        let admission =
+            Box::new(Admission { submission, past, tenant, sampler, drafter, chain, media, announcement, came, place });
         shared.commands.try_send(EngineCommand::Submit(admission)).map_err(|error| match error {
             TrySendError::Full(_) => full(),
             TrySendError::Disconnected(_) => EngineError::Stopped,
@@ -300,10 +290,10 @@ impl EngineHandle {
         self.shared.projector.as_ref()
     }
 
-    /// Checks that a slot can run a prompt with these runs of image tokens.
+    /// Checks that a slot can run a prompt with these runs of media tokens.
     ///
     /// Errors: every [`PromptFault`].
-    pub fn check_prompt(&self, prompt: &[Token], runs: &[ImageRun]) -> Result<(), PromptFault> {
+    pub fn check_prompt(&self, prompt: &[Token], runs: &[MediaRun]) -> Result<(), PromptFault> {
         let EngineFacts { context_tokens, n_vocab, .. } = *self.facts();
         match prompt {
             [] => Err(PromptFault::Empty),

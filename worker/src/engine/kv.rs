@@ -145,7 +145,7 @@ impl KvState<'_> {
             tenant: admission.tenant.share_id(),
             reuse: self.reusable(admission),
             wanted: submission.wanted_slot,
-            images: &admission.images,
+            media: &admission.media,
         }
     }
 

@@ -15,17 +15,17 @@ use std::time::Duration;
 
 use warmpath_common::lora::Applied;
 use warmpath_common::summary::{Load, Rates};
-use warmpath_prompt::ImageRun;
+use warmpath_prompt::MediaRun;
 use warmpath_worker_core::batch_plan::BatchLimits;
 use warmpath_worker_core::decode_groups::DecodeGroups;
 use warmpath_worker_core::rates::Averages;
 use warmpath_worker_core::slot_table::SlotTable;
 
 use super::handle::Admission;
-use super::images::{Encoder, Projector};
 use super::kv::restoring::SlotStart;
+use super::media::{Encoder, Projector};
 use super::publish::counters::Counters;
-use super::sequence::{Sequence, UpcomingImage};
+use super::sequence::{Sequence, UpcomingMedia};
 use batch::PlannedBatch;
 use queue::QueuedSubmission;
 use running::RunningSequences;
@@ -38,10 +38,10 @@ pub(crate) struct Scheduler {
     pub(crate) averages: Averages,
     limits: ScheduleLimits,
     planned: PlannedBatch,
-    /// Encoder of images; `None` if the model reads only text.
+    /// Encoder of media; `None` if the model reads only text.
     encoder: Option<Encoder>,
-    /// Whether the last batch was part of an image.
-    last_was_image: bool,
+    /// Whether the last batch was part of a medium.
+    last_was_media: bool,
     /// Adapter of the last batch's sequences, or `Some(None)` for no adapter; `None` before the first batch.
     last_adapter: Option<Option<Applied>>,
     n_started: u64,
@@ -73,7 +73,7 @@ impl Scheduler {
             limits,
             planned: PlannedBatch::default(),
             encoder,
-            last_was_image: false,
+            last_was_media: false,
             last_adapter: None,
             n_started: 0,
             counters,
@@ -94,9 +94,9 @@ impl Scheduler {
         self.counters.admit(u64::from(n_prompt), started.cached);
         self.averages.prompt(n_prompt.saturating_sub(started.cached.total()));
         self.n_started += 1;
-        let images = self.images(&admission.submission.runs, started.cached.total());
+        let media = self.media(&admission.submission.runs, started.cached.total());
         let sequence = Sequence::start(admission, start, self.n_started);
-        self.running.put(started.slot, sequence.with_images(images))
+        self.running.put(started.slot, sequence.with_media(media))
     }
 
     /// Returns the model's projector; `None` if it reads only text.
@@ -104,12 +104,12 @@ impl Scheduler {
         self.encoder.as_ref().map(|encoder| Arc::clone(encoder.projector()))
     }
 
-    /// Starts encoding the images after a prompt's first `n_cached` tokens, and returns them.
-    fn images(&self, runs: &[ImageRun], n_cached: u32) -> Vec<UpcomingImage> {
+    /// Starts encoding the media after a prompt's first `n_cached` tokens, and returns them.
+    fn media(&self, runs: &[MediaRun], n_cached: u32) -> Vec<UpcomingMedia> {
         let Some(encoder) = &self.encoder else { return Vec::new() };
         let upcoming = &runs[runs.partition_point(|run| run.end() <= n_cached)..];
         let places = upcoming.iter().map(|run| run.start..run.end());
-        places.zip(encoder.encode(upcoming)).map(|(place, encoding)| UpcomingImage { place, encoding }).collect()
+        places.zip(encoder.encode(upcoming)).map(|(place, encoding)| UpcomingMedia { place, encoding }).collect()
     }
 
     /// Returns the load for routers.

@@ -16,9 +16,9 @@ use warmpath_worker_output::stream_decoder::Output;
 use super::api::{Drafted, EngineEvent, FinishReason, Finished, Submission};
 use super::events::EventSender;
 use super::handle::{Admission, HeldPlace};
-use super::images::Encoding;
 use super::kv::restoring::SlotStart;
 use super::kv::shifts::ParkedRun;
+use super::media::Encoding;
 use super::output::sampler::TokenSampler;
 
 /// A sequence in a slot.
@@ -50,14 +50,14 @@ pub(crate) struct Sequence {
     checkpoints: Vec<u32>,
     /// Parked state that is not yet appended to the prompt.
     parked: VecDeque<ParkedRun>,
-    /// Images after the cached part of the prompt, in their order.
-    images: Vec<UpcomingImage>,
+    /// Media after the cached part of the prompt, in their order.
+    media: Vec<UpcomingMedia>,
     times: Times,
     _place: HeldPlace,
 }
 
-/// A run of image tokens, with its embeddings once they are computed.
-pub(crate) struct UpcomingImage {
+/// A run of media tokens, with its embeddings once they are computed.
+pub(crate) struct UpcomingMedia {
     /// Positions of its tokens in the prompt.
     pub(super) place: Range<u32>,
     pub(super) encoding: Encoding,
@@ -119,45 +119,45 @@ impl Sequence {
             decoding: Vec::new(),
             checkpoints,
             parked,
-            images: Vec::new(),
+            media: Vec::new(),
             times,
             _place: place,
         }
     }
 
-    /// Sets the images that are to be computed.
-    pub(super) fn with_images(self, images: Vec<UpcomingImage>) -> Self {
-        Self { images, ..self }
+    /// Sets the media that are to be computed.
+    pub(super) fn with_media(self, media: Vec<UpcomingMedia>) -> Self {
+        Self { media, ..self }
     }
 
-    /// Returns the image that the next token belongs to; `None` if it is text.
-    fn next_image(&self, n_held: u32) -> Option<&UpcomingImage> {
-        self.images.iter().find(|image| image.place.contains(&n_held)).filter(|_| !self.is_stream())
+    /// Returns the medium that the next token belongs to; `None` if it is text.
+    fn next_media(&self, n_held: u32) -> Option<&UpcomingMedia> {
+        self.media.iter().find(|medium| medium.place.contains(&n_held)).filter(|_| !self.is_stream())
     }
 
-    /// Returns whether the next token belongs to an image.
-    pub(super) fn is_at_image(&self, n_held: u32) -> bool {
-        self.next_image(n_held).is_some()
+    /// Returns whether the next token belongs to a medium.
+    pub(super) fn is_at_media(&self, n_held: u32) -> bool {
+        self.next_media(n_held).is_some()
     }
 
-    /// Returns whether the next token belongs to an image without embeddings. Either it is not encoded yet, or encoding
+    /// Returns whether the next token belongs to a medium without embeddings. Either it is not encoded yet, or encoding
     /// it has failed and the next step fails the sequence.
     pub(super) fn awaits_encoder(&self, n_held: u32) -> bool {
-        self.next_image(n_held).is_some_and(|image| !matches!(image.encoding.get(), Some(Ok(_))))
+        self.next_media(n_held).is_some_and(|medium| !matches!(medium.encoding.get(), Some(Ok(_))))
     }
 
     /// Returns the embeddings of the next `n_tokens` tokens; `None` if they are text.
     pub(super) fn embeddings(&self, n_held: u32, n_tokens: u32) -> Option<&[f32]> {
-        let image = self.next_image(n_held)?;
-        let embeddings = image.encoding.get()?.as_ref().ok()?;
-        let width = embeddings.len() / image.place.len();
-        let first = (n_held - image.place.start) as usize;
+        let medium = self.next_media(n_held)?;
+        let embeddings = medium.encoding.get()?.as_ref().ok()?;
+        let width = embeddings.len() / medium.place.len();
+        let first = (n_held - medium.place.start) as usize;
         Some(&embeddings[first * width..(first + n_tokens as usize) * width])
     }
 
-    /// Returns the reason why an image could not be encoded; `None` if there was no failure.
+    /// Returns the reason why a medium could not be encoded; `None` if there was no failure.
     pub(super) fn encoder_failure(&self) -> Option<&str> {
-        self.images.iter().find_map(|image| image.encoding.get()?.as_ref().err().map(String::as_str))
+        self.media.iter().find_map(|medium| medium.encoding.get()?.as_ref().err().map(String::as_str))
     }
 
     /// Returns the time since its submission, in the queue and in its slot.
@@ -208,7 +208,7 @@ impl Sequence {
     }
 
     /// Returns the next work of the sequence, of which `n_held` tokens have KV state. A prompt is computed at most up
-    /// to the next checkpoint, parked state, or start or end of an image.
+    /// to the next checkpoint, parked state, or start or end of a medium.
     pub(super) fn work(&self, n_held: u32) -> Work {
         // After a context shift, a sequence that generates may have fewer tokens than its prompt had.
         if self.is_stream() {
@@ -216,7 +216,7 @@ impl Sequence {
         }
         let checkpoint = self.checkpoints.iter().copied().find(|stop| *stop > n_held);
         let parked = self.parked.front().map(|run| run.positions.start);
-        let edges = self.images.iter().flat_map(|image| [image.place.start, image.place.end]);
+        let edges = self.media.iter().flat_map(|medium| [medium.place.start, medium.place.end]);
         let edge = edges.into_iter().find(|edge| *edge > n_held);
         let until = checkpoint.into_iter().chain(parked).chain(edge).fold(self.n_prompt(), u32::min);
         match until.saturating_sub(n_held) {
@@ -308,7 +308,7 @@ impl Sequence {
         let first_token = *self.times.first_token.get_or_insert(now);
         self.times.last_token = Some(now);
         self.passed_tokens = 0;
-        self.images.clear();
+        self.media.clear();
         self.decoding.clear();
         self.decoding.push(chosen.token);
         if let Some(drafter) = &mut self.drafter {

@@ -19,11 +19,11 @@ use warmpath_worker_core::slot_table::{SlotSizes, SlotTable};
 use super::config::{CostSource, DiskConfig, EngineConfig, PrefixCache, ShiftConfig, StartError};
 use super::facts::{EngineFacts, Exchange};
 use super::handle::EngineView;
-use super::images::{Encoder, Projector};
 use super::kv::receiving::IncomingTransfers;
 use super::kv::store::{Cache, Codec, Disk};
 use super::kv::{self, KvState};
 use super::llama::Llama;
+use super::media::{Encoder, Projector};
 use super::output::draft_model::DraftModel;
 use super::output::speculation::{DraftCosts, Speculation};
 use super::output::{ContextEnd, Generator};
@@ -68,9 +68,9 @@ const TOKENS_AT_FIRST_CPU: [(u32, f64); 5] = [(1, 1.0), (2, 2.7), (4, 3.6), (8, 
 /// reading the weights once takes most of a step, and computing a token a small part.
 const TOKENS_AT_FIRST_GPU: [(u32, f64); 5] = [(1, 1.0), (2, 1.05), (4, 1.1), (8, 1.2), (16, 1.4)];
 
-/// Returns the encoder of images, with the projector; `None` if none is configured.
+/// Returns the encoder of media, with the projector; `None` if none is configured.
 ///
-/// Errors: `Projector`, also for a kind of memory that is not supported with images; `Thread`.
+/// Errors: `Projector`, also for a kind of memory that is not supported with media; `Thread`.
 pub(super) fn encoder(
     model: &Arc<LlamaModel>,
     (config, facts): (&EngineConfig, &EngineFacts),
@@ -78,7 +78,8 @@ pub(super) fn encoder(
 ) -> Result<Option<Encoder>, StartError> {
     let Some(projector) = &config.projector else { return Ok(None) };
     if facts.memory != MemoryKind::Full {
-        let reason = format!("images need a model with full attention, and this model's memory is {:?}", facts.memory);
+        let reason =
+            format!("images and audio need a model with full attention, and this model's memory is {:?}", facts.memory);
         return Err(StartError::Projector { path: projector.path.clone(), reason });
     }
     let n_threads = [config.threads_batch, config.threads].into_iter().find(|n| *n > 0).map_or_else(

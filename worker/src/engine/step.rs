@@ -168,7 +168,7 @@ impl EngineState<'_> {
         }
     }
 
-    /// Fails the sequences whose images could not be encoded.
+    /// Fails the sequences whose media could not be encoded.
     fn fail_unencoded(&mut self) {
         for slot in self.schedule.running.slots() {
             let failure = self.schedule.running.in_slot(slot).encoder_failure().map(str::to_owned);

@@ -21,10 +21,10 @@ use super::api::{EngineError, EngineEvent};
 use super::config::{EngineConfig, PrefixCache, StartError};
 use super::facts::EngineFacts;
 use super::handle::{EngineCommand, EngineHandle, EngineShared, EngineView, Places};
-use super::images::Projector;
 use super::kv::sending::SENDS_MAX;
 use super::llama::adapters::Adapters;
 use super::llama::{self, Llama, Probed, Progress, RopeFactors};
+use super::media::Projector;
 use super::output::constraint::KnownGrammars;
 use super::output::draft_model::DraftModel;
 use super::publish::EnginePublisher;
@@ -46,7 +46,7 @@ const DISK_LOOK: Duration = Duration::from_millis(2);
 
 /// Interval at which the thread checks for readers and the encoder while it only waits for them.
 ///
-/// Source: a slow reader first has to read a megabyte, and encoding an image takes longer, too.
+/// Source: a slow reader first has to read a megabyte, and encoding a medium takes longer, too.
 const READER_LOOK: Duration = Duration::from_millis(2);
 
 /// Interval at which the thread checks whether an announced request was cancelled. Source: a small part of a step.

@@ -9,8 +9,8 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use warmpath_common::ids::Token;
-use warmpath_common::images::IMAGE_TOKEN_MIN;
 use warmpath_common::lora::{self, RequestedAdapter};
+use warmpath_common::media::MEDIA_TOKEN_MIN;
 use warmpath_shell::refusal::Name;
 
 use super::body::Body;
@@ -89,8 +89,8 @@ fn read(serving: &Serving, context: &RequestContext, body: &Body) -> Result<NewP
         return Err(RequestError::field(param, reason));
     }
     tokens.truncate(tokens.len() / block_tokens * block_tokens);
-    if tokens.iter().any(|token| *token >= IMAGE_TOKEN_MIN) {
-        return Err(RequestError::field(param, "a pin cannot have images"));
+    if tokens.iter().any(|token| *token >= MEDIA_TOKEN_MIN) {
+        return Err(RequestError::field(param, "a pin cannot have images or audio"));
     }
     serving.check_prompt(&tokens, &[])?;
     let adapter = lora::resolve(&serving.model, request.model.as_deref(), request.lora.as_deref())?;

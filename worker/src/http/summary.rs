@@ -1,4 +1,4 @@
-//! The internal endpoints for routers: the summary as a snapshot and as a stream, the vocabulary, layouts of images.
+//! The internal endpoints for routers: the summary as a snapshot and as a stream, the vocabulary, media layouts.
 
 use axum::Json;
 use axum::body::Body;
@@ -9,9 +9,9 @@ use futures::StreamExt;
 use serde::Deserialize;
 use serde_json::json;
 use warmpath_common::headers::{HEARTBEAT_MS, MODEL_FINGERPRINT};
-use warmpath_common::images::{ImageLayout, ImageSize};
+use warmpath_common::media::{MediaLayout, SizeQuery};
 use warmpath_common::summary::{CONTENT_TYPE, Loading, Snapshot};
-use warmpath_prompt::{IMAGE_SIDE_MAX, ImageReader as _};
+use warmpath_prompt::{MediaReader as _, is_readable};
 use warmpath_worker_core::summary_writer::HEARTBEAT;
 
 use super::error::error_body;
@@ -83,17 +83,19 @@ pub async fn vocabulary(State(app): State<App>, request: HeaderMap) -> Result<Re
     Ok((described, file.bytes.clone()).into_response())
 }
 
-/// Responds with the tokens that stand for an image of a size.
-pub async fn image_layout(State(app): State<App>, uri: Uri) -> Result<Json<ImageLayout>, RequestError> {
-    let size = Query::<ImageSize>::try_from_uri(&uri);
-    let Query(size) = size.map_err(|error| RequestError::Query { reason: error.body_text() })?;
+/// Responds with the tokens that stand for a medium of a size.
+pub async fn media_layout(State(app): State<App>, uri: Uri) -> Result<Json<MediaLayout>, RequestError> {
+    let query = Query::<SizeQuery>::try_from_uri(&uri);
+    let Query(query) = query.map_err(|error| RequestError::Query { reason: error.body_text() })?;
+    let reason = "a size is `width` and `height` of an image, or `n_samples` and `sample_rate` of audio".to_owned();
+    let size = query.size().ok_or(RequestError::Query { reason })?;
     let serving = app.serving()?;
     let layout = serving.prepare(move |serving| {
-        let missing = RequestError::NotEnabled { what: "reading images", flag: "--mmproj" };
+        let missing = RequestError::NotEnabled { what: "reading images and audio", flag: "--mmproj" };
         let projector = serving.engine.projector().ok_or(missing)?;
-        let is_possible = [size.width, size.height].iter().all(|side| (1..=IMAGE_SIDE_MAX).contains(side));
-        let layout = if is_possible { projector.layout(size) } else { None };
-        layout.ok_or_else(|| RequestError::field("width", "images of this size cannot be read"))
+        let layout = if is_readable(size) { projector.layout(size) } else { None };
+        let reason = || RequestError::Query { reason: format!("{size} cannot be read by this model's projector") };
+        layout.ok_or_else(reason)
     });
-    Ok(Json(ImageLayout::clone(&*layout.await?)))
+    Ok(Json(MediaLayout::clone(&*layout.await?)))
 }

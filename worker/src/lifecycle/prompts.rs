@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use warmpath_common::ids::Token;
 use warmpath_common::prompts::RawPrompt;
-use warmpath_prompt::{ImageRun, PromptTokens, Scope};
+use warmpath_prompt::{MediaRun, PromptTokens, Scope};
 
 use super::chat::{self, ChatAnswer};
 use crate::app_state::Serving;
@@ -19,8 +19,8 @@ use crate::room::SlotRoom;
 pub struct ReadPrompt {
     /// Tokens of the prompt.
     pub tokens: Vec<Token>,
-    /// Runs of image tokens in it.
-    pub runs: Vec<ImageRun>,
+    /// Runs of media tokens in it.
+    pub runs: Vec<MediaRun>,
     /// Start of its last message, if that is known and needed.
     pub last_message_token: Option<u32>,
     /// Text of the prompt, if the response repeats it.
@@ -36,14 +36,14 @@ pub struct ReadPrompt {
 impl ReadPrompt {
     /// Returns a prompt that is not a chat.
     ///
-    /// Errors: `Field` if the answer should begin with images.
+    /// Errors: `Field` if the answer should begin with media.
     fn raw(serving: &Serving, made: PromptTokens, repeats: Repeats) -> Result<Self, RequestError> {
         let PromptTokens { tokens, runs, .. } = made;
         let is_echoed = repeats == Repeats::Echo;
         if is_echoed && !runs.is_empty() {
-            return Err(RequestError::field("echo", "an answer cannot begin with images: leave out `echo`"));
+            return Err(RequestError::field("echo", "an answer cannot begin with images or audio: leave out `echo`"));
         }
-        // Images are no part of the text, as in llama-server.
+        // Media are no part of the text, as in llama-server.
         let text = (repeats != Repeats::Nothing).then(|| serving.prompts.detokenize(&tokens));
         Ok(Self { tokens, runs, last_message_token: None, text, is_echoed, answer: None, left_out: Vec::new() })
     }
@@ -56,7 +56,7 @@ impl ReadPrompt {
 
 /// Returns a request's prompts, at least one; only requests with the same `salt` share cached tokens.
 ///
-/// Errors: `Field` for tools, prompts and images, `Prompt` for messages, `Unsupported`, `NoFim`, `PromptTooLong` if one
+/// Errors: `Field` for tools, prompts and media, `Prompt` for messages, `Unsupported`, `NoFim`, `PromptTooLong` if one
 /// is far too long.
 pub fn read(serving: &Serving, prompt: UntokenizedPrompts, salt: &str) -> Result<Vec<ReadPrompt>, RequestError> {
     match prompt {
@@ -76,7 +76,7 @@ pub fn read(serving: &Serving, prompt: UntokenizedPrompts, salt: &str) -> Result
 
 /// Returns the tokens of a completion's prompts.
 ///
-/// Errors: `Field` for too many prompts and for images, `Unsupported` for a suffix, `PromptTooLong`.
+/// Errors: `Field` for too many prompts and for media, `Unsupported` for a suffix, `PromptTooLong`.
 pub fn raw(serving: &Serving, prompts: &[RawPrompt], salt: &str) -> Result<Vec<PromptTokens>, RequestError> {
     let n_prompts = prompts.len();
     if n_prompts > serving.n_places() {

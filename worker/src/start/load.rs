@@ -16,7 +16,7 @@ use warmpath_common::model::{Capability, Fingerprint, KvTransfer, MemoryKind, Mo
 use warmpath_common::openai::ChatPrompt;
 use warmpath_common::summary::Stamp;
 use warmpath_gguf::VocabularyChanges;
-use warmpath_prompt::{ImageReader, PromptMaker, PromptOptions};
+use warmpath_prompt::{MediaReader, PromptMaker, PromptOptions};
 
 use super::{RunError, WorkerIdentity, kernels};
 use crate::app_state::{Phase, Preparing, Serving, VocabularyFile};
@@ -181,7 +181,7 @@ fn load_parts(config: &Config, mut progress: LoadProgress) -> Result<LoadedParts
     };
     let computes = computes.map_err(RunError::Engine)?;
     let prompts = match projector(&computes) {
-        Some(projector) => prompts.with_images(Arc::clone(projector) as Arc<dyn ImageReader>),
+        Some(projector) => prompts.with_media(Arc::clone(projector) as Arc<dyn MediaReader>),
         None => prompts,
     };
     Ok(LoadedParts { computes, prompts, vocabulary, updates })
@@ -217,7 +217,7 @@ fn declare(config: &Config, parts: &LoadedParts) -> ModelInfo {
         adapters: Vec::new(),
         adapter_in_force: None,
         kv_transfer: None,
-        images: projector(&parts.computes).map(|projector| projector.fingerprint()),
+        media: projector(&parts.computes).map(|projector| projector.reading()),
     };
     match &parts.computes {
         Computes::Engine(engine) => {

@@ -1,8 +1,9 @@
 //! Images in prompts: responses are those of llama.cpp's own evaluation, whichever part of an image is cached, in
-//! whichever tier.
+//! whichever tier. The random conversations have audio as well.
 //!
 //! The generated projector makes embeddings that the generated model can hash, so a missing, wrong or misplaced image
-//! token changes the response. Not here: reading images (`warmpath-prompt`), HTTP (`tests/http/images.rs`).
+//! token changes the response. Not here: reading images (`warmpath-prompt`), HTTP (`tests/http/images.rs`), audio alone
+//! (`audio`).
 
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
@@ -19,10 +20,11 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 use warmpath_bench::model::Preset;
 use warmpath_bench::model::cache::cached_projector;
-use warmpath_bench::model::projector::IMAGE_TOKENS;
+use warmpath_bench::model::projector::{IMAGE_TOKENS, Reads};
 use warmpath_bench::pictures::{data_url, picture};
+use warmpath_bench::sounds::audio_part;
 use warmpath_common::ids::Token;
-use warmpath_common::images::IMAGE_TOKEN_MIN;
+use warmpath_common::media::MEDIA_TOKEN_MIN;
 use warmpath_common::prompts::{MediaPrompt, RawPrompt};
 use warmpath_prompt::{Prompt, PromptMaker, PromptOptions, Scope};
 use warmpath_worker::engine::{
@@ -34,15 +36,17 @@ use super::support::{Ask, ask, config, model, start, stop, until};
 use super::tiers::store;
 
 /// Number of tokens of most responses.
-const N_ANSWER: u32 = 12;
+pub(super) const N_ANSWER: u32 = 12;
 
-fn projector() -> PathBuf {
+fn projector(reads: Reads) -> PathBuf {
     let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/models"));
-    cached_projector(Preset::Tiny, 1, folder).unwrap()
+    cached_projector((Preset::Tiny, 1), reads, folder).unwrap()
 }
 
-fn seeing() -> EngineConfig {
-    let projector = ProjectorConfig { path: projector(), offload: false, min_tokens: None, max_tokens: None };
+/// Returns an engine's configuration with a projector of images and audio.
+pub(super) fn seeing() -> EngineConfig {
+    let projector =
+        ProjectorConfig { path: projector(Reads::Both), offload: false, min_tokens: None, max_tokens: None };
     EngineConfig {
         projector: Some(projector),
         n_slots: 2,
@@ -53,50 +57,66 @@ fn seeing() -> EngineConfig {
     }
 }
 
-/// Returns the prompt maker for an engine that reads images.
-fn prompts(engine: &EngineHandle) -> PromptMaker {
+/// Returns the prompt maker for an engine that reads images and audio.
+pub(super) fn prompts(engine: &EngineHandle) -> PromptMaker {
     let maker = PromptMaker::open(&model(Preset::Tiny, 1), PromptOptions::default()).unwrap();
-    maker.with_images(Arc::clone(engine.projector().unwrap()) as Arc<_>)
+    maker.with_media(Arc::clone(engine.projector().unwrap()) as Arc<_>)
 }
 
-fn text(text: &str) -> Value {
+pub(super) fn text(text: &str) -> Value {
     json!({"type": "text", "text": text})
 }
 
 /// Returns a message part with the image of a seed.
-fn image(seed: u64) -> Value {
+pub(super) fn image(seed: u64) -> Value {
     json!({"type": "image_url", "image_url": {"url": data_url(&picture(seed, (64, 48)))}})
 }
 
-fn user(parts: &[Value]) -> Value {
+pub(super) fn user(parts: &[Value]) -> Value {
     json!({"role": "user", "content": parts})
 }
 
-fn prompt(maker: &PromptMaker, messages: &[Value]) -> Prompt {
+pub(super) fn prompt(maker: &PromptMaker, messages: &[Value]) -> Prompt {
     maker.chat(&serde_json::from_value(json!({"messages": messages})).unwrap()).unwrap()
 }
 
-fn asked(prompt: &Prompt) -> Ask {
+pub(super) fn asked(prompt: &Prompt) -> Ask {
     Ask { runs: prompt.runs.clone(), ..ask(&prompt.tokens, N_ANSWER) }
 }
 
-/// Returns the response of llama.cpp's own multimodal library to a prompt, and the number of the prompt's tokens.
+/// Returns the response of llama.cpp's own multimodal library to a prompt with these images, and the number of the
+/// prompt's tokens.
 fn by_mtmd(text: &str, seeds: &[u64]) -> (Vec<Token>, usize) {
+    answered_by_mtmd(text, &|_| seeds.iter().map(|seed| bitmap(*seed)).collect())
+}
+
+/// Returns an image as llama.cpp has it.
+pub(super) fn bitmap(seed: u64) -> MtmdBitmap {
+    let picture = picture(seed, (64, 48));
+    MtmdBitmap::from_image_data(picture.width(), picture.height(), &picture).unwrap()
+}
+
+/// Calls a function with the generated model and llama.cpp's reader of media for it.
+pub(super) fn with_mtmd<T>(call: impl FnOnce(&LlamaModel, &mut MtmdContext) -> T) -> T {
     let backend = warmpath_prompt::backend();
     let model = LlamaModel::load_from_file(backend, model(Preset::Tiny, 1), &LlamaModelParams::default()).unwrap();
-    let params = LlamaContextParams::default().with_n_ctx(NonZeroU32::new(2048)).with_n_threads(1);
-    let mut context = model.new_context(backend, params.with_n_threads_batch(1)).unwrap();
     let params = MtmdContextParams { use_gpu: false, print_timings: false, n_threads: 1, ..Default::default() };
-    let mut mtmd = MtmdContext::init_from_file(projector().to_str().unwrap(), &model, &params).unwrap();
-    let bitmap = |seed: &u64| {
-        let picture = picture(*seed, (64, 48));
-        MtmdBitmap::from_image_data(picture.width(), picture.height(), &picture).unwrap()
-    };
-    let bitmaps: Vec<MtmdBitmap> = seeds.iter().map(bitmap).collect();
+    let mut mtmd = MtmdContext::init_from_file(projector(Reads::Both).to_str().unwrap(), &model, &params).unwrap();
+    call(&model, &mut mtmd)
+}
+
+/// Returns the response of llama.cpp's own multimodal library to a prompt, and the number of the prompt's tokens.
+pub(super) fn answered_by_mtmd(text: &str, media: &dyn Fn(&MtmdContext) -> Vec<MtmdBitmap>) -> (Vec<Token>, usize) {
+    with_mtmd(|model, mtmd| answered(text, &media(mtmd), (model, mtmd)))
+}
+
+fn answered(text: &str, bitmaps: &[MtmdBitmap], (model, mtmd): (&LlamaModel, &mut MtmdContext)) -> (Vec<Token>, usize) {
+    let params = LlamaContextParams::default().with_n_ctx(NonZeroU32::new(2048)).with_n_threads(1);
+    let mut context = model.new_context(warmpath_prompt::backend(), params.with_n_threads_batch(1)).unwrap();
     let input = MtmdInputText { text: text.to_owned(), add_special: true, parse_special: true };
     let chunks = mtmd.tokenize(input, &bitmaps.iter().collect::<Vec<_>>()).unwrap();
     let n_tokens = chunks.total_tokens();
-    let mut position = chunks.eval_chunks(&mut mtmd, &mut context, 0, 0, 512, true).unwrap();
+    let mut position = chunks.eval_chunks(mtmd, &mut context, 0, 0, 512, true).unwrap();
     let mut answer = Vec::new();
     let mut idx = -1;
     for _ in 0..N_ANSWER {
@@ -167,7 +187,7 @@ async fn every_image_shows_in_the_answer() {
     stop(engine).await;
 }
 
-/// Conversations with images, each a list of messages.
+/// Conversations with images and audio, each a list of messages.
 struct Talks {
     rng: ChaCha8Rng,
     talks: Vec<Vec<Value>>,
@@ -189,8 +209,13 @@ impl Talks {
         let mut parts = Vec::new();
         for _ in 0..self.rng.random_range(1..3) {
             if self.rng.random_bool(0.6) {
-                // There are few images, so that conversations share some.
-                parts.push(image(self.rng.random_range(0..4)));
+                // There are few, so that conversations share some.
+                let seed = self.rng.random_range(0..4);
+                parts.push(if self.rng.random_bool(0.5) {
+                    image(seed)
+                } else {
+                    audio_part(seed, 9 + 8 * seed as usize)
+                });
             }
             parts.push(text(&"some words ".repeat(self.rng.random_range(1..12))));
         }
@@ -206,7 +231,7 @@ impl Talks {
 }
 
 /// Compares the responses in random conversations with those of an engine without a cache; returns the numbers of
-/// tokens that were reused from memory and from disk, and the number of encoded images.
+/// tokens that were reused from memory and from disk, and the number of encoded images and audio files.
 async fn compare(seed: u64, n_waves: usize, change: impl Fn(&mut EngineConfig)) -> (u64, u64, u64) {
     let mut warm = seeing();
     change(&mut warm);
@@ -232,7 +257,7 @@ async fn compare(seed: u64, n_waves: usize, change: impl Fn(&mut EngineConfig)) 
             assert_eq!(answer.tokens, expected.tokens, "{seed}: {}", prompt.text);
             assert_eq!(expected.cached_tokens(), 0);
             let resumed = answer.cached_tokens();
-            assert!(!prompt.runs.iter().any(|run| run.start < resumed && resumed < run.end()), "within an image");
+            assert!(!prompt.runs.iter().any(|run| run.start < resumed && resumed < run.end()), "within a medium");
             n_cached += resumed;
         }
     }
@@ -242,7 +267,7 @@ async fn compare(seed: u64, n_waves: usize, change: impl Fn(&mut EngineConfig)) 
     assert!(n_cached > 500, "only {n_cached} tokens were reused");
     stop(warm).await;
     stop(cold).await;
-    (counters.cached_ram_tokens, counters.cached_disk_tokens, counters.encoded_images)
+    (counters.cached_ram_tokens, counters.cached_disk_tokens, counters.encoded_images + counters.encoded_audio)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -255,7 +280,7 @@ async fn answers_stay_the_same_whichever_part_of_an_image_a_slot_has() {
         config.ubatch_tokens = 16;
     })
     .await;
-    assert_eq!(n_encoded, 4, "each image is encoded once");
+    assert_eq!(n_encoded, 8, "each image and each audio is encoded once");
     compare(3, 16, |config| config.speculation = Some(SpeculationConfig::default())).await;
 }
 
@@ -384,9 +409,9 @@ async fn a_prompt_may_end_with_an_image() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn image_tokens_without_an_image_are_unknown_tokens() {
     let (engine, _updates) = start(seeing());
-    let image_token = ask(&[1, IMAGE_TOKEN_MIN + 5, 2], 1);
+    let image_token = ask(&[1, MEDIA_TOKEN_MIN + 5, 2], 1);
     let refused = image_token.submit(&engine).err();
-    let is_unknown = |error: &EngineError| matches!(error, EngineError::InvalidPrompt(PromptFault::UnknownToken { token, .. }) if *token > IMAGE_TOKEN_MIN);
+    let is_unknown = |error: &EngineError| matches!(error, EngineError::InvalidPrompt(PromptFault::UnknownToken { token, .. }) if *token > MEDIA_TOKEN_MIN);
     assert!(refused.as_ref().is_some_and(is_unknown), "{refused:?}");
     stop(engine).await;
 }
@@ -410,8 +435,10 @@ fn projectors_that_cannot_be_used_are_refused_by_name() {
     check_refused(with(model(Preset::Tiny, 1)), "it holds no projector");
     check_refused(EngineConfig { model: model(Preset::TinySwa, 1), ..seeing() }, "full attention");
     check_refused(EngineConfig { model: model(Preset::TinyHybrid, 1), ..seeing() }, "full attention");
+    check_refused(EngineConfig { model: model(Preset::TinyMrope, 1), ..seeing() }, "M-RoPE, as of Qwen-VL");
+    check_refused(with(projector(Reads::NonCausal)), "without a causal mask (as of Gemma 3)");
     check_refused(EngineConfig { model: model(Preset::Bench, 1), ..seeing() }, "llama.cpp refuses it for this model");
     let mut shifting = seeing();
     shifting.shifts.at_context_end = AtContextEnd::Shift;
-    check_refused(shifting, "a model that reads images cannot be shifted");
+    check_refused(shifting, "a model that reads images or audio cannot be shifted");
 }

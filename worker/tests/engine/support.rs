@@ -13,7 +13,7 @@ use warmpath_bench::model::cache::cached_model;
 use warmpath_common::block_hash::{BlockHash, ChainRoot};
 use warmpath_common::ids::{RequestId, SlotId, Token};
 use warmpath_common::lora::{Applied, Scale};
-use warmpath_prompt::ImageRun;
+use warmpath_prompt::MediaRun;
 use warmpath_worker::engine::{
     AdapterFile, Engine, EngineConfig, EngineError, EngineEvent, EngineHandle, EngineUpdate, EventReceiver, Finished,
     Generation, PastToken, PeerOffer, SampledToken, Sampling, ShiftWish, Started, Submission, events,
@@ -93,7 +93,7 @@ pub struct Ask {
     pub wanted_slot: Option<SlotId>,
     pub expected_tokens: u32,
     pub last_message_token: Option<u32>,
-    pub runs: Vec<ImageRun>,
+    pub runs: Vec<MediaRun>,
 }
 
 pub fn ask(prompt: &[Token], max_tokens: u32) -> Ask {

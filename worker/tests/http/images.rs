@@ -5,15 +5,18 @@
 use serde_json::{Value, json};
 use warmpath_bench::model::Preset;
 use warmpath_bench::model::cache::cached_projector;
-use warmpath_bench::model::projector::IMAGE_TOKENS;
+use warmpath_bench::model::projector::{IMAGE_TOKENS, Reads};
 use warmpath_bench::pictures::{PictureServer, data_url, picture};
 
 use crate::harness::{TestWorker, folder};
 
 const CHAT: &str = "/v1/chat/completions";
 
+/// Metric of the images that were encoded.
+const ENCODED: &str = r#"media_encoded_total{kind="image"}"#;
+
 async fn seeing(flags: &str) -> TestWorker {
-    let projector = cached_projector(Preset::Tiny, 1, &folder()).expect("it can be made");
+    let projector = cached_projector((Preset::Tiny, 1), Reads::Images, &folder()).expect("it can be made");
     let fixed = "--slots 2 --ctx-size 4096 --flash-attn off --kv-unified off";
     TestWorker::start(&format!("--mmproj {} {fixed} {flags}", projector.display())).await
 }
@@ -57,8 +60,8 @@ async fn an_image_is_the_same_prompt_in_every_dialect() {
     let third = worker.ask("/v1/responses", json!({"input": input, "max_output_tokens": 8, "temperature": 0})).await;
     assert_eq!(third["output"][0]["content"][0]["text"], said);
     assert_eq!(third["usage"]["input_tokens_details"]["cached_tokens"], n_prompt - 1, "{third}");
-    assert_eq!(worker.metric("images_encoded_total").await, 1.0);
-    assert!(worker.metric("image_encode_seconds_total").await > 0.0);
+    assert_eq!(worker.metric(ENCODED).await, 1.0);
+    assert!(worker.metric("media_encode_seconds_total").await > 0.0);
     let stream = worker
         .stream(CHAT, json!({"stream": true, "messages": chat(1)["messages"], "max_tokens": 8, "temperature": 0}));
     let streamed: String =
@@ -84,7 +87,7 @@ async fn a_raw_prompt_has_its_images_at_the_marks() {
     let body = json!({"prompt": ["a", two(1, 2), two(2, 1)], "max_tokens": 4, "temperature": 0});
     let several = worker.ask("/v1/completions", body).await;
     assert_eq!(several["choices"].as_array().map(Vec::len), Some(3), "{several}");
-    assert_eq!(worker.metric("images_encoded_total").await, 2.0);
+    assert_eq!(worker.metric(ENCODED).await, 2.0);
     let alone = json!({"prompt": two(2, 1), "max_tokens": 4, "temperature": 0, "cache_prompt": false});
     let alone = worker.ask("/v1/completions", alone).await;
     assert_eq!(several["choices"][2]["text"], alone["choices"][0]["text"]);
@@ -118,7 +121,7 @@ async fn raw_prompts_whose_images_cannot_be_read_are_refused() {
         assert_eq!((status, &error["error"]["param"]), (400, &json!(param)), "{error}");
     }
     let (status, error) = worker.try_ask("/cache/pin", &json!({"prompt": seen})).await;
-    assert_eq!((status, &error["error"]["message"]), (400, &json!("a pin cannot have images")));
+    assert_eq!((status, &error["error"]["message"]), (400, &json!("a pin cannot have images or audio")));
     let plain = worker.ask("/completion", json!({"prompt": {"prompt_string": "a<__media__>"}, "n_predict": 1})).await;
     assert_eq!(
         plain["prompt"].as_str().map(|text| text.contains("<__media__>")),
@@ -142,13 +145,13 @@ async fn a_worker_reports_its_support_of_images() {
     assert!(rates["encode_ms_per_token"].as_f64().is_some_and(|ms| ms > 0.0), "{rates}");
     let rendered = worker.ask("/apply-template", chat(1)).await["prompt"].clone();
     assert!(rendered.as_str().is_some_and(|text| text.contains("What is this?<__media__>")), "{rendered}");
-    let layout = worker.get_json("/internal/v1/image-layout?width=80&height=60").await;
+    let layout = worker.get_json("/internal/v1/media-layout?width=80&height=60").await;
     assert_eq!(layout, json!({"parts": [{"run": IMAGE_TOKENS}]}));
     for query in ["", "?width=80", "?width=0&height=60", "?width=80&height=8001", "?width=x&height=1"] {
-        assert_eq!(worker.get(&format!("/internal/v1/image-layout{query}")).await.status(), 400, "{query}");
+        assert_eq!(worker.get(&format!("/internal/v1/media-layout{query}")).await.status(), 400, "{query}");
     }
     let (status, error) = worker.try_ask("/cache/pin", &json!({"messages": chat(1)["messages"]})).await;
-    assert_eq!((status, &error["error"]["message"]), (400, &json!("a pin cannot have images")));
+    assert_eq!((status, &error["error"]["message"]), (400, &json!("a pin cannot have images or audio")));
     let (status, error) = worker.try_ask(CHAT, &json!({"cache_reuse": 32, "messages": chat(1)["messages"]})).await;
     assert_eq!((status, &error["error"]["param"]), (400, &json!("cache_reuse")), "{error}");
     let many = json!({"prompt": [1, 3_000_000_000_u32], "max_tokens": 1});
@@ -171,7 +174,7 @@ async fn images_by_url_are_fetched_from_listed_hosts_alone() {
     let messages = json!([{"role": "user", "content": blocks}]);
     let counted = worker.ask("/v1/messages/count_tokens", json!({"messages": messages})).await;
     assert_eq!(counted["input_tokens"], n_prompt);
-    assert_eq!((pictures.n_served(), worker.metric("images_encoded_total").await), (2, 1.0));
+    assert_eq!((pictures.n_served(), worker.metric(ENCODED).await), (2, 1.0));
     by_url["messages"][0]["content"][1]["image_url"]["url"] = json!("http://127.0.0.1:1/1");
     let (status, error) = worker.try_ask(CHAT, &by_url).await;
     assert_eq!((status, &error["error"]["param"]), (400, &json!("messages[0]")), "{error}");
@@ -203,7 +206,8 @@ async fn invalid_images_are_refused_in_the_dialect_s_format() {
     assert_eq!((status, &error["error"]["type"]), (400, &json!("invalid_request_error")), "{error}");
     let audio = json!([{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}]);
     let (status, error) = worker.try_ask(CHAT, &json!({"messages": [{"role": "user", "content": audio}]})).await;
-    assert!(status == 400 && error["error"]["message"].as_str().is_some_and(|text| text.contains("input_audio")));
+    let says = "messages[0]: content parts of type \"input_audio\" are not supported by this model, which reads text and images";
+    assert_eq!((status, &error["error"]["message"]), (400, &json!(says)));
     worker.ask(CHAT, chat(2)).await;
 }
 
@@ -214,10 +218,10 @@ async fn a_worker_without_a_projector_refuses_images() {
     assert_eq!(status, 400);
     assert_eq!(
         error["error"]["message"],
-        "messages[0]: content parts of type \"image_url\" are not supported yet; only text is"
+        "messages[0]: content parts of type \"image_url\" are not supported by this model, which reads text only"
     );
     assert_eq!(worker.get_json("/props").await["modalities"], json!({"vision": false, "audio": false}));
-    assert_eq!(worker.get("/internal/v1/image-layout?width=1&height=1").await.status(), 501);
+    assert_eq!(worker.get("/internal/v1/media-layout?width=1&height=1").await.status(), 501);
     let raw = json!({"prompt": {"prompt_string": "<__media__>", "multimodal_data": [file(1)]}});
     let (status, error) = worker.try_ask("/completion", &raw).await;
     assert_eq!((status, &error["error"]["param"]), (400, &json!("prompt")));

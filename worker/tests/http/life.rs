@@ -12,6 +12,7 @@ use reqwest::StatusCode;
 use serde_json::json;
 use tokio::net::TcpListener;
 use warmpath_bench::model::cache::cached_projector;
+use warmpath_bench::model::projector::Reads;
 use warmpath_bench::model::quantize::{WeightType, quantize};
 use warmpath_bench::model::{Preset, write_split_model};
 
@@ -52,10 +53,10 @@ fn a_model_that_does_not_fit_into_memory_is_refused_before_loading_with_the_numb
         let log = refused(&model, &["--cache-ram", "1000000000"]);
         assert!(log.contains("no --ctx-size would fit"), "{log}");
     }
-    let projector = cached_projector(Preset::Tiny, 1, &folder()).expect("it can be made");
+    let projector = cached_projector((Preset::Tiny, 1), Reads::Images, &folder()).expect("it can be made");
     let flags = ["--mmproj", projector.to_str().expect("a path"), "--cache-ram", "1000000000"];
     let log = refused(&model(Preset::Tiny, 1), &flags);
-    assert!(log.contains("MiB for images (--mmproj)"), "{log}");
+    assert!(log.contains("MiB for images and audio (--mmproj)"), "{log}");
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod access;
 mod adapters;
 mod agents;
 mod answers;
+mod audio;
 mod bad_input;
 mod cache;
 mod codings;

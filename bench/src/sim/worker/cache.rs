@@ -217,6 +217,6 @@ fn wish(request: &Request) -> Wish<'_> {
         tenant: TENANT.share_id(),
         reuse: Reuse::Allowed,
         wanted: None,
-        images: &[],
+        media: &[],
     }
 }

@@ -13,8 +13,8 @@ use warmpath_common::prompts::{MEDIA_MARKER, MediaPrompt};
 use super::{Cut, PromptMaker, RawError};
 use crate::error::{PromptError, TooManyTokens};
 use crate::fragments::Scope;
-use crate::images::{self, Image, PromptTokens};
 use crate::least_tokens::assumed;
+use crate::media::{self, Medium, PromptTokens};
 use crate::partition::Piece;
 
 /// Longest text that is tokenized to its end, however many tokens it has: clients that shorten their prompts rely on an
@@ -30,8 +30,8 @@ pub struct BegunPrompt {
     scope: Scope,
     parts: Vec<Part>,
     unseen_bytes: usize,
-    /// Images of the prompt, in their order.
-    images: Vec<Arc<Image>>,
+    /// Media of the prompt, in their order.
+    media: Vec<Arc<Medium>>,
 }
 
 /// A part of a prompt.
@@ -40,8 +40,8 @@ enum Part {
     Special(Token),
     Seen(Arc<[Token]>),
     Unseen(Range<usize>),
-    /// The image of this number.
-    Image(usize),
+    /// The medium of this number.
+    Media(usize),
 }
 
 impl BegunPrompt {
@@ -54,14 +54,14 @@ impl BegunPrompt {
 impl PromptMaker {
     /// Renders a chat and looks up the fragments that requests of its salt have cached.
     ///
-    /// Cost: rendering, and decoding images that are new; nothing is tokenized. Errors: see [`PromptError`].
+    /// Cost: rendering, and decoding media that are new; nothing is tokenized. Errors: see [`PromptError`].
     pub fn begin_chat(&self, request: &ChatPrompt) -> Result<BegunPrompt, PromptError> {
         let salt = request.cache_salt.as_deref().unwrap_or_default();
         let scope = Scope::of(salt);
         let mut begun = self.begin(self.cut(self.rendered(request)?), scope);
-        if let Some(images) = &self.images {
-            images::check_all_shown(&begun.cut.pieces, &request.messages)?;
-            begun.images = images.known.read(&request.messages, scope)?;
+        if let Some(media) = &self.media {
+            media::check_all_shown(&begun.cut.pieces, &request.messages)?;
+            begun.media = media.known.read(&request.messages, scope)?;
         }
         Ok(begun)
     }
@@ -73,33 +73,34 @@ impl PromptMaker {
         self.begin(self.cut_text(text), scope)
     }
 
-    /// Looks up the cached fragments of a text with images, control tokens parsed.
+    /// Looks up the cached fragments of a text with media, control tokens parsed.
     ///
     /// Cost: as of [`Self::begin_chat`]. Errors: `Media`.
     pub(super) fn begin_media(&self, prompt: &MediaPrompt, scope: Scope) -> Result<BegunPrompt, RawError> {
         let refuse = |reason| RawError::Media { reason };
-        let Some(images) = &self.images else {
+        let Some(media) = &self.media else {
             let reason = "`multimodal_data` is given, and this model reads text only".to_owned();
             return Err(refuse(reason));
         };
-        let (text, n_marks) = images::marked(&prompt.text);
+        let (text, n_marks) = media::marked(&prompt.text);
         if n_marks != prompt.media.len() {
-            let n_images = prompt.media.len();
+            let n_media = prompt.media.len();
             let reason =
-                format!("the text has {n_marks} marks {MEDIA_MARKER}, and `multimodal_data` has {n_images} images");
+                format!("the text has {n_marks} marks {MEDIA_MARKER}, and `multimodal_data` has {n_media} files");
             return Err(refuse(reason));
         }
-        let read = images.known.read_files(&prompt.media, scope).map_err(refuse)?;
+        let modalities = media.reader.reading().modalities;
+        let read = media.known.read_files(&prompt.media, (scope, modalities)).map_err(refuse)?;
         let mut cut = self.cut_text(text);
-        cut.pieces = images::cut(cut.pieces, cut.text.as_bytes());
-        Ok(BegunPrompt { images: read, ..self.begin(cut, scope) })
+        cut.pieces = media::cut(cut.pieces, cut.text.as_bytes());
+        Ok(BegunPrompt { media: read, ..self.begin(cut, scope) })
     }
 
     fn begin(&self, cut: Cut, scope: Scope) -> BegunPrompt {
         let mut unseen_bytes = 0;
         let part = |piece: &Piece| match piece {
             Piece::Special { token, .. } => Part::Special(*token),
-            Piece::Image(nth) => Part::Image(*nth),
+            Piece::Media(nth) => Part::Media(*nth),
             Piece::Text(range) => match self.fragments.seen(scope, &cut.fragment(range)) {
                 Some(tokens) => Part::Seen(tokens),
                 None => {
@@ -109,11 +110,11 @@ impl PromptMaker {
             },
         };
         let parts = cut.pieces.iter().map(part).collect();
-        BegunPrompt { cut, scope, parts, unseen_bytes, images: Vec::new() }
+        BegunPrompt { cut, scope, parts, unseen_bytes, media: Vec::new() }
     }
 
     /// Returns the tokens of a prompt that this maker has begun, with those that the vocabulary adds, up to the first
-    /// image whose tokens are not known.
+    /// medium whose tokens are not known.
     ///
     /// Cost: that of tokenizing the rest.
     pub fn tokens(&self, begun: &BegunPrompt) -> PromptTokens {
@@ -133,10 +134,10 @@ impl PromptMaker {
         for part in &begun.parts {
             let tokens = &mut made.tokens;
             match part {
-                Part::Image(nth) => {
-                    // A mark of another number than an image's has no image.
-                    let image = self.images.as_ref().zip(begun.images.get(*nth));
-                    if image.is_some_and(|(images, image)| !made.push_image(image, &*images.reader)) {
+                Part::Media(nth) => {
+                    // A mark of another number than a medium's has no medium.
+                    let medium = self.media.as_ref().zip(begun.media.get(*nth));
+                    if medium.is_some_and(|(media, medium)| !made.push_medium(medium, &*media.reader)) {
                         return Ok(made);
                     }
                 }
@@ -169,7 +170,7 @@ impl PromptMaker {
         let mut n_tokens_min = self.vocabulary.prefix.len() + self.vocabulary.suffix.len();
         for part in &begun.parts {
             n_tokens_min += match part {
-                Part::Special(_) | Part::Image(_) => 1,
+                Part::Special(_) | Part::Media(_) => 1,
                 Part::Seen(tokens) => tokens.len(),
                 Part::Unseen(range) => {
                     let n_left = n_tokens_max.saturating_sub(n_tokens_min).saturating_add(1);

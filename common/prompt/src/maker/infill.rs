@@ -10,7 +10,7 @@ use warmpath_common::prompts::{InfillPrompt, PromptPart, RawPrompt};
 use super::{BegunPrompt, PromptMaker};
 use crate::error::TooManyTokens;
 use crate::fragments::Scope;
-use crate::images::PromptTokens;
+use crate::media::PromptTokens;
 use crate::vocabulary::{AddSpecial, FimTokens, ParseSpecial};
 
 /// Most tokens of prefix and suffix together; the text nearest to the gap is kept.
@@ -51,7 +51,7 @@ pub enum RawError {
     /// The prompt is far longer than the context.
     #[error(transparent)]
     TooManyTokens(#[from] TooManyTokens),
-    /// The prompt's images cannot be read, or do not match its text.
+    /// The prompt's media cannot be read, or do not match its text.
     #[error("{reason}")]
     Media {
         /// Reason.
@@ -61,7 +61,7 @@ pub enum RawError {
 
 impl PromptMaker {
     /// Returns the tokens of a prompt that is not a chat. Texts get the tokens that the vocabulary adds at the start,
-    /// and control tokens in them are parsed. A gap gets a fill-in-the-middle prompt. A prompt with images ends at the
+    /// and control tokens in them are parsed. A gap gets a fill-in-the-middle prompt. A prompt with media ends at the
     /// first one whose tokens are not known.
     ///
     /// Units: `context_tokens` is a slot's size. Errors: [`RawError`].

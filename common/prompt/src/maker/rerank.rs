@@ -75,7 +75,7 @@ impl PromptMaker {
             let own = &rest[..at];
             parts.extend(self.partitioner.partition(own.as_bytes()).into_iter().map(|piece| match piece {
                 Piece::Special { token, .. } => Part::Tokens(vec![token]),
-                Piece::Image(_) => Part::Tokens(Vec::new()),
+                Piece::Media(_) => Part::Tokens(Vec::new()),
                 Piece::Text(range) => Part::Own(String::from_utf8_lossy(&own.as_bytes()[range]).into_owned()),
             }));
             parts.extend(gap);

@@ -78,7 +78,7 @@ fn wrong_messages_are_refused_with_their_field() {
     check_refused(json!({"role": "user", "content": 5}), "content must be");
     check_refused(json!({"role": "user", "content": [{"text": "x"}]}), "must have a type");
     check_refused(json!({"role": "user", "content": [{"type": "text"}]}), "must have a text");
-    check_refused(json!({"role": "user", "content": [{"type": "input_audio"}]}), "not supported yet");
+    check_refused(json!({"role": "user", "content": [{"type": "video_url"}]}), "not supported here");
     check_refused(json!({"role": "assistant", "tool_calls": "x"}), "tool_calls must be an array");
     check_refused(json!({"role": "assistant", "tool_calls": ["x"]}), "must be an object");
     let call = json!([{"function": {"name": "f", "arguments": "{not json"}}]);

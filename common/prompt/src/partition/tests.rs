@@ -14,7 +14,7 @@ fn shown(specials: Vec<Special>, text: &str) -> Vec<String> {
     let show = |piece: &Piece| match piece {
         Piece::Special { token, .. } => format!("<{token}>"),
         Piece::Text(range) => text[range.clone()].to_owned(),
-        Piece::Image(_) => unreachable!("a text alone has none"),
+        Piece::Media(_) => unreachable!("a text alone has none"),
     };
     pieces.iter().map(show).collect()
 }

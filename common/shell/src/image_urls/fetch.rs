@@ -20,7 +20,7 @@ use rustls::pki_types::ServerName;
 use tokio::time::timeout;
 use tower::Service as _;
 use url::Url;
-use warmpath_common::images::ImageFormat;
+use warmpath_common::media::ImageFormat;
 
 use super::hosts::{address_of, allows_address, allows_url};
 use super::places::WantedImage;

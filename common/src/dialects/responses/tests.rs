@@ -43,6 +43,17 @@ fn check_unsupported(body: Value, param: &str, says: &str) {
 }
 
 #[test]
+fn audio_is_part_of_a_chat() {
+    let audio = json!({"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}});
+    let asked = json!([{"role": "user", "content": [{"type": "input_text", "text": "a"}, audio]}]);
+    check(asked, json!([{"role": "user", "content": [{"type": "text", "text": "a"}, audio]}]));
+    let nameless = json!([{"role": "user", "content": [{"type": "input_audio"}]}]);
+    check_refused(json!({"input": nameless}), "input[0].content[0].input_audio", "missing");
+    let text = json!([{"role": "user", "content": [{"type": "input_audio", "input_audio": "AA=="}]}]);
+    check_refused(json!({"input": text}), "input[0].content[0].input_audio", "object");
+}
+
+#[test]
 fn images_are_parts_of_a_chat_also_in_outputs() {
     let image = json!({"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "low"});
     let part = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}});
@@ -182,10 +193,8 @@ fn unsupported_features_are_refused() {
     for kind in ["compaction", "web_searches", "unheard_of"] {
         check_unsupported(json!({"input": [{"type": kind}]}), "input[0].type", kind);
     }
-    for kind in ["input_file", "input_audio"] {
-        let input = json!([{"role": "user", "content": [{"type": kind}]}]);
-        check_unsupported(json!({"input": input}), "input[0].content[0].type", kind);
-    }
+    let input = json!([{"role": "user", "content": [{"type": "input_file"}]}]);
+    check_unsupported(json!({"input": input}), "input[0].content[0].type", "input_file");
     let stored = json!([{"role": "user", "content": [{"type": "input_image", "file_id": "file-1"}]}]);
     check_unsupported(json!({"input": stored}), "input[0].content[0].file_id", "not stored");
     check_unsupported(with("tools", json!([{"type": "unheard_of"}])), "tools[0].type", "unheard_of");

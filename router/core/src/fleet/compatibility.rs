@@ -212,7 +212,7 @@ fn difference(a: &ModelInfo, b: &ModelInfo) -> Option<(&'static str, String, Str
         .or_else(|| field("adapters", &names_of(&a.adapters), &names_of(&b.adapters)))
         .or_else(|| (a.adapters != b.adapters).then(|| ("adapters", other_files(a), other_files(b))))
         .or_else(|| field("the adapter in force", &in_force(a), &in_force(b)))
-        .or_else(|| field("images", &images(a), &images(b)))
+        .or_else(|| field("media", &media(a), &media(b)))
         .or_else(|| match (&a.embedding, &b.embedding) {
             (Some(a), Some(b)) => field("embedding", a, b),
             _ => None,
@@ -235,8 +235,8 @@ fn in_force(model: &ModelInfo) -> String {
         .map_or_else(|| "none".to_owned(), |applied| format!("{} x {}", applied.adapter, applied.scale))
 }
 
-fn images(model: &ModelInfo) -> String {
-    model.images.map_or_else(|| "none".to_owned(), |reading| reading.to_string())
+fn media(model: &ModelInfo) -> String {
+    model.media.map_or_else(|| "none".to_owned(), |reading| reading.fingerprint.to_string())
 }
 
 #[cfg(test)]
@@ -304,9 +304,13 @@ mod tests {
 
     #[test]
     fn workers_of_one_name_read_images_alike() {
-        let reading = |byte| ModelInfo { images: Some(warmpath_common::model::Fingerprint([byte; 32])), ..model() };
-        assert_eq!(verdicts(&[reading(1), model(), reading(1)]), [None, Some("images"), None]);
-        assert_eq!(verdicts(&[reading(1), reading(2), reading(1)]), [None, Some("images"), None]);
+        let reading = |byte| {
+            let fingerprint = warmpath_common::model::Fingerprint([byte; 32]);
+            let modalities = warmpath_common::model::Modalities { vision: true, audio: true };
+            ModelInfo { media: Some(warmpath_common::model::MediaReading { fingerprint, modalities }), ..model() }
+        };
+        assert_eq!(verdicts(&[reading(1), model(), reading(1)]), [None, Some("media"), None]);
+        assert_eq!(verdicts(&[reading(1), reading(2), reading(1)]), [None, Some("media"), None]);
     }
 
     #[test]

@@ -149,7 +149,7 @@ fn a_router_that_knows_of_others_waits_before_it_places_a_long_prompt() {
         let (tier, state) = (Tier::Resident, RunState::Ready);
         [Match { worker: WorkerIdx(worker), blocks, tier, state, slot: None }]
     };
-    let held = |matches| PromptView::Known { n_tokens: 1000, keys: &keys, matches, images: &[] };
+    let held = |matches| PromptView::Known { n_tokens: 1000, keys: &keys, matches, media: &[] };
     assert_eq!(world.backoff_max(held(&found(1, 15)), &[]), Duration::from_micros(20_800), "480 tokens are there");
     assert_eq!(world.backoff_max(cold, &[WorkerIdx(0)]), Duration::ZERO, "a retry does not wait again");
     world.change(0, |worker| worker.link = ConnectionState::Connecting);
@@ -164,7 +164,7 @@ fn prompts_that_begin_alike_are_delayed_alike() {
     let world = World::new(2);
     let (request_id, model) = (id("asked"), model());
     let backoff = |keys: &[BlockKey], seed| {
-        let prompt = PromptView::Known { n_tokens: 1000, keys, matches: &[], images: &[] };
+        let prompt = PromptView::Known { n_tokens: 1000, keys, matches: &[], media: &[] };
         world.ledger.backoff(&world.fleet, &request(&request_id, &model, prompt), &mut SmallRng::seed_from_u64(seed))
     };
     let keys: Vec<_> = (1..41).map(BlockKey).collect();
@@ -195,7 +195,7 @@ fn the_decision_names_slot_block_and_tokens_that_are_counted_on() {
     let slot = Some(SlotId(2));
     let found = Match { worker: WorkerIdx(1), blocks: 4, tier: Tier::Resident, state: RunState::Ready, slot };
     let matches = [found];
-    let prompt = |n_tokens| PromptView::Known { n_tokens, keys: &keys, matches: &matches, images: &[] };
+    let prompt = |n_tokens| PromptView::Known { n_tokens, keys: &keys, matches: &matches, media: &[] };
     let (decision, _ticket) = world.send_prompt("a", prompt(140), &[]).expect("sent");
     assert_eq!(decision.worker, WorkerIdx(1));
     assert_eq!((decision.slot, decision.expected_block), (slot, Some(BlockKey(3))));
@@ -293,7 +293,7 @@ fn a_request_that_no_worker_can_start_soon_waits_until_one_can() {
     let keys: Vec<_> = (0..300).map(BlockKey).collect();
     let matches =
         [Match { worker: WorkerIdx(0), blocks: 290, tier: Tier::Resident, state: RunState::Ready, slot: None }];
-    let prompt = PromptView::Known { n_tokens: 9600, keys: &keys, matches: &matches, images: &[] };
+    let prompt = PromptView::Known { n_tokens: 9600, keys: &keys, matches: &matches, media: &[] };
     let decision = world.send_prompt("b", prompt, &[]).expect("one has capacity").0;
     assert_eq!(decision.worker, WorkerIdx(0), "the worker that holds most of it, although it waits there");
 }

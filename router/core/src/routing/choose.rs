@@ -129,8 +129,8 @@ pub enum PromptView<'a> {
         keys: &'a [BlockKey],
         /// Cached prefixes at the workers.
         matches: &'a [Match],
-        /// Places of its images' tokens, in their order.
-        images: &'a [Range<u32>],
+        /// Places of its media tokens, in their order.
+        media: &'a [Range<u32>],
     },
     /// Not tokenized here.
     Estimated {
@@ -143,8 +143,8 @@ impl<'a> PromptView<'a> {
     /// Returns the prompt with other matches, if there are any.
     pub fn with_matches(self, others: Option<&'a [Match]>) -> Self {
         match (self, others) {
-            (Self::Known { n_tokens, keys, images, .. }, Some(matches)) => {
-                Self::Known { n_tokens, keys, matches, images }
+            (Self::Known { n_tokens, keys, media, .. }, Some(matches)) => {
+                Self::Known { n_tokens, keys, matches, media }
             }
             (same, _) => same,
         }
@@ -165,12 +165,12 @@ impl<'a> PromptView<'a> {
         keys.get(n_held as usize).or(keys.last()).map_or(0, |key| key.0)
     }
 
-    /// Returns the tokens of the images that are not within its first tokens as a whole.
-    fn image_tokens_behind(&self, n_tokens: u32) -> u32 {
-        let Self::Known { images, .. } = self else { return 0 };
-        // No image is resumed within.
-        let behind = images.iter().filter(|image| image.end > n_tokens);
-        behind.map(|image| image.end.saturating_sub(image.start)).fold(0, u32::saturating_add)
+    /// Returns the tokens of the media that are not within its first tokens as a whole.
+    fn media_tokens_behind(&self, n_tokens: u32) -> u32 {
+        let Self::Known { media, .. } = self else { return 0 };
+        // No medium is resumed within.
+        let behind = media.iter().filter(|medium| medium.end > n_tokens);
+        behind.map(|medium| medium.end.saturating_sub(medium.start)).fold(0, u32::saturating_add)
     }
 
     /// Returns the keys of its full blocks; none if it is not tokenized.
@@ -216,7 +216,7 @@ impl<'a> Candidate<'a> {
         let blocks_max = n_tokens.saturating_sub(1) / block_size_tokens.max(1);
         let cached_blocks = found.map_or(0, |found| found.blocks.min(blocks_max));
         let cached_tokens = cached_blocks * block_size_tokens;
-        let encoded_tokens = prompt.image_tokens_behind(cached_tokens);
+        let encoded_tokens = prompt.media_tokens_behind(cached_tokens);
         let work = PrefillWork { prompt_tokens: n_tokens, cached_tokens, fetched_tokens: 0, encoded_tokens };
         let cost = Cost::of(work, load);
         Self { worker, found, cached_blocks, transfer: None, work, cost, load, recent_tokens: 0.0 }
@@ -237,7 +237,7 @@ impl<'a> Candidate<'a> {
         };
         let Some(transfer) = Transfer::best(self.worker, gap, peers, bytes_per_ms) else { return self };
         let fetched_tokens = (transfer.blocks - self.cached_blocks) * block_size_tokens;
-        let encoded_tokens = prompt.image_tokens_behind(self.work.cached_tokens + fetched_tokens);
+        let encoded_tokens = prompt.media_tokens_behind(self.work.cached_tokens + fetched_tokens);
         let work = PrefillWork { fetched_tokens, encoded_tokens, ..self.work };
         let cost = Cost { transfer_ms: transfer.ms, ..Cost::of(work, self.load) };
         Self { transfer: Some(transfer), work, cost, ..self }

@@ -7,7 +7,7 @@
 //!   free. Workers compute short remainders beside long prompts (`worker/core/src/batch_plan.rs`), so a request waits
 //!   in proportion to its own prefill: at most three times that for each request ahead of it.
 //! - **transfer**: the part of the prompt that the worker fetches from another one (`transfer`).
-//! - **encode**: the images that it does not reuse, at the time that the worker takes for each of their tokens. A
+//! - **encode**: the media that it does not reuse, at the time that the worker takes for each of their tokens. A
 //!   thread of its own encodes them, while other requests go on.
 //! - **prefill**: the part that it computes, neither cached nor fetched, at the worker's prefill rate.
 //!
@@ -55,7 +55,7 @@ const CONCURRENCY_MULTIPLE_MAX: f64 = 2.0;
 /// Assumed speeds of a worker while no worker of the fleet has measured any.
 ///
 /// Source: docs/decisions/0000-measured-before.md: 900-2,600 tokens/s prefill, 34 ms for a step of 8 sequences, on a
-/// 2-core machine. To encode an image's token takes a processor as long as to compute one, or longer.
+/// 2-core machine. To encode a medium's token takes a processor as long as to compute one, or longer.
 pub const SPEEDS_DEFAULT: Speeds =
     Speeds { prefill_tokens_per_ms: 1.0, decode_step_ms: 30.0, answer_tokens: 256.0, encode_ms_per_token: 1.0 };
 
@@ -79,7 +79,7 @@ pub struct Speeds {
     pub decode_step_ms: f64,
     /// Tokens that a request generates.
     pub answer_tokens: f64,
-    /// Time to encode an image, for each of its tokens. Units: milliseconds.
+    /// Time to encode a medium, for each of its tokens. Units: milliseconds.
     pub encode_ms_per_token: f64,
 }
 
@@ -163,7 +163,7 @@ pub struct PrefillWork {
     pub cached_tokens: u32,
     /// Part that it fetches from another worker.
     pub fetched_tokens: u32,
-    /// Tokens of the images that it encodes: those that it neither has cached nor fetches whole.
+    /// Tokens of the media that it encodes: those that it neither has cached nor fetches whole.
     pub encoded_tokens: u32,
 }
 
@@ -224,7 +224,7 @@ pub struct Cost {
     pub wait_ms: f64,
     /// Time to fetch a part of the prompt from another worker.
     pub transfer_ms: f64,
-    /// Time to encode its images.
+    /// Time to encode its media.
     pub encode_ms: f64,
     /// Time to compute the rest.
     pub prefill_ms: f64,

@@ -55,7 +55,7 @@ pub fn model(listed: &StockModel, n_slots: u16) -> ModelInfo {
         adapters: Vec::new(),
         adapter_in_force: None,
         kv_transfer: None,
-        images: None,
+        media: None,
     }
 }
 

@@ -96,7 +96,7 @@ pub fn place<'a>(
         adapters: Vec::new(),
         adapter_in_force: None,
         kv_transfer: None,
-        images: None,
+        media: None,
         ..model.clone()
     };
     match (fellows.into_iter().find(shares_name), given) {

@@ -302,7 +302,7 @@ pub fn model() -> ModelInfo {
         adapters: Vec::new(),
         adapter_in_force: None,
         kv_transfer: None,
-        images: None,
+        media: None,
     }
 }
 

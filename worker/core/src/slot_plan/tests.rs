@@ -26,8 +26,8 @@ struct World {
     index: ChunkIndex,
     at_hand: HashSet<ChunkId>,
     costs: Costs,
-    /// Images in the prompts.
-    images: Vec<Range<u32>>,
+    /// Media in the prompts.
+    media: Vec<Range<u32>>,
 }
 
 /// Returns a worker whose slots were used in this order; `used` has the slot, its tokens, and whether it is busy.
@@ -50,7 +50,7 @@ fn world(memory: MemoryKind, used: &[(u16, Vec<Token>, bool)]) -> World {
         suffix_rounding: None,
     };
     let index = ChunkIndex::new(limits);
-    let mut world = World { table: SlotTable::new(shape), index, at_hand: HashSet::new(), costs, images: Vec::new() };
+    let mut world = World { table: SlotTable::new(shape), index, at_hand: HashSet::new(), costs, media: Vec::new() };
     for (slot, tokens, busy) in used {
         if *busy == IDLE {
             world.run(*slot, tokens, tokens.len());
@@ -107,7 +107,7 @@ impl World {
         let root = root(salt);
         let chain = block_chain(&root, prompt, BLOCK);
         let (tenant, wanted) = (Some(TenantId::of_root(&root)), wanted.map(SlotId));
-        let wish = Wish { prompt, chain: &chain, root: &root, tenant, reuse, wanted, images: &self.images };
+        let wish = Wish { prompt, chain: &chain, root: &root, tenant, reuse, wanted, media: &self.media };
         plan(&self.inputs(), &wish)
     }
 
@@ -115,7 +115,7 @@ impl World {
         let root = root(salt);
         let chain = block_chain(&root, prompt, BLOCK);
         let reuse = Reuse::Allowed;
-        let wish = Wish { prompt, chain: &chain, root: &root, tenant: None, reuse, wanted: None, images: &self.images };
+        let wish = Wish { prompt, chain: &chain, root: &root, tenant: None, reuse, wanted: None, media: &self.media };
         best_usable(&self.inputs(), &wish)
     }
 }
@@ -181,15 +181,15 @@ fn always_computes_one_token() {
 #[test]
 fn no_prompt_resumes_within_an_image() {
     let prompt = tokens(60, 5, 1);
-    let with_images = |mut world: World| {
-        world.images = vec![10..20, 24..44];
+    let with_media = |mut world: World| {
+        world.media = vec![10..20, 24..44];
         world
     };
     for (n_held, n_usable) in [(10, 10), (11, 10), (19, 10), (20, 20), (24, 24), (43, 24), (44, 44), (50, 50)] {
         let held = tokens(n_held, 30, 2);
-        check(&with_images(world(MemoryKind::Full, &[(2, held.clone(), IDLE)])), &prompt, (2, keep(n_usable)));
-        check(&with_images(world(MemoryKind::Full, &[(2, held, BUSY)])), &prompt, (0, copy(2, n_usable)));
-        let mut stored = with_images(world(MemoryKind::Full, &[]));
+        check(&with_media(world(MemoryKind::Full, &[(2, held.clone(), IDLE)])), &prompt, (2, keep(n_usable)));
+        check(&with_media(world(MemoryKind::Full, &[(2, held, BUSY)])), &prompt, (0, copy(2, n_usable)));
+        let mut stored = with_media(world(MemoryKind::Full, &[]));
         stored.store(&tokens(n_held, 0, 1));
         let n_stored = n_held / BLOCK * BLOCK;
         let n_usable = if (11..20).contains(&n_stored) { 10 } else { n_stored };
@@ -197,9 +197,9 @@ fn no_prompt_resumes_within_an_image() {
         check(&stored, &prompt, (0, PrefixSource::Import { n_tokens: n_usable }));
     }
     let mut ends_with_one = world(MemoryKind::Full, &[(2, prompt.clone(), IDLE)]);
-    ends_with_one.images.push(50..65);
+    ends_with_one.media.push(50..65);
     check(&ends_with_one, &prompt, (2, keep(50)));
-    let mut coming = with_images(world(MemoryKind::Full, &[]));
+    let mut coming = with_media(world(MemoryKind::Full, &[]));
     coming.run(1, &tokens(30, 9, 2), 4);
     assert_eq!(coming.decide(&prompt), SlotDecision::WaitFor { slot: SlotId(1), n_tokens: 24 });
 }

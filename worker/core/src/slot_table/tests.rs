@@ -140,7 +140,7 @@ impl Model {
             tenant: Some(TenantId::of_root(&root)),
             reuse,
             wanted: None,
-            images: &[],
+            media: &[],
         };
         let (index, at_hand, costs) = (empty_index(), HashSet::new(), costs(self.memory));
         let outlook = PlanInputs { table: &self.table, index: &index, at_hand: &at_hand, costs: &costs };

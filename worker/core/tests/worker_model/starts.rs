@@ -55,7 +55,7 @@ impl World {
         let request = &waiting.request;
         let tenant = tenant(root).share_id();
         let reuse = if request.keeps == Keeps::State { Reuse::Allowed } else { Reuse::Forbidden };
-        Wish { prompt: &request.prompt, chain: &waiting.chain, root, tenant, reuse, wanted: None, images: &[] }
+        Wish { prompt: &request.prompt, chain: &waiting.chain, root, tenant, reuse, wanted: None, media: &[] }
     }
 
     /// Checks that a running sequence will compute the prefix for which a request waits.
@@ -137,7 +137,7 @@ impl World {
             tenant: None,
             reuse: Reuse::Allowed,
             wanted: None,
-            images: &[],
+            media: &[],
         };
         let found = self.index.find(&wish.prefix());
         let n_start = plan.start.n_tokens() as usize;

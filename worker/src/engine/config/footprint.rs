@@ -14,7 +14,7 @@ use warmpath_llama_chat::DeviceMemory;
 
 use crate::engine::config::placement::GpuLayers;
 use crate::engine::config::{EngineConfig, SLOT_CELLS_STEP, StartError};
-use crate::engine::{images, llama};
+use crate::engine::{llama, media};
 
 /// Largest context that llama.cpp measures; the memory of larger ones is extrapolated. Units: cells.
 ///
@@ -84,7 +84,7 @@ pub struct MemoryUse {
     /// Draft model, without weights that are mapped from its file.
     #[serde(rename = "draft_model_bytes")]
     pub draft_model: u64,
-    /// Projector with its computation, and the embeddings of images that are kept.
+    /// Projector with its computation, and the embeddings of media that are kept.
     #[serde(rename = "projector_bytes")]
     pub projector: u64,
     /// Memory that was available before anything was loaded.
@@ -166,7 +166,7 @@ impl Footprint {
         Self { mapped: self.mapped.saturating_add(draft.mapped), draft_model: draft.needed(), ..self }
     }
 
-    /// Returns it with the memory for reading images.
+    /// Returns it with the memory for reading media.
     fn with_projector(self, projector: u64) -> Self {
         Self { projector, ..self }
     }
@@ -241,7 +241,7 @@ impl fmt::Display for Footprint {
             write!(out, ", {} for the draft model (--spec-draft-model)", Bytes(self.draft_model))?;
         }
         if self.projector > 0 {
-            write!(out, ", {} for images (--mmproj)", Bytes(self.projector))?;
+            write!(out, ", {} for images and audio (--mmproj)", Bytes(self.projector))?;
         }
         write!(out, ", {} for copied weights", Bytes(self.copied))?;
         write!(out, "; {} of weights are mapped from their file and not counted", Bytes(self.mapped))
@@ -313,7 +313,7 @@ pub fn plan(config: &EngineConfig, available: u64) -> Result<Option<MemoryPlan>,
 fn ask(config: &EngineConfig) -> Option<(Footprint, Vec<DeviceMemory>)> {
     let (mut footprint, mut devices) = ask_alone(config)?;
     if let Some(projector) = &config.projector {
-        let (host, own_devices) = images::memory(projector);
+        let (host, own_devices) = media::memory(projector);
         footprint = footprint.with_projector(host);
         own_devices.into_iter().for_each(|own| add_device(&mut devices, own));
     }
@@ -417,7 +417,7 @@ mod tests {
         assert_eq!(both.needed(), footprint(4096).needed() + 7 * MIB);
         assert_eq!(both.shown(0).projector, 7 * MIB);
         let refused = both.check(both.needed() - 1).expect_err("a byte is missing").to_string();
-        assert!(refused.contains("7.0 MiB for images (--mmproj)"), "{refused}");
+        assert!(refused.contains("7.0 MiB for images and audio (--mmproj)"), "{refused}");
     }
 
     #[test]

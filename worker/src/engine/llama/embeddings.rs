@@ -1,6 +1,6 @@
 //! A batch of embeddings, which llama.cpp reads instead of tokens.
 //!
-//! A llama.cpp batch has either tokens or embeddings, so the embeddings of an image are a separate batch. The bindings
+//! A llama.cpp batch has either tokens or embeddings, so the embeddings of a medium are a separate batch. The bindings
 //! only have batches of tokens.
 
 use std::num::NonZeroI32;

@@ -33,7 +33,7 @@ pub(in crate::engine) fn obstacle(
         || factor.is_some_and(|factor| (factor - 1.0).abs() > f32::EPSILON)
         || config.rope.scales_keys();
     if config.projector.is_some() {
-        return Some(ShiftObstacle::Images);
+        return Some(ShiftObstacle::Media);
     }
     if memory != MemoryKind::Full {
         return Some(ShiftObstacle::Memory { memory });

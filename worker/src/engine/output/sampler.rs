@@ -15,7 +15,7 @@ use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 use llama_cpp_2::token::logit_bias::LlamaLogitBias;
 use llguidance::toktrie::SimpleVob;
 use warmpath_common::ids::Token;
-use warmpath_common::images::IMAGE_TOKEN_MIN;
+use warmpath_common::media::MEDIA_TOKEN_MIN;
 use warmpath_worker_output::infill::{self, KeptCandidates};
 use warmpath_worker_output::logprobs::{self, TokenLogprob, TokenProbabilities};
 
@@ -69,7 +69,7 @@ impl TokenSampler {
         let n_seen = windows.penalties.max(windows.dry).unsigned_abs() as usize;
         let prompt = &submission.prompt;
         let seen = &prompt[prompt.len() - n_seen.min(prompt.len())..];
-        for token in seen.iter().filter(|token| **token < IMAGE_TOKEN_MIN) {
+        for token in seen.iter().filter(|token| **token < MEDIA_TOKEN_MIN) {
             accept(&mut chains, to_llama(*token))?;
         }
         let candidates = LlamaTokenDataArray::new(Vec::new(), false);

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
-use warmpath_prompt::ImageRun;
+use warmpath_prompt::MediaRun;
 use warmpath_worker_core::batch_plan::Share;
 use warmpath_worker_core::drafting::lengths::{self, DraftSource, Length, Possible, StepRoom};
 use warmpath_worker_core::drafting::step_costs::StepCosts;
@@ -69,8 +69,8 @@ impl SpeculationConfig {
         let wish = &submission.generation.drafts;
         let n_max = wish.n_max.map_or(self.limits.n_max, |n_max| self.limits.n_max.min(n_max as usize));
         let n_min = wish.n_min.map_or(self.limits.n_min, |n_min| n_min as usize);
-        // Responses have no image tokens.
-        let text_start = submission.runs.last().map_or(0, ImageRun::end);
+        // Responses have no media tokens.
+        let text_start = submission.runs.last().map_or(0, MediaRun::end);
         let text = &submission.prompt[text_start as usize..];
         let drafter = Drafter::new(text, &wish.predicted, DraftLimits { n_max, n_min });
         let drafter = match self.forced {

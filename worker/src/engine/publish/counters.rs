@@ -117,7 +117,9 @@ counters! {
     context_shifts;
     /// Images that were encoded.
     encoded_images;
-    /// Images that could not be encoded.
+    /// Audio files that were encoded.
+    encoded_audio;
+    /// Media that could not be encoded.
     encode_failures;
     /// Time of encoding. Units: microseconds.
     encode_us;

@@ -129,11 +129,11 @@ impl Scheduler {
         let ready: Vec<SlotId> = self.ready(table).map(|(slot, _)| slot).collect();
         self.planned = PlannedBatch::default();
         self.planned.ready = ready.iter().map(|slot| self.running.in_slot(*slot).order).collect();
-        let is_at_image = |slot: &SlotId| self.running.in_slot(*slot).is_at_image(table.n_held(*slot));
-        let (images, ready): (Vec<SlotId>, Vec<SlotId>) = ready.into_iter().partition(is_at_image);
-        self.last_was_image = !images.is_empty() && (ready.is_empty() || !self.last_was_image);
-        if self.last_was_image {
-            return self.plan_image(&images, table);
+        let is_at_media = |slot: &SlotId| self.running.in_slot(*slot).is_at_media(table.n_held(*slot));
+        let (media, ready): (Vec<SlotId>, Vec<SlotId>) = ready.into_iter().partition(is_at_media);
+        self.last_was_media = !media.is_empty() && (ready.is_empty() || !self.last_was_media);
+        if self.last_was_media {
+            return self.plan_media(&media, table);
         }
         let present = ready.iter().map(|slot| adapter_of(self.running.in_slot(*slot)));
         let Some(adapter) = adapter_schedule::next(present, self.last_adapter) else { return };
@@ -160,11 +160,11 @@ impl Scheduler {
         };
     }
 
-    /// Plans a batch with the next tokens of one image; of several sequences, the one that started first is chosen.
+    /// Plans a batch with the next tokens of one medium; of several sequences, the one that started first is chosen.
     ///
     /// The batch is a single micro-batch and alternates with batches of tokens, so that no stream waits for a whole
-    /// image.
-    fn plan_image(&mut self, slots: &[SlotId], table: &SlotTable) {
+    /// medium.
+    fn plan_media(&mut self, slots: &[SlotId], table: &SlotTable) {
         let Some(slot) = slots.iter().copied().min_by_key(|slot| self.running.in_slot(*slot).order) else { return };
         let sequence = self.running.in_slot(slot);
         if let Work::Prefill { n_tokens, .. } = sequence.work(table.n_held(slot)) {

@@ -5,8 +5,8 @@
 
 use serde_json::{Map, Value, json};
 use warmpath_common::dialects::{DROPPED, LEFT_OUT_KINDS, anthropic, responses};
-use warmpath_common::images::ImageFormat;
-use warmpath_common::openai::schemas::IMAGE_URL;
+use warmpath_common::media::ImageFormat;
+use warmpath_common::openai::schemas::{self, IMAGE_URL};
 
 use crate::tools::function_name_pattern;
 
@@ -232,7 +232,8 @@ fn response() -> Map<String, Value> {
     let text = |kind: &str| tagged(kind, json!({"text": {"type": "string"}}), &["text"]);
     let refusal = tagged("refusal", json!({"refusal": {"type": "string"}}), &["refusal"]);
     let image = tagged("input_image", json!({"image_url": {"type": "string", "pattern": IMAGE_URL}}), &["image_url"]);
-    let parts = text_or(&[text("input_text"), text("output_text"), text("text"), refusal, image]);
+    let audio = tagged("input_audio", json!({"input_audio": schemas::audio()}), &["input_audio"]);
+    let parts = text_or(&[text("input_text"), text("output_text"), text("text"), refusal, image, audio]);
     let reasoning = json!({
         "type": ["array", "null"],
         "items": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},

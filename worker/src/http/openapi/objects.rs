@@ -295,7 +295,7 @@ fn transfers() -> Named {
     let mut item = prefix.clone();
     item["peer"] = json!("string");
     vec![
-        ("ImageLayout", json!({"parts": ["object"]})),
+        ("MediaLayout", json!({"parts": ["object"]})),
         ("HotPrefixes", json!({"block_size_tokens": "integer", "prefixes": ["#HotPrefix"]})),
         ("HotPrefix", prefix),
         ("PrefetchItem", item),

@@ -32,8 +32,20 @@ const AFTER_ENTRY: Parameter = query(
 );
 const LAST_BLOCK: Parameter =
     path("key", "Chain hash of the last block.", r#"{"type": "string", "pattern": "^[0-9a-fA-F]{64}$"}"#);
-const IMAGE_WIDTH: Parameter = query("width", "Width in pixels; required.", r#"{"type": "integer", "minimum": 1}"#);
-const IMAGE_HEIGHT: Parameter = query("height", "Height in pixels; required.", r#"{"type": "integer", "minimum": 1}"#);
+const IMAGE_WIDTH: Parameter =
+    query("width", "Width of an image in pixels; required for one.", r#"{"type": "integer", "minimum": 1}"#);
+const IMAGE_HEIGHT: Parameter =
+    query("height", "Height of an image in pixels; required for one.", r#"{"type": "integer", "minimum": 1}"#);
+const AUDIO_SAMPLES: Parameter = query(
+    "n_samples",
+    "Number of samples of a channel of audio; required for audio.",
+    r#"{"type": "integer", "minimum": 1}"#,
+);
+const AUDIO_RATE: Parameter = query(
+    "sample_rate",
+    "Sample rate of audio in hertz; required for audio.",
+    r#"{"type": "integer", "minimum": 4000, "maximum": 192000}"#,
+);
 const N_TOKENS: Parameter = query(
     "tokens",
     "Maximum number of tokens of all prefixes; common ones count once; required.",
@@ -266,10 +278,10 @@ fn internal() -> Vec<Operation> {
             ..get("/internal/v1/vocabulary", SuccessBody::Bytes("application/octet-stream"))
         },
         Operation {
-            summary: "Returns the tokens that stand for an image of a size.",
+            summary: "Returns the tokens that stand for an image or audio of a size.",
             errors: &[400, 500, 501, 503],
-            parameters: &[IMAGE_WIDTH, IMAGE_HEIGHT],
-            ..get("/internal/v1/image-layout", SuccessBody::Json("ImageLayout"))
+            parameters: &[IMAGE_WIDTH, IMAGE_HEIGHT, AUDIO_SAMPLES, AUDIO_RATE],
+            ..get("/internal/v1/media-layout", SuccessBody::Json("MediaLayout"))
         },
         Operation {
             summary: "Returns the KV state of the blocks that end with the named one, as records of the disk tier.",

@@ -9,7 +9,7 @@ fn routes(source: &str) -> Vec<String> {
         "SNAPSHOT_PATH" => warmpath_common::summary::SNAPSHOT_PATH.to_owned(),
         "STREAM_PATH" => warmpath_common::summary::STREAM_PATH.to_owned(),
         "VOCABULARY_PATH" => warmpath_common::summary::VOCABULARY_PATH.to_owned(),
-        "IMAGE_LAYOUT_PATH" => warmpath_common::images::IMAGE_LAYOUT_PATH.to_owned(),
+        "MEDIA_LAYOUT_PATH" => warmpath_common::media::MEDIA_LAYOUT_PATH.to_owned(),
         "KV_PATH" => warmpath_common::summary::KV_PATH.to_owned(),
         quoted => quoted.trim_matches('"').replace("{*", "{"),
     };

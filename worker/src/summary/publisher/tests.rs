@@ -30,7 +30,7 @@ fn model() -> ModelInfo {
         adapters: Vec::new(),
         adapter_in_force: None,
         kv_transfer: None,
-        images: None,
+        media: None,
     }
 }
 

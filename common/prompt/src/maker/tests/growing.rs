@@ -27,7 +27,7 @@ fn without_memory(maker: &PromptMaker, request: &ChatPrompt) -> Option<Vec<Token
             Piece::Text(range) => {
                 tokens.extend(maker.vocabulary.tokenize(&cut.fragment(range), AddSpecial::No, ParseSpecial::No));
             }
-            Piece::Image(_) => unreachable!("no chat here has one"),
+            Piece::Media(_) => unreachable!("no chat here has one"),
         }
     }
     tokens.extend(&maker.vocabulary.suffix);

@@ -25,14 +25,14 @@ fn keys() -> Vec<BlockKey> {
     (0..u64::from(N_BLOCKS)).map(BlockKey).collect()
 }
 
-/// Place of the prompt's image.
+/// Place of the prompt's medium.
 const IMAGE: std::ops::Range<u32> = 100..200;
 
 /// Chooses for a prompt of 2,000 tokens of which the busy worker holds all but 16.
 fn choose_for(world: &mut World, request_id: &str) -> (Decision, Ticket) {
     let (keys, state, tier) = (keys(), RunState::Ready, Tier::Ram);
     let matches = [Match { worker: WorkerIdx(1), blocks: N_BLOCKS, tier, state, slot: None }];
-    let prompt = PromptView::Known { n_tokens: 2000, keys: &keys, matches: &matches, images: &[IMAGE] };
+    let prompt = PromptView::Known { n_tokens: 2000, keys: &keys, matches: &matches, media: &[IMAGE] };
     world.send_prompt(request_id, prompt, &[]).expect("sent")
 }
 
@@ -46,7 +46,7 @@ fn an_idle_worker_fetches_the_state_of_a_busy_one_and_siblings_reuse_it() {
     let transfer = decision.transfer.expect("the state is fetched");
     assert_eq!((transfer.peer, transfer.blocks), (WorkerIdx(1), N_BLOCKS));
     assert_eq!((decision.cost.transfer_ms, decision.cost.prefill_ms), (5.0 + 198.4, 16.0));
-    assert_eq!(decision.cost.encode_ms, 0.0, "the image comes with the rest");
+    assert_eq!(decision.cost.encode_ms, 0.0, "the medium comes with the rest");
     assert_eq!(world.ledger.unreported(WorkerIdx(0)).prefill_tokens, 16);
     let (sibling, _ticket) = choose_for(&mut world, "b");
     assert_eq!((sibling.worker, sibling.reason, sibling.transfer), (WorkerIdx(0), ChoiceReason::Prefix, None));
@@ -91,7 +91,7 @@ fn a_pair_that_failed_is_not_used_for_a_while_and_a_slow_one_costs_more() {
 fn pending_blocks_cannot_be_fetched_yet() {
     let mut world = idle_and_busy();
     let keys = keys();
-    let prompt = PromptView::Known { n_tokens: 2000, keys: &keys, matches: &[], images: &[] };
+    let prompt = PromptView::Known { n_tokens: 2000, keys: &keys, matches: &[], media: &[] };
     let (_, _ticket) = world.send_prompt("a", prompt, &[WorkerIdx(0)]).expect("sent");
     let (decision, _ticket) = world.send_prompt("b", prompt, &[WorkerIdx(1)]).expect("sent");
     assert_eq!((decision.worker, decision.transfer), (WorkerIdx(0), None));

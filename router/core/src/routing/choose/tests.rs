@@ -25,10 +25,10 @@ const N_TOKENS: u32 = 1000;
 const BLOCK: u32 = 32;
 
 fn decide(policy: Policy, held: &[Held], ties: TieBreak) -> (u32, ChoiceReason) {
-    decide_with_images(&[], policy, held, ties)
+    decide_with_media(&[], policy, held, ties)
 }
 
-fn decide_with_images(images: &[Range<u32>], policy: Policy, held: &[Held], ties: TieBreak) -> (u32, ChoiceReason) {
+fn decide_with_media(media: &[Range<u32>], policy: Policy, held: &[Held], ties: TieBreak) -> (u32, ChoiceReason) {
     let workers: Vec<_> = held
         .iter()
         .enumerate()
@@ -46,7 +46,7 @@ fn decide_with_images(images: &[Range<u32>], policy: Policy, held: &[Held], ties
             slot: Some(SlotId(0)),
         })
         .collect();
-    let prompt = PromptView::Known { n_tokens: N_TOKENS, keys: &[], matches: &matches, images };
+    let prompt = PromptView::Known { n_tokens: N_TOKENS, keys: &[], matches: &matches, media };
     let mut candidates: Vec<_> = workers.iter().map(|worker| scored(worker, prompt)).collect();
     add_pressure(&mut candidates, 0.0);
     let chosen = choose(policy, &candidates, ties, &mut SmallRng::seed_from_u64(1)).expect("there are candidates");
@@ -98,7 +98,7 @@ fn the_new_part_of_a_prompt_starts_at_the_first_block_that_no_worker_holds() {
         (0..).zip(blocks.iter().copied()).map(found).collect()
     };
     let first_new_block = |blocks: &[u32]| {
-        PromptView::Known { n_tokens: 70, keys: &keys, matches: &held(blocks), images: &[] }.first_new_block()
+        PromptView::Known { n_tokens: 70, keys: &keys, matches: &held(blocks), media: &[] }.first_new_block()
     };
     assert_eq!([first_new_block(&[]), first_new_block(&[1, 3]), first_new_block(&[4])], [10, 13, 13]);
     assert_eq!(PromptView::Estimated { n_tokens: 70 }.first_new_block(), 0);
@@ -193,7 +193,7 @@ fn a_fully_cached_prompt_still_computes_its_last_block() {
     let worker = worker(0);
     for (n_tokens, blocks, expected) in [(64, 2, 1), (65, 2, 2), (1, 0, 0), (0, 0, 0), (63, 1, 1), (32, 1, 0)] {
         let found = Match { worker: WorkerIdx(0), blocks, tier: Tier::Resident, state: RunState::Ready, slot: None };
-        let prompt = PromptView::Known { n_tokens, keys: &[], matches: &[found], images: &[] };
+        let prompt = PromptView::Known { n_tokens, keys: &[], matches: &[found], media: &[] };
         assert_eq!(scored(&worker, prompt).cached_blocks, expected, "{n_tokens} tokens");
     }
 }
@@ -201,10 +201,10 @@ fn a_fully_cached_prompt_still_computes_its_last_block() {
 #[test]
 fn an_image_that_is_not_reused_whole_is_encoded() {
     let worker = worker(0);
-    let images = [30..60, 200..300];
+    let media = [30..60, 200..300];
     for (blocks, expected) in [(0, 130), (1, 130), (2, 100), (7, 100), (10, 0)] {
         let found = Match { worker: WorkerIdx(0), blocks, tier: Tier::Resident, state: RunState::Ready, slot: None };
-        let prompt = PromptView::Known { n_tokens: N_TOKENS, keys: &[], matches: &[found], images: &images };
+        let prompt = PromptView::Known { n_tokens: N_TOKENS, keys: &[], matches: &[found], media: &media };
         assert_eq!(scored(&worker, prompt).work.encoded_tokens, expected, "{blocks} blocks");
     }
     let estimated = PromptView::Estimated { n_tokens: N_TOKENS };
@@ -215,7 +215,8 @@ fn an_image_that_is_not_reused_whole_is_encoded() {
 fn a_worker_that_need_not_encode_the_image_is_waited_for() {
     let slow = |load: Load| Load { rates: Rates { encode_ms_per_token: Some(10.0), ..load.rates }, ..load };
     let held = || [Held(10, slow(idle())), Held(15, slow(queued(400)))];
-    let decide = |image: Option<Range<u32>>| decide_with_images(image.as_slice(), Policy::PredictedTtft, &held(), TIES);
+    let decide =
+        |medium: Option<Range<u32>>| decide_with_media(medium.as_slice(), Policy::PredictedTtft, &held(), TIES);
     assert_eq!(decide(None), (0, ChoiceReason::Load));
     assert_eq!(decide(Some(330..460)), (1, ChoiceReason::Prefix), "the second worker has it");
     assert_eq!(decide(Some(100..230)), (0, ChoiceReason::Load), "both have it");

@@ -98,9 +98,9 @@ fn fetched_blocks_are_not_computed_but_evict_others() {
 
 #[test]
 fn images_that_are_not_reused_cost_their_encoding() {
-    let images = PrefillWork { encoded_tokens: 300, ..COLD };
+    let media = PrefillWork { encoded_tokens: 300, ..COLD };
     let expected = Cost { encode_ms: 600.0, prefill_ms: 1000.0, ..Cost::default() };
-    assert_eq!(cost(images, &idle(), Unreported::default()), expected);
+    assert_eq!(cost(media, &idle(), Unreported::default()), expected);
     assert_eq!((expected.ttft_ms(), expected.total_ms()), (1600.0, 1600.0));
 }
 

@@ -1,6 +1,6 @@
-//! The encoder: a thread that encodes images, one after the other, and keeps their embeddings for a while.
+//! The encoder: a thread that encodes media, one after the other, and keeps their embeddings for a while.
 //!
-//! The engine requests embeddings when a sequence starts whose images are not cached as KV state, and checks at each of
+//! The engine requests embeddings when a sequence starts whose media are not cached as KV state, and checks at each of
 //! its steps whether they are complete. Embeddings that were computed recently are available immediately, for all
 //! slots.
 //!
@@ -13,8 +13,8 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use moka::sync::Cache;
-use warmpath_common::images::PixelHash;
-use warmpath_prompt::{Image, ImageRun};
+use warmpath_common::media::{ContentHash, MediaSize};
+use warmpath_prompt::{MediaRun, Medium};
 use warmpath_worker_core::rates::EncodeAverage;
 
 use super::Projector;
@@ -30,7 +30,7 @@ pub(super) const KEPT_BYTES_MAX: u64 = 256 << 20;
 /// rounded up.
 const ENTRY_BYTES: usize = 256;
 
-/// Embeddings of a run of image tokens. Shape: `[tokens x width]`.
+/// Embeddings of a run of media tokens. Shape: `[tokens x width]`.
 type Embeddings = Arc<[f32]>;
 
 /// Outcome of encoding, once there is one: embeddings, or the reason why there are none.
@@ -39,15 +39,15 @@ type Outcome = OnceLock<Result<Embeddings, String>>;
 /// Outcome that a sequence waits for.
 pub(crate) type Encoding = Arc<Outcome>;
 
-/// A run of an image: the image's hash and the run's place in it. The projector is always the same.
-type Key = (PixelHash, u32);
+/// A run of a medium: the medium's hash and the run's place in it. The projector is always the same.
+type Key = (ContentHash, u32);
 
 /// Measured time, which the thread writes and the engine reads; the lock is held for one addition or one division.
 type SharedAverage = Arc<Mutex<EncodeAverage>>;
 
-/// Runs of one image to encode.
+/// Runs of one medium to encode.
 struct EncodeJob {
-    image: Arc<Image>,
+    medium: Arc<Medium>,
     /// Indexes of the runs, and their outcomes, which are dropped when the sequence ends.
     runs: Vec<(u32, Weak<Outcome>)>,
 }
@@ -66,7 +66,7 @@ impl Drop for Encoder {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // No sequence needs its results any more, so it ends after the current image.
+            // No sequence needs its results any more, so it ends after the current medium.
             let _ = thread.join();
         }
     }
@@ -99,19 +99,19 @@ impl Encoder {
         &self.projector
     }
 
-    /// Returns the measured time to encode a token; `None` until an image was encoded. Units: milliseconds.
+    /// Returns the measured time to encode a token; `None` until a medium was encoded. Units: milliseconds.
     pub(crate) fn ms_per_token(&self) -> Option<f32> {
         self.average.lock().unwrap_or_else(PoisonError::into_inner).ms_per_token()
     }
 
     /// Returns the embeddings of each run, which come later if they are not kept.
-    pub(crate) fn encode(&self, runs: &[ImageRun]) -> Vec<Encoding> {
+    pub(crate) fn encode(&self, runs: &[MediaRun]) -> Vec<Encoding> {
         let mut encodings = Vec::with_capacity(runs.len());
-        for runs in runs.chunk_by(|a, b| Arc::ptr_eq(&a.image, &b.image)) {
-            let mut job = EncodeJob { image: Arc::clone(&runs[0].image), runs: Vec::new() };
+        for runs in runs.chunk_by(|a, b| Arc::ptr_eq(&a.medium, &b.medium)) {
+            let mut job = EncodeJob { medium: Arc::clone(&runs[0].medium), runs: Vec::new() };
             for run in runs {
                 let encoding = Encoding::default();
-                match self.kept.get(&(run.image.hash, run.nth)) {
+                match self.kept.get(&(run.medium.hash, run.nth)) {
                     Some(embeddings) => drop(encoding.set(Ok(embeddings))),
                     None => job.runs.push((run.nth, Arc::downgrade(&encoding))),
                 }
@@ -145,11 +145,11 @@ impl EncoderThread {
     }
 
     fn work(&self, job: &EncodeJob) {
-        // Another sequence may have asked for the same image before, or the one that asked may have ended.
+        // Another sequence may have asked for the same medium before, or the one that asked may have ended.
         let mut missing = Vec::new();
         for (nth, encoding) in &job.runs {
             let Some(encoding) = encoding.upgrade() else { continue };
-            match self.kept.get(&(job.image.hash, *nth)) {
+            match self.kept.get(&(job.medium.hash, *nth)) {
                 Some(embeddings) => drop(encoding.set(Ok(embeddings))),
                 None => missing.push((*nth, encoding)),
             }
@@ -159,22 +159,26 @@ impl EncoderThread {
         }
         let began = Instant::now();
         let runs: Vec<u32> = missing.iter().map(|(nth, _)| *nth).collect();
-        let encoded = self.projector.encode(&job.image, &runs);
+        let encoded = self.projector.encode(&job.medium, &runs);
         let took = began.elapsed();
         match encoded {
             Ok(encoded) => {
                 let n_tokens = encoded.iter().map(|run| self.projector.n_tokens(run)).sum();
                 self.average.lock().unwrap_or_else(PoisonError::into_inner).encoded(n_tokens, took);
-                self.counters.encoded_images.fetch_add(1, Relaxed);
+                let encoded_media = match job.medium.size {
+                    MediaSize::Image(_) => &self.counters.encoded_images,
+                    MediaSize::Audio(_) => &self.counters.encoded_audio,
+                };
+                encoded_media.fetch_add(1, Relaxed);
                 self.counters.encode_us.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Relaxed);
                 for ((nth, encoding), embeddings) in missing.into_iter().zip(encoded) {
-                    self.kept.insert((job.image.hash, nth), Arc::clone(&embeddings));
+                    self.kept.insert((job.medium.hash, nth), Arc::clone(&embeddings));
                     drop(encoding.set(Ok(embeddings)));
                 }
             }
             Err(reason) => {
                 self.counters.encode_failures.fetch_add(1, Relaxed);
-                tracing::error!(size = ?job.image.size, reason, "an image could not be encoded");
+                tracing::error!(medium = %job.medium.size, reason, "a medium could not be encoded");
                 missing.into_iter().for_each(|(_, encoding)| drop(encoding.set(Err(reason.clone()))));
             }
         }

@@ -1,6 +1,6 @@
-//! Flags of images, named as in llama-server.
+//! Flags of images and audio, named as in llama-server.
 //!
-//! Not here: loading the projector (the engine's `images`).
+//! Not here: loading the projector (the engine's `media`).
 
 use std::path::PathBuf;
 
@@ -10,10 +10,10 @@ use warmpath_shell::image_urls::ImageUrlFlags;
 use super::ConfigError;
 use crate::engine::ProjectorConfig;
 
-/// Flags of the projector with which the model reads images, and of where images come from.
+/// Flags of the projector with which the model reads images and audio, and of where images come from.
 #[derive(Debug, Clone, Args)]
-pub struct ImageFlags {
-    /// Projector with which the model reads images, a GGUF file made for the model (-mm).
+pub struct MediaFlags {
+    /// Projector with which the model reads images or audio, a GGUF file made for the model (-mm).
     #[arg(long, env = "WARMPATH_MMPROJ", value_name = "FILE")]
     #[arg(conflicts_with_all = ["embedding", "rerank", "spec_draft_model"])]
     pub mmproj: Option<PathBuf>,
@@ -39,7 +39,7 @@ pub struct ImageFlags {
 /// Returns the projector to load; `None` if none is given.
 ///
 /// Errors: `Range` for a limit of 0, and for a maximum below the minimum.
-pub fn projector(flags: &ImageFlags) -> Result<Option<ProjectorConfig>, ConfigError> {
+pub fn projector(flags: &MediaFlags) -> Result<Option<ProjectorConfig>, ConfigError> {
     let (min_tokens, max_tokens) = (flags.image_min_tokens, flags.image_max_tokens);
     let refuse =
         |flag: &'static str, reason: &str| Err(ConfigError::Range { flag: flag.into(), reason: reason.to_owned() });

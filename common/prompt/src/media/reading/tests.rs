@@ -1,7 +1,12 @@
-//! Tests of reading images: what is the same image, and what hostile ones are refused for, before they cost anything.
+//! Tests of reading media: what is the same image, and what hostile ones are refused for, before they cost anything.
+//!
+//! Not here: audio alone (`audio`).
+
+use std::io::Cursor;
 
 use image::{ExtendedColorType, ImageEncoder as _, RgbImage};
 use serde_json::json;
+use warmpath_common::media::ImageSize;
 
 use super::*;
 
@@ -26,9 +31,9 @@ fn chat(urls: &[String]) -> Vec<Map<String, Json>> {
     vec![message.as_object().expect("an object").clone()]
 }
 
-fn read(url: String) -> Result<Arc<Image>, String> {
-    let read = KnownImages::default().read(&chat(&[url]), Scope::default());
-    read.map(|mut images| images.remove(0)).map_err(|error| error.to_string())
+fn read(url: String) -> Result<Arc<Medium>, String> {
+    let read = KnownMedia::default().read(&chat(&[url]), Scope::default());
+    read.map(|mut media| media.remove(0)).map_err(|error| error.to_string())
 }
 
 #[track_caller]
@@ -41,8 +46,8 @@ fn check_refused(url: String, says: &str) {
 fn the_same_pixels_are_the_same_image_in_any_file() {
     let picture = picture(40, 30);
     let png = read(url("image/png", &encoded(&picture, ImageFormat::Png))).expect("a PNG");
-    assert_eq!(png.size, ImageSize { width: 40, height: 30 });
-    assert_eq!(png.pixels().expect("they are decoded again"), *picture);
+    assert_eq!(png.size, MediaSize::Image(ImageSize { width: 40, height: 30 }));
+    assert_eq!(png.content(), Ok(MediaContent::Pixels(picture.as_raw().clone())));
     let webp = read(url("image/webp", &encoded(&picture, ImageFormat::WebP))).expect("a WebP without loss");
     assert_eq!((webp.size, webp.hash), (png.size, png.hash));
     let unpadded = url("IMAGE/PNG", &encoded(&picture, ImageFormat::Png)).trim_end_matches('=').to_owned();
@@ -70,12 +75,12 @@ fn what_is_no_usable_image_is_refused() {
         (url("image/png", b""), "must be a PNG"),
         (url("image/png", &png[..png.len() / 2]), "cannot be decoded"),
         (url("image/png", &png[..20]), "cannot be decoded"),
-        (format!("data:image/png;base64,{}", "A".repeat(IMAGE_BYTES_MAX / 3 * 4 + 8)), "may have 20971520 bytes"),
+        (format!("data:image/png;base64,{}", "A".repeat(MEDIA_BYTES_MAX / 3 * 4 + 8)), "may have 20971520 bytes"),
     ] {
         check_refused(url, says);
     }
     let nameless = vec![json!({"role": "user", "content": [{"type": "image_url"}]}).as_object().unwrap().clone()];
-    assert!(KnownImages::default().read(&nameless, Scope::default()).is_err());
+    assert!(KnownMedia::default().read(&nameless, Scope::default()).is_err());
 }
 
 /// Returns a PNG of one colour, whose file is a thousandth of its pixels.
@@ -99,11 +104,11 @@ fn bombs_are_refused_by_what_they_declare() {
     let many = vec![url("image/png", &bomb(4000, 4000)); 9];
     // The first one is known by now.
     let several: Vec<String> = (0..10).map(|n| url("image/png", &bomb(4000, 4000 - n))).collect();
-    let known = KnownImages::default();
+    let known = KnownMedia::default();
     assert!(known.read(&chat(&many), Scope::default()).is_ok(), "one image is decoded once");
     let refused = known.read(&chat(&several), Scope::default()).expect_err("they are too many pixels");
     assert!(refused.to_string().contains("pixels in all"), "{refused}");
-    let crowd = vec![url("image/png", &encoded(&picture(1, 1), ImageFormat::Png)); IMAGES_MAX + 1];
+    let crowd = vec![url("image/png", &encoded(&picture(1, 1), ImageFormat::Png)); MEDIA_MAX + 1];
     assert!(known.read(&chat(&crowd), Scope::default()).is_err());
     assert!(known.read(&chat(&crowd[1..]), Scope::default()).is_ok());
 }
@@ -120,7 +125,8 @@ fn animations_are_refused_and_single_pictures_are_not() {
         drop(encoder);
         file
     };
-    assert_eq!(read(url("image/gif", &frames(1))).expect("one picture").size.width, 8);
+    let one = read(url("image/gif", &frames(1))).expect("one picture");
+    assert_eq!(one.size, MediaSize::Image(ImageSize { width: 8, height: 8 }));
     check_refused(url("image/gif", &frames(2)), "animated");
     // A PNG says by a chunk before its pixels that it is animated.
     let png = encoded(&picture(8, 8), ImageFormat::Png);
@@ -143,7 +149,7 @@ fn crc(bytes: &[u8]) -> u32 {
 
 #[test]
 fn an_image_is_decoded_once_under_each_salt() {
-    let known = KnownImages::default();
+    let known = KnownMedia::default();
     let chat = chat(&[url("image/png", &encoded(&picture(40, 30), ImageFormat::Png))]);
     let first = known.read(&chat, Scope::default()).expect("it is read");
     let measured = |salt: &str| {
@@ -156,21 +162,45 @@ fn an_image_is_decoded_once_under_each_salt() {
     assert_eq!((measured(""), measured("a"), measured("a"), measured("")), (0, 1, 0, 0));
 }
 
+const BOTH: Modalities = Modalities { vision: true, audio: true };
+
+fn base64(file: &[u8]) -> String {
+    base64::engine::general_purpose::STANDARD.encode(file)
+}
+
+/// Returns a WAV file of one channel of bytes.
+fn wav(samples: &[u8]) -> Vec<u8> {
+    let mut file = b"RIFF\0\0\0\0WAVEfmt \x10\0\0\0\x01\0\x01\0\x40\x1f\0\0\x40\x1f\0\0\x01\0\x08\0data".to_vec();
+    file.extend(u32::try_from(samples.len()).expect("it is short").to_le_bytes());
+    file.extend(samples);
+    file
+}
+
 #[test]
-fn files_without_a_media_type_are_the_same_images() {
-    let png = encoded(&picture(40, 30), ImageFormat::Png);
-    let known = KnownImages::default();
-    let file = base64::engine::general_purpose::STANDARD.encode(&png);
-    let files = known.read_files(&[file.clone(), file.clone()], Scope::default()).expect("they are read");
-    assert_eq!(files, known.read(&chat(&vec![url("image/png", &png); 2]), Scope::default()).expect("they are read"));
+fn files_without_a_media_type_are_the_same_media() {
+    let (png, wav) = (encoded(&picture(40, 30), ImageFormat::Png), wav(&[7; 2000]));
+    let known = KnownMedia::default();
+    let files = [base64(&png), base64(&wav), base64(&png)];
+    let read = known.read_files(&files, (Scope::default(), BOTH)).expect("they are read");
+    let image = json!({"type": "image_url", "image_url": {"url": url("image/png", &png)}});
+    let audio = json!({"type": "input_audio", "input_audio": {"data": base64(&wav), "format": "wav"}});
+    let message = json!({"role": "user", "content": [image, audio, image]});
+    let chat = [message.as_object().expect("an object").clone()];
+    assert_eq!(read, known.read(&chat, Scope::default()).expect("they are read"));
+    assert!(matches!((read[0].size, read[1].size), (MediaSize::Image(_), MediaSize::Audio(_))));
     for (wrong, says) in [
-        (String::new(), "must be a PNG"),
+        (String::new(), "must be a PNG, JPEG, WebP or GIF, or a WAV, MP3 or FLAC"),
         ("!".to_owned(), "not valid base64"),
         (url("image/png", &png), "not valid base64"),
-        (base64::engine::general_purpose::STANDARD.encode(bomb(8001, 1)), "8001 x 1 pixels"),
+        (base64(&bomb(8001, 1)), "8001 x 1 pixels"),
+        (base64(&wav[..60]), "cut off"),
     ] {
-        let reason = known.read_files(&[file.clone(), wrong], Scope::default()).expect_err("it is refused");
+        let read = known.read_files(&[files[0].clone(), wrong], (Scope::default(), BOTH));
+        let reason = read.expect_err("it is refused");
         assert!(reason.starts_with("multimodal_data[1]: ") && reason.contains(says), "{reason}");
     }
-    assert!(known.read_files(&vec![file; IMAGES_MAX + 1], Scope::default()).is_err());
+    let vision = Modalities { audio: false, ..BOTH };
+    let deaf = known.read_files(&files, (Scope::default(), vision)).expect_err("it reads no audio");
+    assert_eq!(deaf, "multimodal_data[1]: it is audio, and this model reads text and images");
+    assert!(known.read_files(&vec![files[0].clone(); MEDIA_MAX + 1], (Scope::default(), BOTH)).is_err());
 }

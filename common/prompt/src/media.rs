@@ -1,11 +1,13 @@
-//! Images in chats: where they stand in the rendered prompt, and which tokens stand for them.
+//! Images and audio in chats: where they stand in the rendered prompt, and which tokens stand for them.
 //!
-//! A template gets a mark in an image's place, as text: every template renders it where it renders the message's texts,
+//! A template gets a mark in a medium's place, as text: every template renders it where it renders the message's texts,
 //! as in llama-server. The mark is random, so that no client writes it. The rendered text is cut at the marks, and the
-//! tokens of the images stand between those of the texts.
+//! tokens of the media stand between those of the texts.
 //!
-//! Not here: decoding images (`reading`), their encoding and the layouts of a model's images (the worker).
+//! Not here: decoding media (`reading`), their encoding and the layouts of a model's media (the worker).
 
+mod audio;
+mod images;
 mod reading;
 
 use std::fmt::Debug;
@@ -15,62 +17,105 @@ use std::sync::{Arc, LazyLock};
 use memchr::memmem;
 use serde_json::{Map, Value as Json};
 use warmpath_common::ids::Token;
-use warmpath_common::images::{ImageLayout, ImageSize, LayoutPart, RUN_TOKENS_MIN, run_tokens};
-use warmpath_common::model::Fingerprint;
+use warmpath_common::media::{ImageSize, LayoutPart, MediaLayout, MediaSize, RUN_TOKENS_MIN, run_tokens};
+use warmpath_common::model::{MediaReading, Modalities};
 use warmpath_common::openai::ChatPrompt;
 use warmpath_common::prompts::MEDIA_MARKER;
 
 use crate::error::PromptError;
 use crate::partition::Piece;
 
-pub(crate) use reading::KnownImages;
-pub use reading::{IMAGE_PIXELS_MAX, IMAGE_SIDE_MAX, IMAGES_MAX, IMAGES_PIXELS_MAX, Image};
+use images::IMAGE_SIDE_MAX;
+pub(crate) use reading::KnownMedia;
+pub use reading::{MediaContent, Medium};
 
-/// A model's way of reading images.
-pub trait ImageReader: Debug + Send + Sync {
-    /// Returns the fingerprint of everything besides the pixels that decides an image's embeddings.
-    fn fingerprint(&self) -> Fingerprint;
+/// A model's way of reading media.
+pub trait MediaReader: Debug + Send + Sync {
+    /// Returns which media it reads, and the fingerprint of the way.
+    fn reading(&self) -> MediaReading;
 
-    /// Returns the tokens of an image of a size; `None` if they are not known here.
-    fn layout(&self, size: ImageSize) -> Option<Arc<ImageLayout>>;
+    /// Returns the tokens of a medium of a size; `None` if they are not known here.
+    fn layout(&self, size: MediaSize) -> Option<Arc<MediaLayout>>;
 }
 
-/// A model's reader of images, with the images that have been read.
+/// A model's reader of media, with the media that have been read.
 #[derive(Debug)]
-pub(crate) struct Images {
-    pub reader: Arc<dyn ImageReader>,
-    pub known: KnownImages,
+pub(crate) struct Media {
+    pub reader: Arc<dyn MediaReader>,
+    pub known: KnownMedia,
 }
 
-/// A run of image tokens in a prompt.
+/// A kind of media.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MediaKind {
+    Image,
+    Audio,
+}
+
+impl MediaKind {
+    /// Returns the kind of a part of a message's content; `None` if it is no medium.
+    pub fn of(part: &Json) -> Option<Self> {
+        match part.get("type")?.as_str()? {
+            "image_url" => Some(Self::Image),
+            "input_audio" => Some(Self::Audio),
+            _ => None,
+        }
+    }
+
+    /// Returns the type of such parts.
+    fn part_type(self) -> &'static str {
+        match self {
+            Self::Image => "image_url",
+            Self::Audio => "input_audio",
+        }
+    }
+
+    /// Returns the kind's name in a sentence about one medium.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Image => "image",
+            Self::Audio => "audio",
+        }
+    }
+
+    /// Returns whether a model of these modalities reads such media.
+    pub fn is_read(self, modalities: Modalities) -> bool {
+        match self {
+            Self::Image => modalities.vision,
+            Self::Audio => modalities.audio,
+        }
+    }
+}
+
+/// A run of media tokens in a prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ImageRun {
+pub struct MediaRun {
     /// Place of its first token in the prompt.
     pub start: u32,
     /// Number of its tokens.
     pub n_tokens: u32,
-    /// Place among the image's runs.
+    /// Place among the medium's runs.
     pub nth: u32,
-    /// The image.
-    pub image: Arc<Image>,
+    /// The medium.
+    pub medium: Arc<Medium>,
 }
 
-impl ImageRun {
+impl MediaRun {
     /// Returns the place behind its last token.
     pub fn end(&self) -> u32 {
         self.start + self.n_tokens
     }
 }
 
-/// Tokens of a prompt, and the images among them.
+/// Tokens of a prompt, and the media among them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PromptTokens {
     /// Tokens.
     pub tokens: Vec<Token>,
-    /// Runs of image tokens, in their order.
-    pub runs: Vec<ImageRun>,
-    /// Image whose tokens are not known here: the prompt goes on with it. `None` for a whole prompt.
-    pub unknown: Option<Arc<Image>>,
+    /// Runs of media tokens, in their order.
+    pub runs: Vec<MediaRun>,
+    /// Medium whose tokens are not known here: the prompt goes on with it. `None` for a whole prompt.
+    pub unknown: Option<Arc<Medium>>,
 }
 
 impl PromptTokens {
@@ -78,15 +123,18 @@ impl PromptTokens {
     ///
     /// Errors: the reason why they are not.
     pub fn whole(self) -> Result<Self, String> {
-        let Some(image) = &self.unknown else { return Ok(self) };
-        let ImageSize { width, height } = image.size;
-        Err(format!("an image of {width} x {height} pixels cannot be read by this model's projector"))
+        let Some(medium) = &self.unknown else { return Ok(self) };
+        let hint = match medium.size {
+            MediaSize::Image(_) => "",
+            MediaSize::Audio(_) => "; it may be too short or too long for it",
+        };
+        Err(format!("{} cannot be read by this model's projector{hint}", medium.size))
     }
 
-    /// Appends the tokens of an image; returns whether they are known.
-    pub(crate) fn push_image(&mut self, image: &Arc<Image>, reader: &dyn ImageReader) -> bool {
-        let Some(layout) = reader.layout(image.size) else {
-            self.unknown = Some(Arc::clone(image));
+    /// Appends the tokens of a medium; returns whether they are known.
+    pub(crate) fn push_medium(&mut self, medium: &Arc<Medium>, reader: &dyn MediaReader) -> bool {
+        let Some(layout) = reader.layout(medium.size) else {
+            self.unknown = Some(Arc::clone(medium));
             return false;
         };
         let mut n_runs = 0;
@@ -96,8 +144,8 @@ impl PromptTokens {
                 LayoutPart::Run(n_tokens) => {
                     debug_assert!(*n_tokens >= RUN_TOKENS_MIN, "layouts were checked");
                     let start = u32::try_from(self.tokens.len()).unwrap_or(u32::MAX);
-                    self.tokens.extend(run_tokens(&reader.fingerprint(), &image.hash, n_runs, *n_tokens));
-                    self.runs.push(ImageRun { start, n_tokens: *n_tokens, nth: n_runs, image: Arc::clone(image) });
+                    self.tokens.extend(run_tokens(&reader.reading().fingerprint, &medium.hash, n_runs, *n_tokens));
+                    self.runs.push(MediaRun { start, n_tokens: *n_tokens, nth: n_runs, medium: Arc::clone(medium) });
                     n_runs += 1;
                 }
             }
@@ -121,30 +169,50 @@ fn mark_of(byte: u8) -> char {
     char::from_u32(FIRST_MARK + u32::from(byte)).expect("private characters begin there")
 }
 
-/// Returns the text that marks the place of a chat's image.
+/// Returns the text that marks the place of a chat's medium.
 pub(crate) fn mark(nth: usize) -> String {
-    // A chat with more images has been refused.
+    // A chat with more media has been refused.
     let nth = u8::try_from(nth).unwrap_or(u8::MAX);
     format!("{}{}", *MARK, mark_of(nth))
 }
 
-/// Returns whether a part of a message's content is an image.
-pub(crate) fn is_image(part: &Json) -> bool {
-    part.get("type").is_some_and(|kind| kind == "image_url")
-}
-
-/// Returns the images in a conversation, each with the index of its message.
-pub(crate) fn parts(messages: &[Map<String, Json>]) -> impl Iterator<Item = (usize, &Json)> {
+/// Returns the media in a conversation, each with the index of its message and its kind.
+pub(crate) fn parts(messages: &[Map<String, Json>]) -> impl Iterator<Item = (usize, MediaKind, &Json)> {
     messages.iter().enumerate().flat_map(|(index, message)| {
         let parts = message.get("content").and_then(Json::as_array).map_or(&[][..], Vec::as_slice);
-        parts.iter().filter(|part| is_image(part)).map(move |part| (index, part))
+        parts.iter().filter_map(move |part| Some((index, MediaKind::of(part)?, part)))
     })
 }
 
-/// Returns whether a chat has images.
+/// Checks that a model reads all media of a conversation.
+///
+/// Errors: `Messages` for the first one that it does not read.
+pub(crate) fn check_all_read(messages: &[Map<String, Json>], modalities: Modalities) -> Result<(), PromptError> {
+    match parts(messages).find(|(_, kind, _)| !kind.is_read(modalities)) {
+        Some((index, kind, _)) => {
+            let kind = kind.part_type();
+            let reason =
+                format!("content parts of type \"{kind}\" are not supported by this model, which reads {modalities}");
+            Err(PromptError::Messages { index, reason })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Returns whether a file of this size may be read.
+pub fn is_readable(size: MediaSize) -> bool {
+    match size {
+        MediaSize::Image(ImageSize { width, height }) => {
+            [width, height].iter().all(|side| (1..=IMAGE_SIDE_MAX).contains(side))
+        }
+        MediaSize::Audio(size) => audio::is_possible(size),
+    }
+}
+
+/// Returns whether a chat has media.
 ///
 /// Cost: a look at each part of each message.
-pub fn has_images(chat: &ChatPrompt) -> bool {
+pub fn has_media(chat: &ChatPrompt) -> bool {
     parts(&chat.messages).next().is_some()
 }
 
@@ -165,7 +233,7 @@ pub(crate) fn cut(pieces: Vec<Piece>, text: &[u8]) -> Vec<Piece> {
             if start > range.start {
                 cut.push(Piece::Text(range.start..start));
             }
-            cut.push(Piece::Image(nth as usize));
+            cut.push(Piece::Media(nth as usize));
             range.start = after + MARK_BYTES;
         }
         if !range.is_empty() {
@@ -211,14 +279,14 @@ pub(crate) fn show(text: String) -> String {
     shown
 }
 
-/// Checks that a rendered prompt has every image of its conversation.
+/// Checks that a rendered prompt has every medium of its conversation.
 ///
 /// Errors: `Messages` for the first one that the template left out.
 pub(crate) fn check_all_shown(pieces: &[Piece], messages: &[Map<String, Json>]) -> Result<(), PromptError> {
-    let is_shown = |wanted: usize| pieces.iter().any(|piece| matches!(piece, Piece::Image(nth) if *nth == wanted));
+    let is_shown = |wanted: usize| pieces.iter().any(|piece| matches!(piece, Piece::Media(nth) if *nth == wanted));
     match parts(messages).enumerate().find(|(nth, _)| !is_shown(*nth)) {
-        Some((_, (index, _))) => {
-            let reason = "the model's chat template shows no image in this message".to_owned();
+        Some((_, (index, kind, _))) => {
+            let reason = format!("the model's chat template shows no {} in this message", kind.name());
             Err(PromptError::Messages { index, reason })
         }
         None => Ok(()),
@@ -235,7 +303,7 @@ mod tests {
         let pieces = cut(vec![Piece::Text(0..text.len())], text.as_bytes());
         let text_of = |piece: &Piece| match piece {
             Piece::Text(range) => text[range.clone()].to_owned(),
-            Piece::Image(nth) => nth.to_string(),
+            Piece::Media(nth) => nth.to_string(),
             Piece::Special { .. } => unreachable!("there is none"),
         };
         assert_eq!(pieces.iter().map(text_of).collect::<Vec<_>>(), ["a", "0", "1", "bc", "2"]);

@@ -1,10 +1,10 @@
-//! Images in the engine: their tokens, and the embeddings that the model reads in their place.
+//! Media in the engine: their tokens, and the embeddings that the model reads in their place.
 //!
-//! A *projector* is a model of its own in a file beside the text model's. It encodes an image into embeddings, which
+//! A *projector* is a model of its own in a file beside the text model's. It encodes a medium into embeddings, which
 //! are decoded like tokens. Encoding takes as long as hundreds of tokens, so a thread of its own does it, and only for
 //! runs whose KV state is not reused.
 //!
-//! Not here: reading images from requests (`warmpath-prompt`), decoding embeddings (`llama`, `schedule`).
+//! Not here: reading media from requests (`warmpath-prompt`), decoding embeddings (`llama`, `schedule`).
 
 mod encoder;
 mod projector;
@@ -22,14 +22,14 @@ pub struct ProjectorConfig {
     pub path: PathBuf,
     /// Whether it is computed on a GPU, if there is one.
     pub offload: bool,
-    /// Minimum number of tokens of an image, if the projector's number of tokens depends on the image's size; `None`
+    /// Minimum number of tokens of a medium, if the projector's number of tokens depends on the medium's size; `None`
     /// for the file's minimum.
     pub min_tokens: Option<u32>,
-    /// Maximum number of tokens of an image; `None` for the file's maximum.
+    /// Maximum number of tokens of a medium; `None` for the file's maximum.
     pub max_tokens: Option<u32>,
 }
 
-/// Returns the memory that reading images takes of the machine, kept embeddings included, and of each device as
+/// Returns the memory that reading media takes of the machine, kept embeddings included, and of each device as
 /// weights. Units: bytes.
 ///
 /// Cost: reads the projector's metadata.
