@@ -204,7 +204,12 @@ pub(super) fn header_end(bytes: &[u8]) -> Result<usize, Damage> {
         return Err(Damage::Version { version });
     }
     let header_bytes = word(12) as usize;
-    if header_bytes > HEADER_BYTES_MAX { Err(Damage::Header) } else { Ok(PREAMBLE_BYTES + header_bytes) }
+    // A reader of pieces would wait for the bytes of an empty header without end.
+    if header_bytes == 0 || header_bytes > HEADER_BYTES_MAX {
+        Err(Damage::Header)
+    } else {
+        Ok(PREAMBLE_BYTES + header_bytes)
+    }
 }
 
 /// Returns the header in `bytes`, which are preamble and header.

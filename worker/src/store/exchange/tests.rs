@@ -125,6 +125,14 @@ fn a_length_that_is_too_large_takes_no_memory() {
 }
 
 #[test]
+fn a_header_without_bytes_is_refused() {
+    let chain = Chain::new(1, 4);
+    let mut empty = one(&chain.record(0..4), chain.payload(0..4));
+    empty[12..16].copy_from_slice(&0_u32.to_le_bytes());
+    assert_eq!(read(chain.wanted(0..4), &empty, 100), Err(Damage::Header.into()));
+}
+
+#[test]
 fn whatever_follows_the_run_is_ignored() {
     let chain = Chain::new(1, 6);
     let sent = [chain.sent(0, &[2, 6]), vec![0xAB; 10_000]].concat();
