@@ -52,8 +52,9 @@ pub(super) fn without_generation_tags(source: &str) -> String {
     let mut replaced = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start..].find("%}") else { break };
-        let tag = &rest[start..start + length];
+        // The end of a tag shares no character with its start: `{%}` begins one.
+        let Some(length) = rest[start + 2..].find("%}") else { break };
+        let tag = &rest[start..start + 2 + length];
         let name = tag[2..].trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim();
         replaced.push_str(&rest[..start]);
         match name {
@@ -61,7 +62,7 @@ pub(super) fn without_generation_tags(source: &str) -> String {
             "endgeneration" => replaced.push_str(&tag.replace("endgeneration", "endif")),
             _ => replaced.push_str(tag),
         }
-        rest = &rest[start + length..];
+        rest = &rest[start + tag.len()..];
     }
     replaced + rest
 }

@@ -61,6 +61,12 @@ fn generation_tags_mark_and_do_nothing() {
 }
 
 #[test]
+fn a_tag_that_ends_within_its_start_is_an_error() {
+    check_fails("{%}", "chat_template:1");
+    check_fails("{%} {% generation %}", "chat_template:1");
+}
+
+#[test]
 fn the_time_comes_from_the_clock() {
     check(
         "{{ strftime_now('%d %b %Y') }}|{{ strftime_now('%Y-%m-%d %H:%M:%S') }}|{{ strftime_now('%B %-d') }}",
