@@ -3,8 +3,11 @@
 CARGO ?= cargo
 # Model that `make demo` serves and `make bench` measures: a GGUF file, smollm2 (fetched once) or made (made by code).
 MODEL ?=
-# Number of inputs of each kind that `make fuzz` makes.
+# Number of requests of each kind that `make fuzz` makes at random; then the seconds of each target that coverage
+# guides, and the only target, if one is named.
 CASES ?= 20000
+SECONDS_PER_TARGET ?= 600
+TARGET ?=
 # Number of runs of `make simulate`.
 SEEDS ?= 10000
 # Minutes of faults in `make chaos`, and its other flags.
@@ -61,11 +64,14 @@ test-clients: setup ## Run clients that are fetched for it: LangChain, openai-ag
 	@$(STAGE) build $(CARGO) test --release --workspace --no-run
 	@$(STAGE) clients $(CARGO) test --release --workspace --test clients -- --ignored
 
-# Each run has a new seed; WARMPATH_FUZZ_SEED repeats one.
-fuzz: setup ## Send hostile bodies, schemas, grammars and templates at random, for CASES of each kind
+# Each random run has a new seed; WARMPATH_FUZZ_SEED repeats one.
+fuzz: setup ## Fuzz with CASES random requests of each kind, then guided by coverage, SECONDS_PER_TARGET each; TARGET=name: one
+ifeq ($(TARGET),)
 	@$(STAGE) build $(CARGO) test --release --workspace --no-run
 	@$(STAGE) fuzz env WARMPATH_FUZZ_CASES=$(CASES) WARMPATH_FUZZ_SEED=$(or $(WARMPATH_FUZZ_SEED),$(shell date +%s)) \
 		PROPTEST_CASES=$(CASES) $(CARGO) test --release --workspace --no-fail-fast -- hostile never_panic no_template_panics
+endif
+	@$(STAGE) fuzz-coverage env CARGO="$(CARGO)" scripts/fuzz.sh $(SECONDS_PER_TARGET) $(TARGET)
 
 simulate: setup ## Simulate the protocol of workers and routers for SEEDS seeds; SEED=n runs one and prints its log
 	@$(STAGE) build $(CARGO) test --release --workspace --no-run

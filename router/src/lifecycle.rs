@@ -11,7 +11,7 @@ mod events;
 mod failover;
 mod headers;
 mod hold;
-mod journal;
+pub mod journal;
 mod keepalive;
 mod kv_transfer;
 mod prefix_break_header;

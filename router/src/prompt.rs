@@ -7,7 +7,7 @@
 //! Not here: rendering and tokenizing (`warmpath-prompt`), the choice (`warmpath-router-core`).
 
 mod block_key_cache;
-mod body;
+pub mod body;
 mod stage;
 
 use std::borrow::Cow;
@@ -287,7 +287,8 @@ struct UntokenizedRequest {
 impl UntokenizedRequest {
     fn read(view: &FleetView, draft: RawRequest) -> Result<Self, RequestError> {
         let mut phases = Phases::default();
-        let ParsedBody { mut options, mut parsed, spelling } = timed(&mut phases.parse, || body::parse(&draft))?;
+        let ParsedBody { mut options, mut parsed, spelling } =
+            timed(&mut phases.parse, || body::parse(draft.endpoint, &draft.body))?;
         // An empty name counts as absent: llama.vim sends it.
         options.model.take_if(|name| name.is_empty());
         let salt = draft.salt.with_body(options.cache_salt.as_deref())?.to_owned();

@@ -52,7 +52,7 @@ pub(crate) use llama::measure::Outline;
 pub(crate) use llama::{Progress, describe as describe_model, load as load_model, with_rope};
 pub use media::{Projector, ProjectorConfig};
 pub use output::arguments::{ArgumentSchemas, ArgumentsExtent};
-pub use output::json_schema::{CompiledSchema, SchemaCompiler};
+pub use output::json_schema::{CompiledSchema, Constraint, SchemaCompiler};
 pub use output::reasoning::ReasoningFirst;
 pub use output::sampler_kind::SamplerKind;
 pub use output::speculation::{DraftCosts, SpeculationConfig};

@@ -17,7 +17,7 @@ mod lifecycle;
 mod metrics;
 mod model_kind;
 mod pages;
-mod request;
+pub mod request;
 mod response_format;
 pub mod room;
 pub mod schema;

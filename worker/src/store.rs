@@ -8,7 +8,7 @@
 
 pub mod exchange;
 mod folder;
-mod format;
+pub mod format;
 mod queue;
 pub mod slot_file;
 mod thread;

@@ -26,8 +26,7 @@ use crate::error::PromptError;
 use crate::partition::Piece;
 
 use images::IMAGE_SIDE_MAX;
-pub(crate) use reading::KnownMedia;
-pub use reading::{MediaContent, Medium};
+pub use reading::{KnownMedia, MediaContent, Medium};
 
 /// A model's way of reading media.
 pub trait MediaReader: Debug + Send + Sync {

@@ -14,27 +14,34 @@ use warmpath_common::openai::{self, ChatPrompt};
 use warmpath_common::prompts::{CompletionPrompt, InfillPrompt, RawPrompt, SuffixOfTokens};
 use warmpath_common::salt;
 
-use super::{EndpointKind, RawRequest};
+use super::EndpointKind;
 use crate::error::RequestError;
 
 /// The parsed part of a body.
-pub(super) struct ParsedBody {
-    pub(super) options: Options,
-    pub(super) parsed: Parsed,
+pub struct ParsedBody {
+    /// Fields that every endpoint has.
+    pub options: Options,
+    /// The prompt.
+    pub parsed: Parsed,
     /// Converts a chat's field names to those of the client's dialect.
-    pub(super) spelling: Spelling,
+    pub spelling: Spelling,
 }
 
 /// Fields that every endpoint has.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Options {
-    pub(super) model: Option<String>,
+pub struct Options {
+    /// Name of the model; absent means the only one.
+    pub model: Option<String>,
+    /// Salt in the body.
     #[serde(deserialize_with = "salt::of_body")]
-    pub(super) cache_salt: Option<String>,
-    pub(super) cache_prompt: Option<bool>,
-    pub(super) n: Option<u32>,
-    pub(super) lora: Option<Vec<RequestedAdapter>>,
+    pub cache_salt: Option<String>,
+    /// Whether the request reuses cached state.
+    pub cache_prompt: Option<bool>,
+    /// Number of choices of each prompt.
+    pub n: Option<u32>,
+    /// Adapters to apply, with their scales.
+    pub lora: Option<Vec<RequestedAdapter>>,
 }
 
 /// All fields read from a chat's body, in one pass: skipping a long body takes as long as reading it.
@@ -94,20 +101,22 @@ struct Aside {
 }
 
 /// Parsed prompt of a body.
-pub(super) enum Parsed {
+pub enum Parsed {
+    /// A conversation.
     Chat(Box<ChatPrompt>),
+    /// Texts or tokens.
     Raw(Vec<RawPrompt>),
     /// It cannot be converted to a chat here; a stock server may accept it.
     Foreign(DialectError),
+    /// The endpoint has no prompt.
     None,
 }
 
 /// Returns the part of a body that routing reads.
 ///
 /// Errors: `Unreadable`, `Dialect` and `Field` if the body is plainly invalid.
-pub(super) fn parse(draft: &RawRequest) -> Result<ParsedBody, RequestError> {
-    let body = &draft.body;
-    let (options, parsed) = match draft.endpoint {
+pub fn parse(endpoint: EndpointKind, body: &[u8]) -> Result<ParsedBody, RequestError> {
+    let (options, parsed) = match endpoint {
         EndpointKind::Passthrough(_) => (parse_passthrough(body)?, Parsed::None),
         EndpointKind::Embeddings | EndpointKind::Rerank => {
             let Named { model } = fields::read(body)?;

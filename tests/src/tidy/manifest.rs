@@ -5,7 +5,7 @@ use std::path::Path;
 use super::Finding;
 
 /// Crates of the tree that each crate may use; dependencies point one way.
-const MAY_USE: [(&str, &[&str]); 14] = [
+const MAY_USE: [(&str, &[&str]); 15] = [
     ("warmpath-common", &[]),
     ("warmpath-gguf", &["warmpath-common"]),
     ("warmpath-llama-chat", &[]),
@@ -40,6 +40,19 @@ const MAY_USE: [(&str, &[&str]); 14] = [
             "warmpath-router-core",
             "warmpath-router",
             "warmpath-worker-core",
+            "warmpath-worker",
+        ],
+    ),
+    (
+        "warmpath-fuzz",
+        &[
+            "warmpath-common",
+            "warmpath-gguf",
+            "warmpath-prompt",
+            "warmpath-router-core",
+            "warmpath-router",
+            "warmpath-worker-core",
+            "warmpath-worker-output",
             "warmpath-worker",
         ],
     ),

@@ -72,7 +72,7 @@ pub enum Damage {
 
 /// Content of a header.
 #[derive(Debug)]
-pub(super) struct RecordHeader {
+pub struct RecordHeader {
     /// Identity with which the payload can be used.
     pub identity: Identity,
     /// Blocks and size of the payload.
@@ -139,7 +139,9 @@ pub(super) fn file_name(record: &ChunkRecord) -> String {
 }
 
 /// Returns the bytes before the payload.
-pub(super) fn encode(identity: Identity, record: &ChunkRecord, payload: &[u8]) -> io::Result<Vec<u8>> {
+///
+/// Errors: if record and payload are inconsistent, or the header is too long.
+pub fn encode(identity: Identity, record: &ChunkRecord, payload: &[u8]) -> io::Result<Vec<u8>> {
     if record.n_bytes != payload.len() as u64 {
         let text = format!("the payload has {} bytes, and its record {}", payload.len(), record.n_bytes);
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
@@ -165,7 +167,7 @@ pub(super) fn encode(identity: Identity, record: &ChunkRecord, payload: &[u8]) -
 ///
 /// Returns the header and the offset of the payload.
 /// Errors: `Damaged` if it is not a valid file of that length; `Io`.
-pub(super) fn read_header(file: &mut impl Read, file_bytes: u64) -> Result<(RecordHeader, u64), ReadFailure> {
+pub fn read_header(file: &mut impl Read, file_bytes: u64) -> Result<(RecordHeader, u64), ReadFailure> {
     let mut bytes = Vec::with_capacity(FIRST_READ_BYTES);
     read_to(file, &mut bytes, FIRST_READ_BYTES)?;
     let end = header_end(&bytes)?;

@@ -119,15 +119,22 @@ pub fn write(path: &Path, identity: SlotIdentity, slot: &SlotState) -> Result<u6
 ///
 /// Errors: `Missing`, `Damaged`, `Foreign`, `Io`.
 pub fn read(path: &Path, identity: SlotIdentity) -> Result<(SlotState, u64), SlotFileError> {
-    let mut bytes = std::fs::read(path).map_err(|error| match error.kind() {
+    let bytes = std::fs::read(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => SlotFileError::Missing,
         _ => SlotFileError::Io(error),
     })?;
     let n_bytes = bytes.len() as u64;
-    let PartPositions { slot, state } = parse(&bytes, identity)?;
+    Ok((parse(bytes, identity)?, n_bytes))
+}
+
+/// Returns the slot's state in the bytes of a file.
+///
+/// Errors: `Damaged`, `Foreign`.
+pub fn parse(mut bytes: Vec<u8>, identity: SlotIdentity) -> Result<SlotState, SlotFileError> {
+    let PartPositions { slot, state } = find_parts(&bytes, identity)?;
     bytes.truncate(state.end);
     bytes.drain(..state.start);
-    Ok((SlotState { state: bytes, ..slot }, n_bytes))
+    Ok(SlotState { state: bytes, ..slot })
 }
 
 fn head(identity: SlotIdentity, slot: &SlotState) -> io::Result<Vec<u8>> {
@@ -157,7 +164,7 @@ fn head(identity: SlotIdentity, slot: &SlotState) -> io::Result<Vec<u8>> {
 }
 
 /// Returns the content of a file without the state itself, and the state's position.
-fn parse(bytes: &[u8], identity: SlotIdentity) -> Result<PartPositions, SlotFileError> {
+fn find_parts(bytes: &[u8], identity: SlotIdentity) -> Result<PartPositions, SlotFileError> {
     let damaged = |what| SlotFileError::Damaged { what };
     if !bytes.starts_with(&MAGIC) || bytes.len() < PREAMBLE_BYTES {
         return Err(damaged("no preamble"));
@@ -305,11 +312,11 @@ mod tests {
         for at in 0..good.len() {
             let mut bytes = good.clone();
             bytes[at] ^= 1;
-            assert!(parse(&bytes, IDENTITY).is_err(), "byte {at}");
-            assert!(parse(&good[..at], IDENTITY).is_err(), "{at} bytes");
+            assert!(parse(bytes, IDENTITY).is_err(), "byte {at}");
+            assert!(parse(good[..at].to_vec(), IDENTITY).is_err(), "{at} bytes");
         }
         let longer = [good.as_slice(), &[0]].concat();
-        assert!(matches!(parse(&longer, IDENTITY), Err(SlotFileError::Damaged { .. })));
+        assert!(matches!(parse(longer, IDENTITY), Err(SlotFileError::Damaged { .. })));
     }
 
     #[test]

@@ -111,7 +111,7 @@ impl Budget {
 }
 
 /// Cache of sizes and content hashes by the hash of scope and file.
-pub(crate) struct KnownMedia(Cache<[u8; 32], (MediaSize, ContentHash)>);
+pub struct KnownMedia(Cache<[u8; 32], (MediaSize, ContentHash)>);
 
 impl fmt::Debug for KnownMedia {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

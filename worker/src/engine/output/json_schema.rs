@@ -87,7 +87,7 @@ impl SchemaCompiler {
     /// Builds the trie of tokens from their texts; `ends` has the tokens that end a response.
     ///
     /// Errors: `ends` is empty.
-    fn of(words: &[Vec<u8>], ends: &[Token]) -> Result<Self, String> {
+    pub fn of(words: &[Vec<u8>], ends: &[Token]) -> Result<Self, String> {
         let Some(first_end) = ends.first().copied() else {
             return Err("the model's vocabulary has no token that ends an answer".to_owned());
         };
@@ -248,7 +248,7 @@ pub struct CompiledSchema(Arc<TokenParser>);
 
 impl CompiledSchema {
     /// Returns a constraint at the start of a response. Cost: microseconds, milliseconds for the largest schemas.
-    pub(crate) fn begin(&self) -> Constraint {
+    pub fn begin(&self) -> Constraint {
         Constraint { parser: self.0.deep_clone(), n_tokens: 0 }
     }
 }
@@ -282,7 +282,7 @@ impl Allowed {
 }
 
 /// Constraint of one response.
-pub(crate) struct Constraint {
+pub struct Constraint {
     parser: TokenParser,
     n_tokens: u32,
 }
@@ -319,8 +319,8 @@ impl Constraint {
 
     /// Advances by text that is already part of the response.
     ///
-    /// Errors: like [`Constraint::allowed`], or the schema does not allow it.
-    pub(crate) fn take_text(&mut self, text: &[u8]) -> Result<(), String> {
+    /// Errors: the reason why the text cannot be followed within the limits, or that the schema does not allow it.
+    pub fn take_text(&mut self, text: &[u8]) -> Result<(), String> {
         for token in self.parser.token_env.tokenize_bytes(text) {
             match self.allowed()? {
                 Allowed::Tokens(mask) if mask.is_allowed(token) => self.take(token)?,
@@ -338,7 +338,7 @@ impl Constraint {
     }
 
     /// Returns whether the text so far is a complete response.
-    pub(crate) fn is_complete(&mut self) -> bool {
+    pub fn is_complete(&mut self) -> bool {
         self.parser.is_accepting()
     }
 

@@ -1,0 +1,73 @@
+//! A worker's stream of server-sent events with its journal, cut anywhere: the result must not depend on the cuts.
+
+use bytes::Bytes;
+use warmpath_router::lifecycle::journal::{JournalLimits, JournalReader};
+use warmpath_router_core::event_stream::{EndMark, Ends, EventReader, Splitter, StreamState, is_whole};
+
+use crate::input::Cuts;
+
+/// Dialects, which an input chooses.
+const MARKS: [EndMark; 5] =
+    [EndMark::Done, EndMark::DoneOrFinished, EndMark::Stop, EndMark::MessageStop, EndMark::Response];
+
+/// Limits that no input reaches: with them the result would depend on the cuts.
+const LIMITS: JournalLimits = JournalLimits { journal_bytes_max: 1 << 20, held_bytes_max: 1 << 20 };
+
+/// Limits that inputs reach.
+const LOW_LIMITS: JournalLimits = JournalLimits { journal_bytes_max: 40, held_bytes_max: 20 };
+
+/// What a stream has led to.
+#[derive(Debug, PartialEq)]
+struct Outcome {
+    /// Length of the whole events. Units: bytes.
+    n_read: usize,
+    state: StreamState,
+    may_end: bool,
+    lacks_only_done: bool,
+}
+
+/// Reads a stream whole and in pieces.
+pub(crate) fn run(input: &[u8]) {
+    let Some((cuts, input)) = Cuts::take(input) else { return };
+    let Some((&mark, stream)) = input.split_first() else { return };
+    let mark = MARKS[usize::from(mark) % MARKS.len()];
+    let (whole, in_pieces) = (read(mark, std::iter::once(stream)), read(mark, cuts.pieces(stream)));
+    assert_eq!(in_pieces, whole, "events in pieces, and whole");
+    is_whole(&stream[whole.n_read..]);
+    let (whole, in_pieces) = (without_journal(std::iter::once(stream)), without_journal(cuts.pieces(stream)));
+    assert_eq!(in_pieces, whole, "a journal in pieces, and whole");
+    let mut limited = JournalReader::new(LOW_LIMITS, Vec::new());
+    let n_passed: usize = cuts
+        .pieces(stream)
+        .flat_map(|piece| limited.push(Bytes::copy_from_slice(piece)))
+        .map(|passed| passed.len())
+        .sum();
+    assert!(n_passed + limited.rest().len() <= stream.len(), "nothing is passed on twice");
+}
+
+/// Reads whole events as the router's relay does.
+fn read<'a>(mark: EndMark, pieces: impl Iterator<Item = &'a [u8]>) -> Outcome {
+    let (mut splitter, mut reader) = (Splitter::default(), EventReader::new(mark));
+    let (mut held, mut n_read) = (Vec::new(), 0);
+    for piece in pieces {
+        let Some(Ends { first, last }) = splitter.split(piece) else {
+            held.extend_from_slice(piece);
+            continue;
+        };
+        held.extend_from_slice(&piece[..first]);
+        reader.read(&held);
+        reader.read(&piece[first..last]);
+        n_read += held.len() + last - first;
+        held.clear();
+        held.extend_from_slice(&piece[last..]);
+    }
+    let (state, may_end, lacks_only_done) = (reader.state(), reader.may_end(), reader.lacks_only_done());
+    Outcome { n_read, state, may_end, lacks_only_done }
+}
+
+/// Returns the events that are passed on, those that wait, and the journal.
+fn without_journal<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<u8>, Vec<u8>, Option<Vec<u8>>) {
+    let mut reader = JournalReader::new(LIMITS, Vec::new());
+    let passed: Vec<Bytes> = pieces.flat_map(|piece| reader.push(Bytes::copy_from_slice(piece))).collect();
+    (passed.concat(), reader.rest().to_vec(), reader.take_lines())
+}
