@@ -69,8 +69,9 @@ impl Reads {
 /// Errors: the preset's model is not digital, or `out` cannot be written.
 pub fn write_projector((preset, seed): (Preset, u64), reads: Reads, out: &Path) -> anyhow::Result<()> {
     let spec = preset.spec();
-    let is_digital = spec.layers.iter().all(|layer| matches!(layer.kind, LayerKind::Full | LayerKind::Sliding));
-    ensure!(is_digital, "projectors are made for digital models of attention layers, not for {}", preset.name());
+    let is_digital = |kind| matches!(kind, LayerKind::Full | LayerKind::Sliding | LayerKind::Convolution);
+    let is_digital = spec.layers.iter().all(|layer| is_digital(layer.kind));
+    ensure!(is_digital, "projectors are made for digital models, not for {}", preset.name());
     let mut writer = Writer::new();
     writer.set("general.type", Value::Text("mmproj"))?;
     writer.set("general.architecture", Value::Text("clip"))?;

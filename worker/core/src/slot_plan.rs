@@ -182,6 +182,8 @@ impl<'a> Planner<'a> {
             found = inputs.index.find(&wish.prefix());
             if !memory.stored_state_rewinds() {
                 checkpoints = inputs.index.checkpoints(&wish.prefix());
+                let place = |stored: &StoredCheckpoint| stored.n_blocks * inputs.table.block_size_tokens() as usize;
+                checkpoints.retain(|stored| wish.resumable(place(stored)) == place(stored));
             }
         }
         let resident = if may_reuse { resident(inputs.table, wish) } else { Vec::new() };
@@ -227,8 +229,8 @@ impl<'a> Planner<'a> {
 
     /// Returns the number of a slot's tokens that can be reused in the same slot.
     fn reach_in_slot(&self, held: &Resident) -> usize {
-        let ends_there = held.n_common == held.n_held && held.n_common < self.wish.prompt.len();
         let n_most = self.wish.resumable(held.n_common);
+        let ends_there = n_most == held.n_held;
         let rewinds = self.memory.rewinds_anywhere() && n_most >= held.rewinds_to;
         if ends_there || rewinds { n_most } else { self.checkpointed(n_most) }
     }
@@ -269,6 +271,16 @@ impl<'a> Planner<'a> {
         self.checkpoint_within(n_tokens).map_or(0, |checkpoint| checkpoint.n_blocks * self.block_size())
     }
 
+    /// Returns the largest position up to `n_tokens` at which a checkpoint can be resumed: at the end of a block, and
+    /// not within a medium.
+    fn checkpoint_place(&self, n_tokens: usize) -> usize {
+        let whole_blocks = n_tokens / self.block_size() * self.block_size();
+        match self.wish.resumable(whole_blocks) {
+            n_tokens if n_tokens < whole_blocks => self.checkpoint_place(n_tokens),
+            _ => whole_blocks,
+        }
+    }
+
     /// Returns the last checkpoint that needs at most `n_tokens` of the prompt.
     fn checkpoint_within(&self, n_tokens: usize) -> Option<&StoredCheckpoint> {
         self.checkpoints.iter().rev().find(|checkpoint| checkpoint.n_blocks * self.block_size() <= n_tokens)
@@ -284,8 +296,7 @@ impl<'a> Planner<'a> {
         let shared = running.filter_map(|(id, slot)| {
             let n_coming = self.wish.resumable(slot.n_coming(self.wish.prompt, self.wish.root));
             // If memory cannot be rewound, the running sequence makes a checkpoint there unless it is already past it.
-            let n_blocks = n_coming / self.block_size() * self.block_size();
-            let n_coming = if self.memory.rewinds_anywhere() { n_coming } else { n_blocks };
+            let n_coming = if self.memory.rewinds_anywhere() { n_coming } else { self.checkpoint_place(n_coming) };
             (n_coming > slot.tokens().len()).then_some((id, n_coming))
         });
         shared.max_by_key(|(id, n_coming)| (*n_coming, std::cmp::Reverse(*id)))

@@ -77,9 +77,8 @@ pub(super) fn encoder(
     counters: &Arc<Counters>,
 ) -> Result<Option<Encoder>, StartError> {
     let Some(projector) = &config.projector else { return Ok(None) };
-    if facts.memory != MemoryKind::Full {
-        let reason =
-            format!("images and audio need a model with full attention, and this model's memory is {:?}", facts.memory);
+    if facts.memory == MemoryKind::Recurrent {
+        let reason = "images and audio need a model with attention, and this one is recurrent alone".to_owned();
         return Err(StartError::Projector { path: projector.path.clone(), reason });
     }
     let n_threads = [config.threads_batch, config.threads].into_iter().find(|n| *n > 0).map_or_else(

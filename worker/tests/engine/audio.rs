@@ -7,6 +7,7 @@ use llama_cpp_2::mtmd::{MtmdBitmap, MtmdContext};
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
+use warmpath_bench::model::Preset;
 use warmpath_bench::model::projector::{FRAME_SAMPLES, SAMPLE_RATE};
 use warmpath_bench::sounds::{audio_part, file_part, flac, mp3, sound, wav};
 use warmpath_common::media::{AudioSize, LayoutPart, MediaSize};
@@ -37,7 +38,7 @@ async fn answers_about_audio_are_those_of_llama_cpp_s_own_evaluation() {
     for (parts, media) in asks {
         let prompt = prompt(&maker, &[user(&parts)]);
         let answer = asked(&prompt).answer(&engine).await;
-        let (expected, n_tokens) = answered_by_mtmd(&prompt.text, &media);
+        let (expected, n_tokens) = answered_by_mtmd((Preset::Tiny, &prompt.text), &media);
         assert_eq!((answer.tokens, prompt.tokens.len()), (expected, n_tokens), "{}", prompt.text);
     }
     stop(engine).await;
@@ -68,7 +69,7 @@ fn samples(maker: &PromptMaker, file: &[u8], format: &str) -> Vec<f32> {
 
 /// Returns the samples of a file as llama.cpp decodes it.
 fn decoded_by_mtmd(file: &[u8]) -> Vec<f32> {
-    with_mtmd(|_, mtmd| {
+    with_mtmd(Preset::Tiny, |_, mtmd| {
         let bitmap = MtmdBitmap::from_buffer(mtmd, file, false).unwrap();
         bitmap.data().chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
     })
@@ -102,7 +103,7 @@ async fn audio_of_another_sample_rate_is_resampled_as_in_llama_cpp() {
         let prompt = prompt(&maker, &[user(&[text("Listen"), file_part(&file, "wav")])]);
         let answer = asked(&prompt).answer(&engine).await;
         let resampled = |mtmd: &MtmdContext| vec![MtmdBitmap::from_buffer(mtmd, &file, false).unwrap()];
-        let (expected, n_tokens) = answered_by_mtmd(&prompt.text, &resampled);
+        let (expected, n_tokens) = answered_by_mtmd((Preset::Tiny, &prompt.text), &resampled);
         assert_eq!((answer.tokens, prompt.tokens.len()), (expected, n_tokens), "{rate}");
     }
     stop(engine).await;

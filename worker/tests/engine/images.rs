@@ -22,7 +22,7 @@ use warmpath_bench::model::Preset;
 use warmpath_bench::model::cache::cached_projector;
 use warmpath_bench::model::projector::{IMAGE_TOKENS, Reads};
 use warmpath_bench::pictures::{data_url, picture};
-use warmpath_bench::sounds::audio_part;
+use warmpath_bench::sounds::{audio_part, sound};
 use warmpath_common::ids::Token;
 use warmpath_common::media::MEDIA_TOKEN_MIN;
 use warmpath_common::prompts::{MediaPrompt, RawPrompt};
@@ -38,15 +38,19 @@ use super::tiers::store;
 /// Number of tokens of most responses.
 pub(super) const N_ANSWER: u32 = 12;
 
-fn projector(reads: Reads) -> PathBuf {
+fn projector(preset: Preset, reads: Reads) -> PathBuf {
     let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/models"));
-    cached_projector((Preset::Tiny, 1), reads, folder).unwrap()
+    cached_projector((preset, 1), reads, folder).unwrap()
 }
 
 /// Returns an engine's configuration with a projector of images and audio.
 pub(super) fn seeing() -> EngineConfig {
-    let projector =
-        ProjectorConfig { path: projector(Reads::Both), offload: false, min_tokens: None, max_tokens: None };
+    let projector = ProjectorConfig {
+        path: projector(Preset::Tiny, Reads::Both),
+        offload: false,
+        min_tokens: None,
+        max_tokens: None,
+    };
     EngineConfig {
         projector: Some(projector),
         n_slots: 2,
@@ -87,7 +91,7 @@ pub(super) fn asked(prompt: &Prompt) -> Ask {
 /// Returns the response of llama.cpp's own multimodal library to a prompt with these images, and the number of the
 /// prompt's tokens.
 fn by_mtmd(text: &str, seeds: &[u64]) -> (Vec<Token>, usize) {
-    answered_by_mtmd(text, &|_| seeds.iter().map(|seed| bitmap(*seed)).collect())
+    answered_by_mtmd((Preset::Tiny, text), &|_| seeds.iter().map(|seed| bitmap(*seed)).collect())
 }
 
 /// Returns an image as llama.cpp has it.
@@ -96,18 +100,22 @@ pub(super) fn bitmap(seed: u64) -> MtmdBitmap {
     MtmdBitmap::from_image_data(picture.width(), picture.height(), &picture).unwrap()
 }
 
-/// Calls a function with the generated model and llama.cpp's reader of media for it.
-pub(super) fn with_mtmd<T>(call: impl FnOnce(&LlamaModel, &mut MtmdContext) -> T) -> T {
+/// Calls a function with a generated model and llama.cpp's reader of media for it.
+pub(super) fn with_mtmd<T>(preset: Preset, call: impl FnOnce(&LlamaModel, &mut MtmdContext) -> T) -> T {
     let backend = warmpath_prompt::backend();
-    let model = LlamaModel::load_from_file(backend, model(Preset::Tiny, 1), &LlamaModelParams::default()).unwrap();
+    let model = LlamaModel::load_from_file(backend, model(preset, 1), &LlamaModelParams::default()).unwrap();
     let params = MtmdContextParams { use_gpu: false, print_timings: false, n_threads: 1, ..Default::default() };
-    let mut mtmd = MtmdContext::init_from_file(projector(Reads::Both).to_str().unwrap(), &model, &params).unwrap();
+    let mut mtmd =
+        MtmdContext::init_from_file(projector(preset, Reads::Both).to_str().unwrap(), &model, &params).unwrap();
     call(&model, &mut mtmd)
 }
 
 /// Returns the response of llama.cpp's own multimodal library to a prompt, and the number of the prompt's tokens.
-pub(super) fn answered_by_mtmd(text: &str, media: &dyn Fn(&MtmdContext) -> Vec<MtmdBitmap>) -> (Vec<Token>, usize) {
-    with_mtmd(|model, mtmd| answered(text, &media(mtmd), (model, mtmd)))
+pub(super) fn answered_by_mtmd(
+    (preset, text): (Preset, &str),
+    media: &dyn Fn(&MtmdContext) -> Vec<MtmdBitmap>,
+) -> (Vec<Token>, usize) {
+    with_mtmd(preset, |model, mtmd| answered(text, &media(mtmd), (model, mtmd)))
 }
 
 fn answered(text: &str, bitmaps: &[MtmdBitmap], (model, mtmd): (&LlamaModel, &mut MtmdContext)) -> (Vec<Token>, usize) {
@@ -303,6 +311,36 @@ async fn answers_stay_the_same_where_images_are_restored_from_memory_and_disk() 
     assert!(disk > 0);
 }
 
+/// Sets the model of a preset, with its projector.
+fn set_model(config: &mut EngineConfig, preset: Preset) {
+    config.model = model(preset, 1);
+    config.projector =
+        config.projector.take().map(|set| ProjectorConfig { path: projector(preset, Reads::Both), ..set });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn answers_stay_the_same_with_media_where_state_resumes_at_checkpoints() {
+    for (seed, preset) in [(6, Preset::TinySwa), (7, Preset::TinyHybrid)] {
+        let (ram, ..) = compare(seed, 24, |config| {
+            set_model(config, preset);
+            config.store = store(8 << 20, None);
+            // Checkpoints are due within media.
+            config.block_size_tokens = 24;
+        })
+        .await;
+        assert!(ram > 0, "{preset:?}");
+        let mut config = seeing();
+        set_model(&mut config, preset);
+        let (engine, _updates) = start(config);
+        let prompt = prompt(&prompts(&engine), &[user(&[image(1), audio_part(2, 20), text("and"), image(3)])]);
+        let answer = asked(&prompt).answer(&engine).await;
+        let sound = |seed| MtmdBitmap::from_audio_data(&sound(seed, 20)).unwrap();
+        let expected = answered_by_mtmd((preset, &prompt.text), &|_| vec![bitmap(1), sound(2), bitmap(3)]);
+        assert_eq!((answer.tokens, prompt.tokens.len()), expected, "{preset:?}");
+        stop(engine).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn prompts_share_no_state_after_images_that_differ_by_a_byte() {
     let (engine, _updates) = start(seeing());
@@ -433,10 +471,9 @@ fn projectors_that_cannot_be_used_are_refused_by_name() {
     };
     check_refused(with("/nowhere/projector.gguf".into()), "cannot load the projector /nowhere/projector.gguf");
     check_refused(with(model(Preset::Tiny, 1)), "it holds no projector");
-    check_refused(EngineConfig { model: model(Preset::TinySwa, 1), ..seeing() }, "full attention");
-    check_refused(EngineConfig { model: model(Preset::TinyHybrid, 1), ..seeing() }, "full attention");
+    check_refused(EngineConfig { model: model(Preset::TinyRecurrent, 1), ..seeing() }, "a model with attention");
     check_refused(EngineConfig { model: model(Preset::TinyMrope, 1), ..seeing() }, "M-RoPE, as of Qwen-VL");
-    check_refused(with(projector(Reads::NonCausal)), "without a causal mask (as of Gemma 3)");
+    check_refused(with(projector(Preset::Tiny, Reads::NonCausal)), "without a causal mask (as of Gemma 3)");
     check_refused(EngineConfig { model: model(Preset::Bench, 1), ..seeing() }, "llama.cpp refuses it for this model");
     let mut shifting = seeing();
     shifting.shifts.at_context_end = AtContextEnd::Shift;

@@ -205,6 +205,29 @@ fn no_prompt_resumes_within_an_image() {
 }
 
 #[test]
+fn no_prompt_resumes_at_a_checkpoint_within_a_medium() {
+    let prompt = tokens(60, 5, 1);
+    for memory in [MemoryKind::Sliding, MemoryKind::Hybrid, MemoryKind::Recurrent] {
+        let mut stored = world(memory, &[]);
+        stored.media = vec![BLOCK + 1..2 * BLOCK + 1, 3 * BLOCK - 1..3 * BLOCK + 1];
+        stored.store(&tokens(3 * BLOCK, 0, 1));
+        let checkpoints = [1, 2, 3].map(|n_blocks| stored.store_checkpoint(&tokens(n_blocks * BLOCK, 0, 1)));
+        let SlotDecision::Start(plan) = stored.decide(&prompt) else { panic!("{memory:?}") };
+        assert_eq!((plan.start, plan.checkpoint), (PrefixSource::Import { n_tokens: BLOCK }, Some(checkpoints[0])));
+    }
+    // A sequence that was abandoned within a medium is no beginning of the prompt, although it ends there.
+    let mut abandoned = world(MemoryKind::Hybrid, &[(2, tokens(2 * BLOCK, 0, 1), IDLE)]);
+    abandoned.media.push(BLOCK + 1..2 * BLOCK + 1);
+    let SlotDecision::Start(plan) = abandoned.decide(&prompt) else { panic!("there are slots") };
+    assert_eq!(plan.start, PrefixSource::Cold);
+    // The running sequence makes its checkpoint where one can be resumed.
+    let mut coming = world(MemoryKind::Hybrid, &[]);
+    coming.media.push(BLOCK + 1..3 * BLOCK - 1);
+    coming.run(1, &tokens(3 * BLOCK - 1, 9, 2), 1);
+    assert_eq!(coming.decide(&prompt), SlotDecision::WaitFor { slot: SlotId(1), n_tokens: BLOCK });
+}
+
+#[test]
 fn copies_from_a_busy_slot() {
     let world = world(MemoryKind::Full, &[(1, tokens(40, 20, 1), BUSY)]);
     check(&world, &tokens(40, 20, 2), (0, copy(1, 40)));
