@@ -20,8 +20,6 @@ pub enum Term {
     Prefill,
     /// Charge for the capacity that the prefill takes from others.
     Pressure,
-    /// Charge for the prompts that a worker has beyond the fleet's mean.
-    Surplus,
     /// Delay of the running streams.
     Slowdown,
     /// Margin within which costs are equal; without it the lowest cost wins.
@@ -36,11 +34,10 @@ pub enum Term {
 
 impl Term {
     /// All terms.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 8] = [
         Self::Wait,
         Self::Prefill,
         Self::Pressure,
-        Self::Surplus,
         Self::Slowdown,
         Self::TieMargin,
         Self::RecentWork,
@@ -54,7 +51,6 @@ impl Term {
             Self::Wait => "wait",
             Self::Prefill => "prefill",
             Self::Pressure => "pressure",
-            Self::Surplus => "surplus",
             Self::Slowdown => "slowdown",
             Self::TieMargin => "tie-margin",
             Self::RecentWork => "recent-work",
@@ -98,7 +94,6 @@ fn ablate(mut candidate: Candidate<'_>, term: Term) -> Candidate<'_> {
         Term::Wait => candidate.cost.wait_ms = 0.0,
         Term::Prefill => candidate.cost.prefill_ms = 0.0,
         Term::Pressure => candidate.cost.pressure_ms = 0.0,
-        Term::Surplus => candidate.cost.surplus_ms = 0.0,
         Term::Slowdown => candidate.cost.slowdown_ms = 0.0,
         Term::RecentWork => candidate.recent_tokens = 0.0,
         Term::TieMargin | Term::FreeCells | Term::Backoff => {}

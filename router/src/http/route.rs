@@ -97,7 +97,7 @@ fn endpoint_of(path: Option<&str>, body: &Bytes) -> EndpointKind {
 fn describe(app: &App, scored: &Scored<'_>, matches: &[Match]) -> Value {
     let candidate = &scored.candidate;
     let worker = candidate.worker;
-    let Cost { wait_ms, transfer_ms, encode_ms, prefill_ms, pressure_ms, surplus_ms, slowdown_ms } = candidate.cost;
+    let Cost { wait_ms, transfer_ms, encode_ms, prefill_ms, pressure_ms, slowdown_ms } = candidate.cost;
     let stale = worker.link.stale_since().map(|since| since.elapsed().as_secs_f64());
     let claimed = matches.iter().find(|found| found.worker == worker.idx).map_or(0, |found| found.blocks);
     json!({
@@ -123,7 +123,6 @@ fn describe(app: &App, scored: &Scored<'_>, matches: &[Match]) -> Value {
             "encode": encode_ms,
             "prefill": prefill_ms,
             "pressure": pressure_ms,
-            "surplus": surplus_ms,
             "slowdown": slowdown_ms,
             "total": candidate.cost.total_ms(),
         },

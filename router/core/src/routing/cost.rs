@@ -1,6 +1,6 @@
 //! The cost of a request at a worker, in milliseconds: all of the formula (docs/routing-cost.md has it on one page).
 //!
-//! Which workers are compared, and how ties break, is decided in `choose`. The cost is a sum of seven times. The
+//! Which workers are compared, and how ties break, is decided in `choose`. The cost is a sum of six times. The
 //! request itself waits for four of them:
 //!
 //! - **wait**: the prompt tokens that the worker computes first, and, if every slot is taken, the time until one is
@@ -11,16 +11,13 @@
 //!   thread of its own encodes them, while other requests go on.
 //! - **prefill**: the part that it computes, neither cached nor fetched, at the worker's prefill rate.
 //!
-//! Other requests wait for the other three:
+//! Other requests wait for the other two:
 //!
 //! - **pressure**: a multiple of the time that the uncached part takes at the fleet's mean prefill rate. What is
 //!   computed delays the requests beside and behind it; what is computed or fetched evicts cached tokens that would
 //!   have been reused. Without this term prefixes spread over all workers. The rate is the fleet's, because the
 //!   multiple would magnify small differences between two measured rates. A slow worker's own prefill time is in the
 //!   sum already.
-//! - **surplus**: the e prompts by which this worker exceeds the fleet's mean n are delayed as well: 1 + n times the
-//!   uncached part's time for each, but no more than the work that is ahead. Both the number of prompts and their work
-//!   must exceed the mean: neither one long prompt nor many short remainders are a surplus.
 //! - **slowdown**: each stream that decodes there waits for one more step.
 //!
 //! The multiple of the pressure follows from measurements (docs/decisions/0007-routing-cost.md). With n prompts in
@@ -189,8 +186,6 @@ impl PrefillWork {
 pub struct FleetMeans {
     /// Requests per worker whose prompts are not computed yet.
     pub concurrency: f64,
-    /// Time to compute the rest of one of these prompts. Units: milliseconds.
-    pub prompt_ms: f64,
     /// Prefill rate. Units: prompt tokens per millisecond.
     pub prefill_tokens_per_ms: f64,
     /// Tokens reused for each token computed.
@@ -200,12 +195,10 @@ pub struct FleetMeans {
 impl FleetMeans {
     /// Returns the averages of `workers`, 0 without any. `reuse_ratio` is [`FleetMeans::reuse_ratio`].
     pub fn of<'a>(workers: impl ExactSizeIterator<Item = &'a WorkerLoad<'a>> + Clone, reuse_ratio: f64) -> Self {
-        let sum = |part: fn(&WorkerLoad<'_>) -> f64| workers.clone().map(part).sum::<f64>();
-        let (n_workers, n_prompts) = (workers.len().max(1) as f64, sum(|worker| worker.n_prefilling()));
+        let n_workers = workers.len().max(1) as f64;
         Self {
             concurrency: concurrency(workers.clone()),
-            prompt_ms: sum(|worker| worker.ahead_ms()) / n_prompts.max(1.0),
-            prefill_tokens_per_ms: sum(|worker| worker.speeds.prefill_tokens_per_ms) / n_workers,
+            prefill_tokens_per_ms: workers.map(|worker| worker.speeds.prefill_tokens_per_ms).sum::<f64>() / n_workers,
             reuse_ratio,
         }
     }
@@ -230,8 +223,6 @@ pub struct Cost {
     pub prefill_ms: f64,
     /// Time that other requests lose because of the uncached part.
     pub pressure_ms: f64,
-    /// Time that this worker's surplus prompts lose.
-    pub surplus_ms: f64,
     /// Time that the worker's streams lose.
     pub slowdown_ms: f64,
 }
@@ -248,26 +239,20 @@ impl Cost {
             encode_ms: f64::from(work.encoded_tokens) * speeds.encode_ms_per_token,
             prefill_ms,
             pressure_ms: 0.0,
-            surplus_ms: 0.0,
             slowdown_ms: f64::from(load.n_decoding) * speeds.decode_step_ms,
         }
     }
 
     /// Adds the time that other requests lose.
     pub fn add_pressure(&mut self, work: PrefillWork, worker: &WorkerLoad<'_>, fleet: &FleetMeans) {
-        let (ahead_ms, n_own) = (worker.ahead_ms(), worker.n_prefilling());
-        let n_by_work = if fleet.prompt_ms > 0.0 { ahead_ms / fleet.prompt_ms } else { 0.0 };
-        let surplus = (n_by_work.min(n_own) - fleet.concurrency).max(0.0);
-        let concurrency = fleet.concurrency.min(CONCURRENCY_MULTIPLE_MAX * (1.0 + n_own));
+        let concurrency = fleet.concurrency.min(CONCURRENCY_MULTIPLE_MAX * (1.0 + worker.n_prefilling()));
         let (computed, uncached) = (f64::from(work.computed_tokens()), work.uncached_tokens());
         let own_ms = computed / fleet.prefill_tokens_per_ms;
         let fetched_ms = f64::from(work.fetched_tokens) / fleet.prefill_tokens_per_ms;
         let free_cells = worker.load.free_cells as f64;
         let evicting = if uncached > 0.0 { (1.0 - free_cells / uncached).max(0.0) } else { 0.0 };
-        let weight = 1.0 + concurrency;
-        let multiple = concurrency * weight * weight;
+        let multiple = concurrency * (1.0 + concurrency).powi(2);
         self.pressure_ms = multiple * own_ms + fleet.reuse_ratio * evicting * (own_ms + (1.0 + multiple) * fetched_ms);
-        self.surplus_ms = (surplus * own_ms).min(ahead_ms) * weight;
     }
 
     /// Returns the predicted time to first token.
@@ -277,7 +262,7 @@ impl Cost {
 
     /// Returns the sum of all terms.
     pub fn total_ms(&self) -> f64 {
-        self.ttft_ms() + self.pressure_ms + self.surplus_ms + self.slowdown_ms
+        self.ttft_ms() + self.pressure_ms + self.slowdown_ms
     }
 }
 
