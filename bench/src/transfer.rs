@@ -25,8 +25,11 @@ const BUSY_POLL: Duration = Duration::from_millis(20);
 ///
 /// Source: own choice: half of a slot's context.
 const BUSY_TOKENS: u32 = 2000;
-/// Tokens of each measured answer. Source: own choice: more than the first, so that decoding is seen to work.
-const ANSWER_TOKENS: u32 = 4;
+/// Tokens of each measured answer.
+///
+/// Source: own choice: a short answer of a chat. Workers report the mean length, from which a router predicts when a
+/// slot gets free.
+const ANSWER_TOKENS: u32 = 64;
 /// Share of the prompt that must have been reused for a request to count as fetched.
 ///
 /// Source: own choice: with the default prefix, the question and the last block are less than a tenth of the prompt.

@@ -26,8 +26,37 @@ const PREFILL_TOKENS_MIN: u32 = 16;
 /// rounding errors decide the slope.
 const SPREAD_MIN: f64 = 1e-6;
 
-/// Weight of the newest prompt or response in the average length. Source: this averages about the last ten.
+/// Weight of the newest prompt or answer in the average length. Source: this averages about the last ten.
 const NEWEST_WEIGHT: f32 = 0.1;
+
+/// Mean length of answers, in which answers that have not ended count as well.
+///
+/// It is the number of generated tokens for each answer that ended. So long answers raise it while they run, and
+/// cancelled ones do too: a mean of ended answers would promise a free slot soon at a worker whose slots are all taken
+/// by long answers. If an answer's length is exponentially distributed, this is the maximum-likelihood estimate of its
+/// mean, which is also what a running answer still has to generate.
+#[derive(Debug, Clone, Default)]
+struct AnswerLength {
+    /// Answers that ended; earlier ones weigh less.
+    n_ended: f64,
+    /// Tokens generated until the last of them ended; earlier ones weigh less.
+    tokens: f64,
+    /// Tokens generated since.
+    tokens_since: f64,
+}
+
+impl AnswerLength {
+    fn end(&mut self) {
+        let decay = 1.0 - f64::from(NEWEST_WEIGHT);
+        self.n_ended = self.n_ended * decay + 1.0;
+        self.tokens = self.tokens * decay + self.tokens_since;
+        self.tokens_since = 0.0;
+    }
+
+    fn mean(&self) -> Option<f32> {
+        (self.n_ended > 0.0).then(|| ((self.tokens + self.tokens_since) / self.n_ended) as f32)
+    }
+}
 
 /// Moving averages of one worker.
 #[derive(Debug, Clone, Default)]
@@ -36,7 +65,7 @@ pub struct Averages {
     prefill_s: f64,
     decode_steps: f64,
     decode_s: f64,
-    answer_tokens: Option<f32>,
+    answer_length: AnswerLength,
     prompt_tokens: Option<f32>,
     batches: Batches,
 }
@@ -100,6 +129,7 @@ impl Averages {
     pub fn step(&mut self, counts: StepCounts, took: Duration) {
         let StepCounts { n_prefill, n_decode, n_streams, n_chosen } = counts;
         let decay = 0.5_f64.powf(took.as_secs_f64() / HALF_LIFE.as_secs_f64());
+        self.answer_length.tokens_since += f64::from(n_chosen);
         if n_prefill + n_decode > 0 {
             self.batches.count(n_prefill + n_decode, took, decay);
         }
@@ -117,9 +147,9 @@ impl Averages {
         }
     }
 
-    /// Records the length of a finished answer.
-    pub fn answer(&mut self, n_tokens: u32) {
-        self.answer_tokens = Some(with_newest(self.answer_tokens, n_tokens));
+    /// Records the end of an answer that was not cancelled.
+    pub fn answer_ended(&mut self) {
+        self.answer_length.end();
     }
 
     /// Records a prompt that starts, with the number of tokens to compute.
@@ -140,7 +170,7 @@ impl Averages {
         Rates {
             prefill_tokens_per_s: (self.prefill_s > 0.0).then(|| (self.prefill_tokens / self.prefill_s) as f32),
             decode_step_ms: self.decode_step_s().map(|s| (s * 1e3) as f32),
-            answer_tokens: self.answer_tokens,
+            answer_tokens: self.answer_length.mean(),
             // Another thread encodes: `EncodeAverage`.
             encode_ms_per_token: None,
         }
@@ -243,12 +273,29 @@ mod tests {
     }
 
     #[test]
-    fn averages_the_length_of_answers() {
+    fn the_mean_length_of_answers_converges_to_the_last_ones() {
         let mut averages = Averages::default();
-        averages.answer(100);
-        assert_eq!(averages.rates().answer_tokens, Some(100.0));
-        averages.answer(200);
-        assert_eq!(averages.rates().answer_tokens, Some(110.0));
+        assert_eq!(averages.rates().answer_tokens, None);
+        for length in [100, 200] {
+            for _ in 0..100 {
+                (0..length).for_each(|_| averages.step(StepCounts::undrafted(0, 1), Duration::ZERO));
+                averages.answer_ended();
+                let mean = averages.rates().answer_tokens.unwrap();
+                assert!((99.9..=200.1).contains(&mean), "{mean}");
+            }
+            let mean = averages.rates().answer_tokens.unwrap();
+            assert!((mean - length as f32).abs() < 0.1, "{mean} of {length}");
+        }
+    }
+
+    #[test]
+    fn answers_that_run_on_raise_the_mean_length() {
+        let mut averages = Averages::default();
+        (0..4).for_each(|_| averages.step(StepCounts::undrafted(0, 1), Duration::ZERO));
+        averages.answer_ended();
+        assert_eq!(averages.rates().answer_tokens, Some(4.0));
+        (0..1000).for_each(|_| averages.step(StepCounts::undrafted(0, 2), Duration::ZERO));
+        assert_eq!(averages.rates().answer_tokens, Some(2004.0));
     }
 
     #[test]
