@@ -1,8 +1,8 @@
 //! `warmpath-bench transfer`: TTFT of a prompt whose prefix only a busy worker holds, against one that is computed.
 //!
 //! In each round one worker computes a prefix and then decodes long answers in all of its slots. Two requests follow:
-//! one with this prefix, and one with a prefix of the same length that no worker holds. Not here: fleets that change
-//! (`changes`), transfers in virtual time (`sim`).
+//! one with this prefix, and, directly to an idle worker, one with a prefix of the same length that no worker holds.
+//! Not here: fleets that change (`changes`), transfers in virtual time (`sim`).
 
 use std::time::Duration;
 
@@ -40,8 +40,8 @@ const FETCHED_SHARE: f64 = 0.9;
 pub struct TransferArgs {
     #[command(flatten)]
     fleet: FleetArgs,
-    /// Words of a prefix; with SmolLM2, 1,450 words are some 2,000 tokens.
-    #[arg(long, default_value_t = 1450)]
+    /// Words of a prefix; with SmolLM2, 1,950 words are some 2,000 tokens.
+    #[arg(long, default_value_t = 1950)]
     words: usize,
     /// Bandwidth of the network between the workers in Gbit/s (`--kv-gbits` of the router).
     #[arg(long, value_name = "GBITS", default_value_t = 10.0)]
@@ -132,17 +132,18 @@ async fn measure(args: &TransferArgs, fleet: &Fleet, round: u64) -> anyhow::Resu
         let system = Message::new("system", words(seed + prefix, args.words));
         [system, Message::new("user", words(seed + question, 20))]
     };
-    let first = router.ask(&chat(1, 2), ANSWER_TOKENS).await?;
+    let first = router.ask_exactly(&chat(1, 2), ANSWER_TOKENS).await?;
     let holder = first.worker.clone().context("the response names no worker")?;
+    let idle = ChatClient::new(&fleet.workers[(worker_idx(&holder)? + 1) % fleet.workers.len()].base_url(), None)?;
     let busy = occupy(fleet, &holder, seed).await?;
     let (held, computed) = (chat(1, 3), chat(4, 5));
     // The order alternates, so that neither is always the first on an idle worker.
     let (held, computed) = if round.is_multiple_of(2) {
-        let held = router.ask(&held, ANSWER_TOKENS).await?;
-        (held, router.ask(&computed, ANSWER_TOKENS).await?)
+        let held = router.ask_exactly(&held, ANSWER_TOKENS).await?;
+        (held, idle.ask_exactly(&computed, ANSWER_TOKENS).await?)
     } else {
-        let computed = router.ask(&computed, ANSWER_TOKENS).await?;
-        (router.ask(&held, ANSWER_TOKENS).await?, computed)
+        let computed = idle.ask_exactly(&computed, ANSWER_TOKENS).await?;
+        (router.ask_exactly(&held, ANSWER_TOKENS).await?, computed)
     };
     drop(busy);
     Ok(Round::of(&holder, &held, &computed))
@@ -153,8 +154,8 @@ async fn measure(args: &TransferArgs, fleet: &Fleet, round: u64) -> anyhow::Resu
 ///
 /// Errors: the worker does not exist, a request fails, or the router does not report the slots as busy in time.
 async fn occupy(fleet: &Fleet, worker: &str, seed: u64) -> anyhow::Result<JoinSet<anyhow::Result<Answer>>> {
-    let idx: usize = worker.strip_prefix("worker-").and_then(|idx| idx.parse().ok()).context("an unknown worker")?;
-    let client = ChatClient::new(&fleet.workers.get(idx).context("an unknown worker")?.base_url(), None)?;
+    let client =
+        ChatClient::new(&fleet.workers.get(worker_idx(worker)?).context("an unknown worker")?.base_url(), None)?;
     let mut tasks = JoinSet::new();
     let http = reqwest::Client::builder().no_proxy().build()?;
     let n_slots = slots(&http, fleet, worker).await?.1;
@@ -178,6 +179,11 @@ async fn occupy(fleet: &Fleet, worker: &str, seed: u64) -> anyhow::Result<JoinSe
         .await
         .context("the router has not reported all slots as busy in time")??;
     Ok(tasks)
+}
+
+/// Returns the index of a worker, by its name.
+fn worker_idx(worker: &str) -> anyhow::Result<usize> {
+    worker.strip_prefix("worker-").and_then(|idx| idx.parse().ok()).context("an unknown worker")
 }
 
 /// Returns the number of busy slots that the router reports for a worker, and the number of all its slots.
