@@ -244,15 +244,11 @@ fn ties_are_between_workers_that_hold_as_much() {
 #[test]
 fn the_tolerance_is_a_prefill_in_an_idle_fleet_and_small_in_a_busy_one() {
     let chosen = |counts: [u32; 4], recent: [f64; 4]| {
-        let load = |n: u32| Load { n_queued: n, queued_prefill_tokens: u64::from(n) * 400, ..idle() };
+        let load = |n: u32| Load { n_queued: n, queued_prefill_tokens: u64::from(n) * 800, ..idle() };
         of_recent(counts.map(load), recent)
     };
     assert_eq!(chosen([0, 0, 0, 0], [9.0, 8.0, 7.0, 8.0]), 2);
-    assert_eq!(
-        chosen([0, 1, 0, 0], [9.0, 1.0, 7.0, 8.0]),
-        2,
-        "a wait and a delay of 1.4 prefills exceed the tolerance of one"
-    );
+    assert_eq!(chosen([0, 1, 0, 0], [9.0, 1.0, 7.0, 8.0]), 2, "a wait of 0.8 prefills exceeds the tolerance");
     assert_eq!(chosen([4, 5, 4, 4], [9.0, 1.0, 9.0, 9.0]), 0, "beside four prompts, one more exceeds the tolerance");
     assert_eq!(chosen([4, 4, 4, 4], [9.0, 1.0, 9.0, 9.0]), 1);
 }
