@@ -10,11 +10,16 @@ use std::process::Output;
 use anyhow::{Context as _, ensure};
 use serde_json::json;
 use tokio::process::Command;
+use tokio::sync::Mutex;
 use warmpath_bench::model::Preset;
 use warmpath_tests::rig::{MODEL_NAME, Rig, WorkerLine, made_model, root};
 
+/// Lock of the folders of clients: two tests may need the same one, and install it from nothing.
+static INSTALLATION: Mutex<()> = Mutex::const_new(());
+
 /// Installs a client and its packages if that is not done yet.
 async fn install(name: &str) -> anyhow::Result<()> {
+    let _lock = INSTALLATION.lock().await;
     let status = Command::new(root().join("scripts/clients.sh")).arg(name).status().await?;
     ensure!(status.success(), "scripts/clients.sh {name} ended with {status}");
     Ok(())
