@@ -57,7 +57,10 @@ async fn a_killed_worker_breaks_only_its_own_streams() -> anyhow::Result<()> {
         let events = events(response).await;
         let last: Value = serde_json::from_str(events.last().context("no event")?)?;
         assert_eq!(last["error"]["code"], "worker_failed", "{last}");
-        assert!(last["error"]["message"].as_str().is_some_and(|text| text.contains("ended its response early")), "{last}");
+        assert!(
+            last["error"]["message"].as_str().is_some_and(|text| text.contains("ended its response early")),
+            "{last}"
+        );
     }
     for seed in 10..30 {
         let answer = rig.ask(&messages(seed), 4).await.context("after the worker's death")?;

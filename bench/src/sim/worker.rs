@@ -235,7 +235,7 @@ impl Worker {
         let over: Vec<Running> = over;
         for ended in over {
             self.cache.end(&trace.requests[ended.request], ended.slot, millis(now));
-            self.averages.answer_ended();
+            self.averages.answer_ended(ended.n_answered);
             events.push(Event::Last { request: ended.request });
         }
         self.admit(trace, now);

@@ -191,7 +191,7 @@ impl Worker {
             let Running { job, prompt, answer, .. } = &self.running[place];
             if answer.len() >= job.n_answer as usize {
                 progress.push((job.attempt, Progress::Last { answer: answer.clone() }));
-                self.averages.answer_ended();
+                self.averages.answer_ended(job.n_answer);
                 self.kv.end(&prompt.clone(), slot, self.ms(now));
                 self.running.remove(place);
             }

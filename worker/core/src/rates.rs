@@ -46,7 +46,9 @@ struct AnswerLength {
 }
 
 impl AnswerLength {
-    fn end(&mut self) {
+    fn end(&mut self, n_tokens: u32) {
+        // The first token comes with the prompt's last step, in which the sequence is no stream yet.
+        self.tokens_since += f64::from(n_tokens.min(1));
         let decay = 1.0 - f64::from(NEWEST_WEIGHT);
         self.n_ended = self.n_ended * decay + 1.0;
         self.tokens = self.tokens * decay + self.tokens_since;
@@ -147,9 +149,9 @@ impl Averages {
         }
     }
 
-    /// Records the end of an answer that was not cancelled.
-    pub fn answer_ended(&mut self) {
-        self.answer_length.end();
+    /// Records the end of an answer of this many tokens that was not cancelled.
+    pub fn answer_ended(&mut self, n_tokens: u32) {
+        self.answer_length.end(n_tokens);
     }
 
     /// Records a prompt that starts, with the number of tokens to compute.
@@ -278,8 +280,8 @@ mod tests {
         assert_eq!(averages.rates().answer_tokens, None);
         for length in [100, 200] {
             for _ in 0..100 {
-                (0..length).for_each(|_| averages.step(StepCounts::undrafted(0, 1), Duration::ZERO));
-                averages.answer_ended();
+                (1..length).for_each(|_| averages.step(StepCounts::undrafted(0, 1), Duration::ZERO));
+                averages.answer_ended(length);
                 let mean = averages.rates().answer_tokens.unwrap();
                 assert!((99.9..=200.1).contains(&mean), "{mean}");
             }
@@ -291,8 +293,8 @@ mod tests {
     #[test]
     fn answers_that_run_on_raise_the_mean_length() {
         let mut averages = Averages::default();
-        (0..4).for_each(|_| averages.step(StepCounts::undrafted(0, 1), Duration::ZERO));
-        averages.answer_ended();
+        (1..4).for_each(|_| averages.step(StepCounts::undrafted(0, 1), Duration::ZERO));
+        averages.answer_ended(4);
         assert_eq!(averages.rates().answer_tokens, Some(4.0));
         (0..1000).for_each(|_| averages.step(StepCounts::undrafted(0, 2), Duration::ZERO));
         assert_eq!(averages.rates().answer_tokens, Some(2004.0));

@@ -329,7 +329,7 @@ impl EngineState<'_> {
     fn finish(&mut self, slot: SlotId, reason: FinishReason) {
         let mut sequence = self.release(slot);
         sequence.tell_prompt();
-        self.schedule.averages.answer_ended();
+        self.schedule.averages.answer_ended(sequence.n_generated);
         let finished = sequence.finished(reason);
         self.counters().answered(&finished);
         self.send_final_event(sequence, EngineEvent::Finished(finished));
