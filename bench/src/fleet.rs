@@ -326,6 +326,12 @@ pub struct Fleet {
 const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
 
 impl Fleet {
+    /// Returns the index of the worker with this name, if the fleet has one.
+    pub fn worker_idx(&self, name: &str) -> Option<usize> {
+        let idx = name.strip_prefix("worker-")?.parse().ok()?;
+        (idx < self.workers.len()).then_some(idx)
+    }
+
     /// Starts workers and router and waits until all are ready.
     ///
     /// Errors: one of them does not start or get ready; those already started are ended.

@@ -134,8 +134,9 @@ async fn measure(args: &TransferArgs, fleet: &Fleet, round: u64) -> anyhow::Resu
     };
     let first = router.ask_exactly(&chat(1, 2), ANSWER_TOKENS).await?;
     let holder = first.worker.clone().context("the response names no worker")?;
-    let idle = ChatClient::new(&fleet.workers[(worker_idx(&holder)? + 1) % fleet.workers.len()].base_url(), None)?;
-    let busy = occupy(fleet, &holder, seed).await?;
+    let holder_idx = fleet.worker_idx(&holder).context("an unknown worker")?;
+    let idle = ChatClient::new(&fleet.workers[(holder_idx + 1) % fleet.workers.len()].base_url(), None)?;
+    let busy = occupy(fleet, (holder_idx, &holder), seed).await?;
     let (held, computed) = (chat(1, 3), chat(4, 5));
     // The order alternates, so that neither is always the first on an idle worker.
     let (held, computed) = if round.is_multiple_of(2) {
@@ -152,10 +153,13 @@ async fn measure(args: &TransferArgs, fleet: &Fleet, round: u64) -> anyhow::Resu
 /// Starts a long answer in each slot of a worker and waits until the router reports all slots as busy. The answers end
 /// when the returned tasks are dropped.
 ///
-/// Errors: the worker does not exist, a request fails, or the router does not report the slots as busy in time.
-async fn occupy(fleet: &Fleet, worker: &str, seed: u64) -> anyhow::Result<JoinSet<anyhow::Result<Answer>>> {
-    let client =
-        ChatClient::new(&fleet.workers.get(worker_idx(worker)?).context("an unknown worker")?.base_url(), None)?;
+/// Errors: a request fails, or the router does not report the slots as busy in time.
+async fn occupy(
+    fleet: &Fleet,
+    (worker_idx, worker): (usize, &str),
+    seed: u64,
+) -> anyhow::Result<JoinSet<anyhow::Result<Answer>>> {
+    let client = ChatClient::new(&fleet.workers[worker_idx].base_url(), None)?;
     let mut tasks = JoinSet::new();
     let http = reqwest::Client::builder().no_proxy().build()?;
     let n_slots = slots(&http, fleet, worker).await?.1;
@@ -179,11 +183,6 @@ async fn occupy(fleet: &Fleet, worker: &str, seed: u64) -> anyhow::Result<JoinSe
         .await
         .context("the router has not reported all slots as busy in time")??;
     Ok(tasks)
-}
-
-/// Returns the index of a worker, by its name.
-fn worker_idx(worker: &str) -> anyhow::Result<usize> {
-    worker.strip_prefix("worker-").and_then(|idx| idx.parse().ok()).context("an unknown worker")
 }
 
 /// Returns the number of busy slots that the router reports for a worker, and the number of all its slots.

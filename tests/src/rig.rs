@@ -331,8 +331,7 @@ impl Rig {
 
     /// Returns the index of the worker that a response header names.
     pub fn worker_idx(&self, name: &str) -> Option<usize> {
-        let idx = name.strip_prefix("worker-")?.parse().ok()?;
-        (idx < self.fleet.workers.len()).then_some(idx)
+        self.fleet.worker_idx(name)
     }
 }
 
