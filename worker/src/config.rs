@@ -35,7 +35,7 @@ use crate::download::ModelSource;
 use crate::embedder::TEXTS_PER_BATCH_DEFAULT;
 use crate::embedder::vector::Norm;
 use crate::engine::{
-    AtContextEnd, CacheType, EngineConfig, Fit, Generation, PrefixCache, SLOT_CELLS_STEP,
+    AtContextEnd, CacheType, EngineConfig, Fit, Generation, IdleState, PrefixCache, SLOT_CELLS_STEP,
     SLOT_CONTEXT_TOKENS_DEFAULT_MAX, SelfTest, ShiftConfig, Switch,
 };
 use crate::request;
@@ -304,6 +304,7 @@ fn engine_config(flags: &Flags, source: &ModelSource) -> Result<EngineConfig, Co
         prefix_cache: if flags.disable_prefix_cache { PrefixCache::Disabled } else { PrefixCache::Enabled },
         store: store::store_config(flags)?,
         prefix_tokens_max: flags.prefix_cache_max_tokens,
+        idle_state: if flags.slot_save_path.is_some() { IdleState::Slot } else { IdleState::Store },
         checkpoint_stride_tokens: flags.checkpoint_stride,
         shifts: shift_config(flags),
         adapters: adapters::files(flags)?,

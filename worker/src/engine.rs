@@ -35,8 +35,9 @@ pub use config::metadata::{KEY_BYTES_MAX, MetadataOverride, MetadataValue, TEXT_
 pub use config::placement::{GpuLayers, LoadMode, Numa, Placement, SplitMode, TensorOverride};
 pub use config::rope::{RopeScaling, RopeSettings};
 pub use config::{
-    AtContextEnd, CacheType, CostSource, DiskConfig, DraftModelConfig, EngineConfig, PrefixCache, SLOT_CELLS_STEP,
-    SLOT_CONTEXT_TOKENS_DEFAULT_MAX, SLOTS_MAX, SelfTest, ShiftConfig, ShiftObstacle, StartError, StoreConfig, Switch,
+    AtContextEnd, CacheType, CostSource, DiskConfig, DraftModelConfig, EngineConfig, IdleState, PrefixCache,
+    SLOT_CELLS_STEP, SLOT_CONTEXT_TOKENS_DEFAULT_MAX, SLOTS_MAX, SelfTest, ShiftConfig, ShiftObstacle, StartError,
+    StoreConfig, Switch,
 };
 pub use events::{EventReceiver, EventSender, UNREAD_BYTES_MAX, events};
 pub use facts::{EngineFacts, Exchange};

@@ -153,7 +153,8 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_CACHE_PIN_TOP", value_name = "N", default_value_t = 0)]
     pub cache_pin_top: usize,
 
-    /// Maximum number of tokens that idle slots keep in the KV buffer [default: half of its cells if slots share one].
+    /// Maximum number of tokens that idle slots keep in the KV buffer [default: half of its cells if slots share one;
+    /// no limit with --slot-save-path].
     #[arg(long, env = "WARMPATH_PREFIX_CACHE_MAX_TOKENS", value_name = "TOKENS")]
     pub prefix_cache_max_tokens: Option<u64>,
 
@@ -214,7 +215,8 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_TOOLS_FIRST", conflicts_with_all = ["embedding", "rerank"])]
     pub tools_first: bool,
 
-    /// Folder in which clients may save the state of slots. Without it, saving is refused.
+    /// Folder in which clients may save the state of slots, so idle slots keep their state. Without it, saving is
+    /// refused.
     #[arg(long, env = "WARMPATH_SLOT_SAVE_PATH", value_name = "DIR")]
     pub slot_save_path: Option<PathBuf>,
 

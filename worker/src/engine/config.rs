@@ -92,8 +92,10 @@ pub struct EngineConfig {
     /// Settings of stored KV state.
     pub store: StoreConfig,
     /// Maximum number of tokens that idle slots keep in the KV buffer; `None` means half of its cells if slots share
-    /// one.
+    /// one and idle state is moved to the store.
     pub prefix_tokens_max: Option<u64>,
+    /// Place of idle state that would make running sequences faster by leaving the KV buffer.
+    pub idle_state: IdleState,
     /// Distance between checkpoints in a prompt, if the model needs them; with 0 there are only the start of the last
     /// message and the end of the prompt.
     pub checkpoint_stride_tokens: u32,
@@ -124,6 +126,16 @@ pub struct StoreConfig {
     pub min_hold: Duration,
     /// Number of most used prefixes that are pinned automatically.
     pub pin_top: usize,
+}
+
+/// Place of an idle slot's state in a KV buffer that all slots share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum IdleState {
+    /// The store, as soon as the state costs running sequences more time than its export and import.
+    #[default]
+    Store,
+    /// The slot, because clients save slots by number.
+    Slot,
 }
 
 /// Source of the costs in plans.
@@ -240,6 +252,7 @@ impl Default for EngineConfig {
             prefix_cache: PrefixCache::Enabled,
             store: StoreConfig::default(),
             prefix_tokens_max: None,
+            idle_state: IdleState::default(),
             checkpoint_stride_tokens: 1024,
             shifts: ShiftConfig::default(),
             adapters: Vec::new(),

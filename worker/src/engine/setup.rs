@@ -16,7 +16,7 @@ use warmpath_worker_core::drafting::step_costs::{Curve, DepthCost, StepCosts};
 use warmpath_worker_core::restore_costs::{Costs, SuffixRounding};
 use warmpath_worker_core::slot_table::{SlotSizes, SlotTable};
 
-use super::config::{CostSource, DiskConfig, EngineConfig, PrefixCache, ShiftConfig, StartError};
+use super::config::{CostSource, DiskConfig, EngineConfig, IdleState, PrefixCache, ShiftConfig, StartError};
 use super::facts::{EngineFacts, Exchange};
 use super::handle::EngineView;
 use super::kv::receiving::IncomingTransfers;
@@ -137,7 +137,7 @@ pub(super) fn kv<'m>(
         checkpoints: checkpoint_rule(config, (&cache, facts.memory)),
         shifts: config.shifts,
         prefix_tokens_max: prefix_tokens_max(config, facts),
-        idle_cell_ms: idle_cell_ms(facts),
+        idle_cell_ms: idle_cell_ms(config, facts),
     };
     KvState::new((llama, table), (cache, IncomingTransfers::new(facts.exchange)), rules, Arc::clone(counters))
 }
@@ -208,11 +208,12 @@ fn checkpoint_rule(config: &EngineConfig, (cache, memory): (&Cache, MemoryKind))
     }
 }
 
-/// Returns the maximum number of tokens that idle slots keep: half of a shared buffer's cells. If every slot has its
-/// own cells, other slots cannot use them, so there is no limit.
+/// Returns the maximum number of tokens that idle slots keep: half of a shared buffer's cells. There is no limit if
+/// every slot has its own cells, which other slots cannot use, or if clients save slots by number.
 fn prefix_tokens_max(config: &EngineConfig, facts: &EngineFacts) -> u64 {
     let half = u64::from(facts.context_tokens) * u64::from(facts.n_slots) / 2;
-    config.prefix_tokens_max.unwrap_or(if facts.kv_unified { half } else { u64::MAX })
+    let is_limited = facts.kv_unified && config.idle_state == IdleState::Store;
+    config.prefix_tokens_max.unwrap_or(if is_limited { half } else { u64::MAX })
 }
 
 /// Returns whether sequences are computed together or one after the other.
@@ -228,9 +229,12 @@ fn decode_groups(facts: &EngineFacts) -> DecodeGroups {
     DecodeGroups::fastest(&chosen.map_or(Vec::new(), |chosen| chosen.figures.decode_ms()))
 }
 
-/// Returns the time that an idle cell adds to a step: zero if every slot has its own cells.
-fn idle_cell_ms(facts: &EngineFacts) -> f64 {
-    let measured = facts.self_test.as_ref().and_then(|found| found.costs).filter(|_| facts.kv_unified);
+/// Returns the time that an idle cell adds to a step, as measured by a self-test on a quiet machine: zero if every slot
+/// has its own cells or keeps its state.
+fn idle_cell_ms(config: &EngineConfig, facts: &EngineFacts) -> f64 {
+    let is_moved = facts.kv_unified && config.idle_state == IdleState::Store;
+    let report = facts.self_test.as_ref().filter(|report| is_moved && report.is_calm());
+    let measured = report.and_then(|report| report.costs);
     measured.map_or(0.0, |costs| costs.idle_cell_ms)
 }
 

@@ -7,9 +7,11 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 use warmpath_bench::model::Preset;
+use warmpath_worker::config::Config;
+use warmpath_worker::engine::SelfTest;
 
 use crate::cache::{compute, prompt};
-use crate::harness::{TestWorker, folder, model};
+use crate::harness::{TestWorker, folder, model, tiny};
 
 const COMPLETIONS: &str = "/v1/completions";
 
@@ -85,6 +87,27 @@ async fn a_restored_slot_is_reused_for_the_same_prompt_and_for_one_that_branches
         for buffer in ["on", "off"] {
             resume(kind, (buffer, Saved::FromMemory)).await;
         }
+    }
+}
+
+#[tokio::test]
+async fn idle_slots_keep_their_state_in_a_shared_buffer_if_clients_may_save_them() {
+    // Two prompts of 300 tokens are more than half of the cells, above which idle state is moved to the store.
+    let flags = "--slots 2 --ctx-size 1024 --kv-unified on --flash-attn off";
+    let with_saves = format!("{flags} --slot-save-path {}", saves("idle").display());
+    for (flags, n_kept) in [(flags, 1), (&with_saves, 2)] {
+        // The measured costs of idle state could move the second prompt too.
+        let assume = |config: &mut Config| config.engine.self_test = SelfTest::Skip;
+        let worker = TestWorker::start_changed(tiny(), flags, assume).await;
+        for seed in [1, 2] {
+            compute(&worker, &prompt(seed, 300)).await;
+        }
+        let n_full = async |worker: &TestWorker| {
+            let slots = worker.get_json("/slots").await;
+            slots.as_array().expect("an array").iter().filter(|slot| slot["n_held_tokens"] == 300).count()
+        };
+        worker.until("the second prompt is in a slot", async |worker| n_full(worker).await == n_kept).await;
+        assert_eq!(worker.metric("slots_offloaded_total").await, if n_kept == 2 { 0.0 } else { 1.0 });
     }
 }
 
