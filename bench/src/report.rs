@@ -35,8 +35,8 @@ pub struct ReportArgs {
     /// Shorten everything: five minutes instead of thirty, with rough figures.
     #[arg(long)]
     quick: bool,
-    /// Parts to measure. The default is all of them.
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Part::ALL)]
+    /// Parts to measure.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Part::DEFAULT)]
     parts: Vec<Part>,
     /// Model of workers and fleets: a GGUF file, `smollm2` (SmolLM2-135M-Instruct, fetched once) or `made` (made by
     /// code).

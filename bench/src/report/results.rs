@@ -109,11 +109,12 @@ impl Results {
         format!("{day}-{}{kind}.json", self.machine.slug())
     }
 
-    /// Returns whether this is a full report without failures: each part was measured, or left out for lack of a peer.
+    /// Returns whether this is a full report without failures: each part that it has by default was measured, or left
+    /// out for lack of a peer.
     pub fn is_whole(&self) -> bool {
         let is_skipped = |part: Part| self.skipped.iter().any(|skipped| skipped.what == part.title());
         self.pace == Pace::Full
-            && Part::ALL.iter().all(|&part| self.part(part).is_some() || is_skipped(part))
+            && Part::DEFAULT.iter().all(|&part| self.part(part).is_some() || is_skipped(part))
             && self.parts.iter().all(|part| part.failures.is_empty())
     }
 

@@ -7,7 +7,9 @@ mod splitter;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::sync::LazyLock;
 
+use memchr::memmem::Finder;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
@@ -18,6 +20,19 @@ use crate::stock::usage::Usage;
 ///
 /// Source: OpenAI's API has at most 128 choices of one prompt; several prompts multiply them.
 const CHOICES_MAX: usize = 4096;
+
+/// Finders of the names of fields for which an event is parsed, made once because every event is searched.
+static NAMES: LazyLock<FieldNames> = LazyLock::new(|| FieldNames {
+    usage: Finder::new("\"usage\""),
+    timings: Finder::new("\"timings\""),
+    error: Finder::new("\"error\""),
+});
+
+struct FieldNames {
+    usage: Finder<'static>,
+    timings: Finder<'static>,
+    error: Finder<'static>,
+}
 
 /// Event that completes a stream, by dialect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,13 +180,13 @@ impl EventReader {
         }
         self.state.n_events += 1;
         // Most events are only searched: parsing each would cost more than relaying it.
-        let mentions = |name: &[u8]| content.windows(name.len()).any(|window| window == name);
-        if mentions(b"\"usage\"") || mentions(b"\"timings\"") {
+        let mentions = |name: &Finder<'_>| name.find(content).is_some();
+        if mentions(&NAMES.usage) || mentions(&NAMES.timings) {
             self.state.usage.read(content);
         }
         let is_named = matches!(self.mark, EndMark::MessageStop | EndMark::Response);
         let wants_type = is_named && event.name.is_none();
-        let fields: Fields<'_> = if wants_type || mentions(b"\"error\"") {
+        let fields: Fields<'_> = if wants_type || mentions(&NAMES.error) {
             serde_json::from_slice(content).unwrap_or_default()
         } else {
             Fields::default()
@@ -265,7 +280,7 @@ pub fn is_whole(event: &[u8]) -> bool {
 /// Returns the lines of whole events, without their ends.
 fn lines(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
-        let end = bytes.iter().position(|byte| matches!(byte, b'\n' | b'\r'))?;
+        let end = memchr::memchr2(b'\n', b'\r', bytes)?;
         let line = &bytes[..end];
         let end_len = if bytes[end..].starts_with(b"\r\n") { 2 } else { 1 };
         bytes = &bytes[end + end_len..];

@@ -4,9 +4,14 @@
 //! line wait. So a client has exactly the events that the lines cover. Not here: the content of the lines, which only
 //! workers read.
 
+use std::sync::LazyLock;
+
 use bytes::{Bytes, BytesMut};
-use memchr::memmem;
+use memchr::memmem::Finder;
 use warmpath_common::journal::LINE_START;
+
+/// Finder of the mark that begins a line of the journal, made once because every event is searched.
+static LINE_STARTS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(LINE_START));
 
 /// Reader of a stream with a journal.
 #[derive(Debug)]
@@ -86,7 +91,7 @@ impl JournalReader {
             Some(before) => piece[before] == b'\n',
             None => !self.is_within_line,
         };
-        let start = memmem::find_iter(piece, LINE_START).find(begins_line)?;
+        let start = LINE_STARTS.find_iter(piece).find(begins_line)?;
         let length = memchr::memchr(b'\n', &piece[start..])?;
         Some((start, start + length + 1))
     }

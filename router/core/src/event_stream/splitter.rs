@@ -37,21 +37,26 @@ impl Splitter {
     /// Cost: O(n), no allocation.
     pub fn split(&mut self, piece: &[u8]) -> Option<Ends> {
         let mut ends: Option<Ends> = None;
-        for (at, &byte) in piece.iter().enumerate() {
+        let mut at = 0;
+        while at < piece.len() {
+            let rest = &piece[at..];
+            let text_len = memchr::memchr2(b'\n', b'\r', rest).unwrap_or(rest.len());
+            if text_len > 0 {
+                self.go_on(rest[0]);
+            }
+            at += text_len;
+            let Some(&byte) = piece.get(at) else { break };
+            // The line feed belongs to the carriage return before it, and to the event that ended with that.
             let is_rest_of_end = byte == b'\n' && self.after_return;
-            let is_event_end = match byte {
-                // The line feed belongs to the carriage return before it, and to the event that ended with that.
-                b'\n' if is_rest_of_end => self.is_between_events(),
-                b'\n' | b'\r' => self.end_line(),
-                _ => self.go_on(byte),
-            };
+            let is_event_end = if is_rest_of_end { self.is_between_events() } else { self.end_line() };
             self.after_return = byte == b'\r';
+            let end = at + 1;
             if is_event_end {
-                let end = at + 1;
                 let first = ends.map_or(end, |ends| ends.first);
                 let first = if is_rest_of_end && first == at { end } else { first };
                 ends = Some(Ends { first, last: end });
             }
+            at = end;
         }
         ends
     }
@@ -61,11 +66,12 @@ impl Splitter {
         self.line == LineKind::Empty && !self.has_fields
     }
 
-    fn go_on(&mut self, byte: u8) -> bool {
+    /// Continues a line with a text that begins with this byte.
+    fn go_on(&mut self, first: u8) {
+        self.after_return = false;
         if self.line == LineKind::Empty {
-            self.line = if byte == b':' { LineKind::Comment } else { LineKind::Field };
+            self.line = if first == b':' { LineKind::Comment } else { LineKind::Field };
         }
-        false
     }
 
     /// Ends a line; returns whether an event ends with it.
