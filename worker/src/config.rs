@@ -41,6 +41,7 @@ use crate::engine::{
 use crate::request;
 use flags::Flags;
 use kv_transfer::KvTransferConfig;
+use media::MediaConfig;
 
 /// Default number of sequences that run at the same time. Source: llama-server.
 const SLOTS_DEFAULT: u16 = 4;
@@ -66,9 +67,11 @@ pub struct Config {
     pub http: HttpConfig,
     /// Origin of the model's file.
     pub source: ModelSource,
+    /// Settings of images and audio.
+    pub media: MediaConfig,
     /// Settings of llama.cpp's backends.
     pub backends: BackendConfig,
-    /// Settings of the engine. An embedding worker uses them, too, except those of generation.
+    /// Settings of the engine, without its projector. An embedding worker uses them, too, except those of generation.
     pub engine: EngineConfig,
     /// Adapter of requests that name none.
     pub adapter_in_force: Option<Applied>,
@@ -182,9 +185,11 @@ pub enum ConfigError {
 /// Face's clients.
 pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
     check_ranges(&flags)?;
-    let source = source::source(&flags.source, &|name| std::env::var_os(name))?;
+    let variables = |name: &str| std::env::var_os(name);
+    let source = source::source(&flags.source, media::of_repository(&flags), &variables)?;
     Ok(Config {
         http: http_config(&flags)?,
+        media: media::media_config(&flags, &variables)?,
         backends: backends(&flags),
         engine: engine_config(&flags, &source)?,
         adapter_in_force: adapters::in_force(&flags, &adapters::files(&flags)?)?,
@@ -308,7 +313,6 @@ fn engine_config(flags: &Flags, source: &ModelSource) -> Result<EngineConfig, Co
         checkpoint_stride_tokens: flags.checkpoint_stride,
         shifts: shift_config(flags),
         adapters: adapters::files(flags)?,
-        projector: media::projector(&flags.media)?,
         speculation: speculation::config(&flags.speculation)?,
         draft_model: speculation::draft_model(&flags.speculation, (threads, flags.threads_batch)),
         ..EngineConfig::default()

@@ -1,4 +1,4 @@
-//! Download of a model's file: from the Hugging Face hub, or from any URL.
+//! Download of the files of a model and of its projector: from the Hugging Face hub, or from any URL.
 //!
 //! A file of the hub is stored in the cache of the hub's own clients, so files that these or other workers downloaded
 //! are found. A download is written next to its final path, resumes after interruptions, is compared with the hub's
@@ -21,6 +21,7 @@ use std::path::PathBuf;
 use tracing::{info, warn};
 
 use cache::{Repository, lock};
+use choice::NoChoice;
 use client::Web;
 use hub::{CommitFiles, HubFile};
 use transfer::{Remote, transfer};
@@ -28,22 +29,32 @@ use transfer::{Remote, transfer};
 pub use cache::is_inside;
 pub use error::DownloadError;
 pub use progress::DownloadProgress;
-pub use source::{FileSelection, HubConfig, HubModel, HubToken, ModelSource};
+pub use source::{FileSelection, HubConfig, HubModel, HubToken, ModelSource, RepositoryProjector};
 
 /// Advice if the hub refuses.
 const HUB_ADVICE: &str = "a gated or private model needs the token of a user with access (HF_TOKEN or --hf-token), and for a \
                           gated one that this user has accepted its conditions on the model's page";
 
-/// Returns the first file of a model, once all of its files are on this machine.
+/// Files of a model on this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelFiles {
+    /// First file of the model.
+    pub model: PathBuf,
+    /// Projector of the model's repository; `None` if it has none, or none is to be used.
+    pub projector: Option<PathBuf>,
+}
+
+/// Returns the files of a model, once all of them are on this machine.
 ///
 /// Errors: every [`DownloadError`].
-pub async fn fetch(source: &ModelSource, progress: &mut DownloadProgress) -> Result<PathBuf, DownloadError> {
+pub async fn fetch(source: &ModelSource, progress: &mut DownloadProgress) -> Result<ModelFiles, DownloadError> {
+    let alone = |model| ModelFiles { model, projector: None };
     match source {
-        ModelSource::File(path) => Ok(path.clone()),
+        ModelSource::File(path) => Ok(alone(path.clone())),
         ModelSource::Hub { model, hub } => fetch_from_hub(model, hub, progress).await,
         ModelSource::Url { url, file, offline } => {
             let web = if *offline { None } else { Some(Web::new("give an address that needs no login")?) };
-            url::fetch(url, file, web.as_ref(), progress).await
+            url::fetch(url, file, web.as_ref(), progress).await.map(alone)
         }
     }
 }
@@ -52,7 +63,7 @@ async fn fetch_from_hub(
     model: &HubModel,
     hub: &HubConfig,
     progress: &mut DownloadProgress,
-) -> Result<PathBuf, DownloadError> {
+) -> Result<ModelFiles, DownloadError> {
     let repository = Repository::new(hub.cache.clone(), &model.repo);
     let web = Web::new(HUB_ADVICE)?;
     let listed = match hub.offline {
@@ -61,27 +72,68 @@ async fn fetch_from_hub(
             Ok(listing) => Some(listing),
             // A worker whose machine has the model must be able to start while the hub is down.
             Err(error) if error.is_transient() => {
-                let Ok(path) = cached(&repository, model) else { return Err(error) };
+                let Ok(files) = cached(&repository, model) else { return Err(error) };
                 warn!(%error, "the hub does not respond; using the model in the cache");
-                return Ok(path);
+                return Ok(files);
             }
             Err(error) => return Err(error),
         },
     };
     let Some(CommitFiles { commit, files }) = listed else { return cached(&repository, model) };
-    let chosen = choice::choose(files.iter().map(|file| file.path.as_str()), &model.wanted);
-    let chosen = chosen.map_err(|source| DownloadError::Choice { model: model.to_string(), source })?;
-    let chosen: Vec<&HubFile> = chosen.iter().filter_map(|path| files.iter().find(|file| file.path == *path)).collect();
-    progress.expect(chosen.iter().map(|file| file.size).sum());
-    for file in &chosen {
+    let chosen = choose(files.iter().map(|file| file.path.as_str()), model);
+    let Chosen { model: parts, mut projector } =
+        chosen.map_err(|source| DownloadError::Choice { model: model.to_string(), source })?;
+    let wanted = parts.iter().chain(&projector);
+    let wanted: Vec<&HubFile> = wanted.filter_map(|path| files.iter().find(|file| file.path == *path)).collect();
+    progress.expect(wanted.iter().map(|file| file.size).sum());
+    for file in wanted {
         let url = hub::file_url(&hub.endpoint, &model.repo, &commit, &file.path);
         let remote = Remote { url, token: hub.token.as_ref(), size: Some(file.size), sha256: file.sha256 };
-        ensure(&web, (&repository, &commit, file), remote, progress).await?;
+        match ensure(&web, (&repository, &commit, file), remote, progress).await {
+            Err(error @ DownloadError::Room { .. }) if projector.as_ref() == Some(&file.path) => {
+                warn!(%error, "the repository's projector is not downloaded, so the model reads only text");
+                projector = None;
+            }
+            ensured => ensured?,
+        }
     }
     // This is the last write, so that an interrupted download leaves the branch at its former commit.
     repository.write_ref(&model.revision, &commit)?;
-    let first = chosen.first().expect("a choice has a file");
-    Ok(repository.snapshot(&commit, &first.path))
+    let path = |path: &String| repository.snapshot(&commit, path);
+    let first = parts.first().expect("a choice has a file");
+    Ok(ModelFiles { model: path(first), projector: projector.as_ref().map(path) })
+}
+
+/// Files of a repository that are used, by their paths there.
+struct Chosen {
+    /// Files of the model, its first one first.
+    model: Vec<String>,
+    /// Projector.
+    projector: Option<String>,
+}
+
+/// Returns the files of a repository that are used.
+///
+/// Errors: every [`NoChoice`].
+fn choose<'a>(paths: impl Iterator<Item = &'a str> + Clone, model: &HubModel) -> Result<Chosen, NoChoice> {
+    let parts = choice::choose(paths.clone(), &model.wanted)?;
+    let projector = parts.first().and_then(|first| choice::choose_projector(paths, first));
+    let projector = match model.projector {
+        RepositoryProjector::Fetched => projector.map(str::to_owned),
+        RepositoryProjector::Unused => None,
+        RepositoryProjector::Excluded { by } => {
+            if let Some(file) = projector {
+                warn!(
+                    file,
+                    flag = by,
+                    "the repository's projector is not used, as it cannot be combined with this flag; the model reads \
+                     only text (--no-mmproj silences this)"
+                );
+            }
+            None
+        }
+    };
+    Ok(Chosen { model: parts, projector })
 }
 
 /// Brings one file of the hub into its cache.
@@ -107,11 +159,12 @@ async fn ensure(
     repository.link(commit, &file.path, &file.etag)
 }
 
-/// Returns the first file of a model that is complete in the cache.
-fn cached(repository: &Repository, model: &HubModel) -> Result<PathBuf, DownloadError> {
+/// Returns the files of a model that is complete in the cache. Its projector may be absent there.
+fn cached(repository: &Repository, model: &HubModel) -> Result<ModelFiles, DownloadError> {
     let missing = || DownloadError::NotCached { model: model.to_string(), folder: repository.folder().to_owned() };
     let commit = repository.commit_of(&model.revision).ok_or_else(missing)?;
     let files = repository.files(&commit);
-    let chosen = choice::choose(files.iter().map(String::as_str), &model.wanted).map_err(|_| missing())?;
-    Ok(repository.snapshot(&commit, chosen.first().ok_or_else(missing)?))
+    let Chosen { model, projector } = choose(files.iter().map(String::as_str), model).map_err(|_| missing())?;
+    let path = |path: &String| repository.snapshot(&commit, path);
+    Ok(ModelFiles { model: path(model.first().ok_or_else(missing)?), projector: projector.as_ref().map(path) })
 }

@@ -32,7 +32,7 @@ use crate::app_state::Phase;
 use crate::backends::BackendError;
 use crate::config::kv_transfer::KvTransferConfig;
 use crate::config::{BODY_TIMEOUT, Config, HEAD_TIMEOUT, HttpConfig, IdentityConfig};
-use crate::download::{self, DownloadError, DownloadProgress};
+use crate::download::{self, DownloadError, DownloadProgress, ModelFiles, ModelSource};
 use crate::engine::{StartError, check_adapter};
 use crate::http::{App, admin_router, router};
 use crate::kv_transfer::{Access, StateFetcher};
@@ -48,8 +48,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Reason why a worker does not start or cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The model cannot be downloaded.
-    #[error("cannot get the model")]
+    /// The model or its projector cannot be downloaded.
+    #[error("cannot get the model's files")]
     Download(#[source] DownloadError),
     /// The model's file is missing, damaged or of a kind that llama.cpp cannot run.
     #[error("cannot serve the model")]
@@ -314,25 +314,44 @@ impl Bound {
     }
 }
 
-/// Downloads the model if necessary, and loads it. The folder for stored state stays reserved as long as the returned
-/// reservation is kept.
+/// Downloads the model and its projector if necessary, and loads them. The folder for stored state stays reserved as
+/// long as the returned reservation is kept.
 ///
 /// Errors: `Download`; those of [`checked`] and [`load::load`].
 async fn obtain(
     mut job: load::LoadJob,
     mut reservation: Option<Reservation>,
 ) -> Result<(LoadedModel, Option<Reservation>), RunError> {
+    // The projector comes first, because it is small and its URL may be wrong.
+    let named = match &job.config.media.named {
+        Some(named) => Some(fetched(named, &job.phase).await?.model),
+        None => None,
+    };
+    let files = fetched(&job.config.source, &job.phase).await?;
+    job.config.engine.model = files.model;
+    job.config.engine.projector = job.config.media.projector(named, files.projector);
     if job.config.source.local().is_none() {
-        let mut progress = DownloadProgress::new(Arc::clone(&job.phase));
-        job.phase.send_replace(Phase::Downloading { percent: 0 });
-        let fetched = download::fetch(&job.config.source, &mut progress).await;
-        drop(progress);
-        job.config.engine.model = fetched.map_err(RunError::Download)?;
-        info!(path = %job.config.engine.model.display(), "the model is on this machine");
-        job.phase.send_replace(Phase::Loading { percent: 0 });
         reservation = checked(&job.config).await?;
     }
     Ok((load::load(job).await?, reservation))
+}
+
+/// Returns the files of a model or a projector, downloaded if necessary.
+///
+/// Errors: `Download`.
+async fn fetched(source: &ModelSource, phase: &Arc<watch::Sender<Phase>>) -> Result<ModelFiles, RunError> {
+    if source.local().is_none() {
+        phase.send_replace(Phase::Downloading { percent: 0 });
+    }
+    let mut progress = DownloadProgress::new(Arc::clone(phase));
+    let files = download::fetch(source, &mut progress).await.map_err(RunError::Download)?;
+    drop(progress);
+    if source.local().is_none() {
+        let projector = files.projector.as_ref().map(|path| path.display().to_string());
+        info!(%source, path = %files.model.display(), projector, "the file is on this machine");
+        phase.send_replace(Phase::Loading { percent: 0 });
+    }
+    Ok(files)
 }
 
 fn serve_http(

@@ -1,4 +1,4 @@
-//! Downloads of models from a local server with the hub's protocol, and from a plain one.
+//! Downloads of models and projectors from a local server with the hub's protocol, and from a plain one.
 
 #[path = "download/hub.rs"]
 mod hub;
@@ -12,7 +12,8 @@ use tempfile::TempDir;
 use tokio::sync::watch;
 use warmpath_worker::app_state::Phase;
 use warmpath_worker::download::{
-    DownloadError, DownloadProgress, FileSelection, HubConfig, HubModel, HubToken, ModelSource, fetch,
+    DownloadError, DownloadProgress, FileSelection, HubConfig, HubModel, HubToken, ModelFiles, ModelSource,
+    RepositoryProjector, fetch,
 };
 
 use hub::{COMMIT, FakeHub, Fault, SECOND_COMMIT, TOKEN, content};
@@ -23,11 +24,18 @@ struct Machine {
     folder: TempDir,
     token: Option<&'static str>,
     offline: bool,
+    projector: RepositoryProjector,
 }
 
 impl Machine {
     async fn new() -> Self {
-        Self { hub: FakeHub::start().await, folder: TempDir::new().expect("a folder"), token: None, offline: false }
+        Self {
+            hub: FakeHub::start().await,
+            folder: TempDir::new().expect("a folder"),
+            token: None,
+            offline: false,
+            projector: RepositoryProjector::Unused,
+        }
     }
 
     fn cache(&self) -> PathBuf {
@@ -40,8 +48,9 @@ impl Machine {
 
     fn source(&self, wanted: FileSelection, revision: &str) -> ModelSource {
         let repo = "acme/tiny-GGUF".to_owned();
+        let (name, revision, projector) = (repo.clone(), revision.to_owned(), self.projector);
         ModelSource::Hub {
-            model: HubModel { name: repo.clone(), repo, revision: revision.to_owned(), wanted },
+            model: HubModel { name, repo, revision, wanted, projector },
             hub: HubConfig {
                 endpoint: self.hub.endpoint.clone(),
                 cache: self.cache(),
@@ -58,9 +67,17 @@ impl Machine {
     async fn fetch_revision(&self, wanted: FileSelection, revision: &str) -> Result<PathBuf, DownloadError> {
         fetch_source(&self.source(wanted, revision)).await
     }
+
+    async fn fetch_files(&self, wanted: FileSelection) -> Result<ModelFiles, DownloadError> {
+        fetch_files(&self.source(wanted, HubModel::REVISION_DEFAULT)).await
+    }
 }
 
 async fn fetch_source(source: &ModelSource) -> Result<PathBuf, DownloadError> {
+    fetch_files(source).await.map(|files| files.model)
+}
+
+async fn fetch_files(source: &ModelSource) -> Result<ModelFiles, DownloadError> {
     let (phase, _seen) = watch::channel(Phase::Loading { percent: 0 });
     fetch(source, &mut DownloadProgress::new(Arc::new(phase))).await
 }
@@ -165,6 +182,67 @@ async fn a_damaged_download_is_refused_and_deleted() {
     let blobs: Vec<_> = fs::read_dir(machine.repo_folder().join("blobs")).expect("a folder").collect();
     assert!(blobs.is_empty() && !machine.repo_folder().join("snapshots").exists(), "{blobs:?}");
     assert!(!machine.repo_folder().join("refs").exists());
+}
+
+#[tokio::test]
+async fn the_projector_of_a_repository_is_fetched_with_the_model() {
+    let machine = Machine { projector: RepositoryProjector::Fetched, ..Machine::new().await };
+    let files = machine.fetch_files(FileSelection::Any).await.expect("fetched");
+    let projector = files.projector.clone().expect("the repository has one");
+    assert_eq!(projector, machine.repo_folder().join(format!("snapshots/{COMMIT}/mmproj-tiny-Q8_0.gguf")));
+    assert_content(&projector, "mmproj-tiny-Q8_0.gguf");
+    assert_content(&files.model, "tiny-Q4_K_M.gguf");
+    assert_eq!(machine.hub.n_served("mmproj-tiny-F16.gguf"), 0);
+    // A model in a folder has the projector above it.
+    let of_folder = machine.fetch_files(quant("Q8_0")).await.expect("fetched");
+    assert_eq!(of_folder.projector.as_ref(), Some(&projector));
+    assert_eq!(machine.hub.n_served("mmproj-tiny-Q8_0.gguf"), 1);
+    for without in [RepositoryProjector::Unused, RepositoryProjector::Excluded { by: "--context-shift" }] {
+        let machine = Machine { projector: without, ..Machine::new().await };
+        let files = machine.fetch_files(FileSelection::Any).await.expect("fetched");
+        assert_eq!((files.projector, machine.hub.n_served("mmproj-tiny-Q8_0.gguf")), (None, 0), "{without:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_interrupted_projector_is_resumed_and_a_damaged_one_is_refused() {
+    let machine = Machine { projector: RepositoryProjector::Fetched, ..Machine::new().await };
+    machine.hub.fault("mmproj-tiny-Q8_0.gguf", Fault::Damaged);
+    let error = machine.fetch_files(FileSelection::Any).await.expect_err("damaged");
+    assert!(matches!(error, DownloadError::Checksum { .. }), "{error}");
+    // The branch keeps its former commit until the projector is there, too.
+    assert!(!machine.repo_folder().join("refs").exists());
+    machine.hub.fault("mmproj-tiny-Q8_0.gguf", Fault::CutAfter(1000));
+    let files = machine.fetch_files(FileSelection::Any).await.expect("fetched");
+    assert_content(&files.projector.expect("the repository has one"), "mmproj-tiny-Q8_0.gguf");
+    assert_eq!(machine.hub.n_served("tiny-Q4_K_M.gguf"), 1);
+}
+
+#[tokio::test]
+async fn a_projector_that_does_not_fit_on_the_disk_is_left_out() {
+    let machine = Machine { projector: RepositoryProjector::Fetched, ..Machine::new().await };
+    machine.hub.fault("mmproj-tiny-Q8_0.gguf", Fault::Huge);
+    let files = machine.fetch_files(FileSelection::Any).await.expect("the model fits");
+    assert_eq!((files.projector, machine.hub.n_served("tiny-Q4_K_M.gguf")), (None, 1));
+    assert_content(&files.model, "tiny-Q4_K_M.gguf");
+}
+
+#[tokio::test]
+async fn a_stored_model_starts_offline_with_or_without_its_projector() {
+    let mut machine = Machine::new().await;
+    machine.fetch_files(FileSelection::Any).await.expect("fetched");
+    // The model was downloaded without its projector, and must go on working offline.
+    machine.projector = RepositoryProjector::Fetched;
+    machine.offline = true;
+    let text_only = machine.fetch_files(FileSelection::Any).await.expect("found");
+    assert_eq!(text_only.projector, None);
+    machine.offline = false;
+    let both = machine.fetch_files(FileSelection::Any).await.expect("fetched");
+    machine.hub.is_down(true);
+    assert_eq!(machine.fetch_files(FileSelection::Any).await.expect("found"), both);
+    machine.offline = true;
+    assert_eq!(machine.fetch_files(FileSelection::Any).await.expect("found"), both);
+    assert!(both.projector.is_some() && both.model == text_only.model);
 }
 
 #[tokio::test]

@@ -76,6 +76,8 @@ pub const ROWS: &[FlagRow] = &[
     row("--mlock", Nothing, Same("--load-mode=mlock")),
     row("-dio --direct-io", Nothing, Same("--load-mode=dio")),
     row("-mm", Value, Same("--mmproj")),
+    row("-mmu", Value, Same("--mmproj-url")),
+    row("--no-mmproj-auto", Nothing, Same("--no-mmproj")),
     row("-ub", Value, Same("--ubatch-size")),
     row("-fit", Value, Same("--fit")),
     row("-fitt", Value, Same("--fit-target")),
@@ -100,14 +102,13 @@ pub const ROWS: &[FlagRow] = &[
         Ignored("always on"),
     ),
     row(
-        "--repack -kvo --kv-offload --op-offload --mmproj-offload -ndio --no-direct-io",
+        "--repack -kvo --kv-offload --op-offload --mmproj-auto --mmproj-offload -ndio --no-direct-io",
         Nothing,
         Ignored("the default"),
     ),
     row(
         "--no-ui --no-webui --no-agent -no-ag --no-ui-mcp-proxy --no-webui-mcp-proxy --no-models-autoload \
-         --no-cors-credentials --mmproj-auto --no-mmproj --no-mmproj-auto \
-         --no-log-jsonl",
+         --no-cors-credentials --no-log-jsonl",
         Nothing,
         Ignored("the worker does not have this feature"),
     ),
@@ -151,7 +152,11 @@ pub const ROWS: &[FlagRow] = &[
         Nothing,
         Refused(REPOSITORIES),
     ),
-    row("-mmu --mmproj-url", Value, Refused("projectors are not downloaded; download the file and use --mmproj FILE")),
+    row(
+        "-mmdev --mmproj-device",
+        Value,
+        Refused("a projector is computed on the first GPU; use --no-mmproj-offload for the CPU"),
+    ),
     row(
         "--mtmd-batch-max-tokens --video-fps --video-timestamp-interval --video-ffmpeg-dir --media-path",
         Value,

@@ -1,5 +1,9 @@
 //! Flags of images and audio, named as in llama-server.
 //!
+//! A flag names a projector, or it comes with the model from its repository. Flags that exclude projectors refuse the
+//! first kind and leave out the second: a model that starts must not fail because its repository has a projector as
+//! well.
+//!
 //! Not here: loading the projector (the engine's `media`).
 
 use std::path::PathBuf;
@@ -7,16 +11,29 @@ use std::path::PathBuf;
 use clap::Args;
 use warmpath_shell::image_urls::ImageUrlFlags;
 
-use super::ConfigError;
-use crate::engine::ProjectorConfig;
+use super::flags::Flags;
+use super::source::{UrlFlags, Variables};
+use super::{ConfigError, embedding};
+use crate::download::{ModelSource, RepositoryProjector};
+use crate::engine::{ProjectorConfig, ProjectorNeed};
 
 /// Flags of the projector with which the model reads images and audio, and of where images come from.
 #[derive(Debug, Clone, Args)]
 pub struct MediaFlags {
-    /// Projector with which the model reads images or audio, a GGUF file made for the model (-mm).
+    /// Projector with which the model reads images or audio, a GGUF file made for the model (-mm). With --mmproj-url,
+    /// the path to store it at.
     #[arg(long, env = "WARMPATH_MMPROJ", value_name = "FILE")]
     #[arg(conflicts_with_all = ["embedding", "rerank", "spec_draft_model"])]
     pub mmproj: Option<PathBuf>,
+
+    /// URL of the projector's GGUF file (-mmu).
+    #[arg(long, env = "WARMPATH_MMPROJ_URL", value_name = "URL", hide_env_values = true)]
+    #[arg(conflicts_with_all = ["embedding", "rerank", "spec_draft_model"])]
+    pub mmproj_url: Option<String>,
+
+    /// Leave out the projector of the --hf-repo repository.
+    #[arg(long, env = "WARMPATH_NO_MMPROJ")]
+    pub no_mmproj: bool,
 
     /// Compute the projector on the CPU even if there is a GPU.
     #[arg(long, env = "WARMPATH_NO_MMPROJ_OFFLOAD")]
@@ -24,11 +41,11 @@ pub struct MediaFlags {
 
     /// Minimum number of tokens of an image, for projectors whose number of tokens depends on the image's size
     /// [default: the projector's].
-    #[arg(long, env = "WARMPATH_IMAGE_MIN_TOKENS", value_name = "TOKENS", requires = "mmproj")]
+    #[arg(long, env = "WARMPATH_IMAGE_MIN_TOKENS", value_name = "TOKENS")]
     pub image_min_tokens: Option<u32>,
 
     /// Maximum number of tokens of an image, for the same projectors [default: the projector's].
-    #[arg(long, env = "WARMPATH_IMAGE_MAX_TOKENS", value_name = "TOKENS", requires = "mmproj")]
+    #[arg(long, env = "WARMPATH_IMAGE_MAX_TOKENS", value_name = "TOKENS")]
     pub image_max_tokens: Option<u32>,
 
     /// Flags of images by URL.
@@ -36,11 +53,31 @@ pub struct MediaFlags {
     pub urls: ImageUrlFlags,
 }
 
-/// Returns the projector to load; `None` if none is given.
+/// Settings of reading images and audio.
+#[derive(Debug, Clone)]
+pub struct MediaConfig {
+    /// Projector that a flag names; `None` if none does.
+    pub named: Option<ModelSource>,
+    /// Settings of the projector, whichever it is.
+    settings: ProjectorConfig,
+}
+
+impl MediaConfig {
+    /// Returns the projector to load, given the files on this machine: the one that a flag names, and the one of the
+    /// model's repository.
+    pub fn projector(&self, named: Option<PathBuf>, of_repository: Option<PathBuf>) -> Option<ProjectorConfig> {
+        let config = |path, need| ProjectorConfig { path, need, ..self.settings.clone() };
+        let named = named.map(|path| config(path, ProjectorNeed::Required));
+        named.or_else(|| of_repository.map(|path| config(path, ProjectorNeed::Optional)))
+    }
+}
+
+/// Returns the settings of reading images and audio.
 ///
-/// Errors: `Range` for a limit of 0, and for a maximum below the minimum.
-pub fn projector(flags: &MediaFlags) -> Result<Option<ProjectorConfig>, ConfigError> {
-    let (min_tokens, max_tokens) = (flags.image_min_tokens, flags.image_max_tokens);
+/// Errors: `Range` for a limit of 0, for a maximum below the minimum, for limits without a projector, and for a URL of
+/// no GGUF file. Reads: the variables of Hugging Face's clients.
+pub(super) fn media_config(flags: &Flags, variables: Variables<'_>) -> Result<MediaConfig, ConfigError> {
+    let (min_tokens, max_tokens) = (flags.media.image_min_tokens, flags.media.image_max_tokens);
     let refuse =
         |flag: &'static str, reason: &str| Err(ConfigError::Range { flag: flag.into(), reason: reason.to_owned() });
     if min_tokens == Some(0) {
@@ -49,11 +86,42 @@ pub fn projector(flags: &MediaFlags) -> Result<Option<ProjectorConfig>, ConfigEr
     if max_tokens.is_some_and(|most| most < min_tokens.unwrap_or(1)) {
         return refuse("image-max-tokens", "must be at least 1, and at least --image-min-tokens");
     }
-    let config = |path: &PathBuf| ProjectorConfig {
-        path: path.clone(),
-        offload: !flags.no_mmproj_offload,
+    let named = match (&flags.media.mmproj_url, &flags.media.mmproj) {
+        (Some(url), file) => {
+            let given = UrlFlags { names: ("mmproj-url", "mmproj"), url, file: file.as_ref() };
+            Some(given.source(&flags.source, variables)?)
+        }
+        (None, file) => file.clone().map(ModelSource::File),
+    };
+    let may_have_one = named.is_some() || (flags.source.hf_repo.is_some() && !flags.media.no_mmproj);
+    let limits = [("image-min-tokens", min_tokens), ("image-max-tokens", max_tokens)];
+    if let Some((flag, _)) = limits.into_iter().find(|(_, limit)| limit.is_some() && !may_have_one) {
+        return refuse(flag, "needs a projector: --mmproj, --mmproj-url, or --hf-repo without --no-mmproj");
+    }
+    let settings = ProjectorConfig {
+        path: PathBuf::new(),
+        need: ProjectorNeed::Optional,
+        offload: !flags.media.no_mmproj_offload,
         min_tokens,
         max_tokens,
     };
-    Ok(flags.mmproj.as_ref().map(config))
+    Ok(MediaConfig { named, settings })
+}
+
+/// Returns the use of the projector of the model's repository.
+pub(super) fn of_repository(flags: &Flags) -> RepositoryProjector {
+    let media = &flags.media;
+    if media.no_mmproj || media.mmproj.is_some() || media.mmproj_url.is_some() {
+        return RepositoryProjector::Unused;
+    }
+    let obstacles = [
+        (embedding::is_asked_for(flags), if flags.rerank { "--rerank" } else { "--embedding" }),
+        (flags.speculation.spec_draft_model.is_some(), "--spec-draft-model"),
+        (flags.cache_reuse > 0, "--cache-reuse"),
+        (flags.context_shift, "--context-shift"),
+    ];
+    match obstacles.into_iter().find(|(is_given, _)| *is_given) {
+        Some((_, by)) => RepositoryProjector::Excluded { by },
+        None => RepositoryProjector::Fetched,
+    }
 }

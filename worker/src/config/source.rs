@@ -1,4 +1,4 @@
-//! Flags for the origin of the model, and the environment variables of Hugging Face's clients.
+//! Flags for the origin of the model and of its projector, and the environment variables of Hugging Face's clients.
 //!
 //! The flags are llama-server's; the folders, variables and token file are those of `huggingface_hub`. So a machine
 //! that is set up for either needs no further setup. Not here: the download (`crate::download`).
@@ -11,7 +11,7 @@ use clap::Args;
 use url::Url;
 
 use super::{ConfigError, cache_folder};
-use crate::download::{FileSelection, HubConfig, HubModel, HubToken, ModelSource};
+use crate::download::{FileSelection, HubConfig, HubModel, HubToken, ModelSource, RepositoryProjector};
 
 /// Address of the hub. Source: `huggingface_hub`.
 const ENDPOINT_DEFAULT: &str = "https://huggingface.co";
@@ -27,8 +27,8 @@ pub struct SourceFlags {
     pub model: Option<PathBuf>,
 
     /// Repository on Hugging Face with the model (-hf), for example bartowski/SmolLM2-135M-Instruct-GGUF:Q8_0. Without
-    /// a quantization Q4_K_M is used, else Q8_0, else the first file. The file is stored in the cache folder of Hugging
-    /// Face's clients.
+    /// a quantization Q4_K_M is used, else Q8_0, else the first file. The repository's projector is used, too
+    /// (--no-mmproj). Files are stored in the cache folder of Hugging Face's clients.
     #[arg(long, env = "WARMPATH_HF_REPO", value_name = "OWNER/NAME[:QUANT]")]
     pub hf_repo: Option<String>,
 
@@ -60,54 +60,77 @@ fn token(text: &str) -> Result<HubToken, Infallible> {
 }
 
 /// Reader of environment variables.
-type Variables<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+pub(super) type Variables<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// Returns the origin of the model.
+/// Returns the origin of the model, and of its projector if that is in the model's repository.
 ///
 /// Errors: `Range`, naming the flag. Reads: the variables and the token file of Hugging Face's clients.
-pub(super) fn source(flags: &SourceFlags, variables: Variables<'_>) -> Result<ModelSource, ConfigError> {
+pub(super) fn source(
+    flags: &SourceFlags,
+    projector: RepositoryProjector,
+    variables: Variables<'_>,
+) -> Result<ModelSource, ConfigError> {
     if let Some(repo) = &flags.hf_repo {
         let given = [("model", flags.model.is_some()), ("model-url", flags.model_url.is_some())];
         if let Some((flag, _)) = given.into_iter().find(|(_, is_given)| *is_given) {
             return refuse("hf-repo", format!("cannot be combined with --{flag}"));
         }
-        let model = hub_model(repo, flags)?;
+        let model = HubModel { projector, ..hub_model(repo, flags)? };
         return Ok(ModelSource::Hub { model, hub: hub_config(flags, variables)? });
     }
     let of_repo = [("hf-file", flags.hf_file.is_some()), ("hf-revision", flags.hf_revision.is_some())];
     if let Some((flag, _)) = of_repo.into_iter().find(|(_, is_given)| *is_given) {
         return refuse(flag, "needs --hf-repo".to_owned());
     }
-    let Some(url) = &flags.model_url else {
-        return match &flags.model {
-            Some(path) => Ok(ModelSource::File(path.clone())),
-            None => refuse("model", "one of --model, --hf-repo and --model-url is required".to_owned()),
+    match (&flags.model_url, &flags.model) {
+        (Some(url), file) => {
+            UrlFlags { names: ("model-url", "model"), url, file: file.as_ref() }.source(flags, variables)
+        }
+        (None, Some(path)) => Ok(ModelSource::File(path.clone())),
+        (None, None) => refuse("model", "one of --model, --hf-repo and --model-url is required".to_owned()),
+    }
+}
+
+/// A file at a URL, as two flags describe it.
+pub(super) struct UrlFlags<'a> {
+    /// Long forms of the flags: that of the URL, and that of the path.
+    pub names: (&'static str, &'static str),
+    /// URL.
+    pub url: &'a str,
+    /// Path to store the file at.
+    pub file: Option<&'a PathBuf>,
+}
+
+impl UrlFlags<'_> {
+    /// Returns the origin of the file: the hub, if the URL is one of its files.
+    ///
+    /// Errors: `Range`, naming the flag. Reads: as [`source`].
+    pub(super) fn source(self, flags: &SourceFlags, variables: Variables<'_>) -> Result<ModelSource, ConfigError> {
+        let (url_flag, file_flag) = self.names;
+        let url = http_url(url_flag, self.url)?;
+        let name = url.path_segments().and_then(|mut segments| segments.next_back());
+        let Some(name) = name.filter(|name| name.ends_with(".gguf")).map(str::to_owned) else {
+            return refuse(url_flag, "must be the URL of a file that ends in .gguf".to_owned());
         };
-    };
-    let url = http_url("model-url", url)?;
-    let name = url.path_segments().and_then(|mut segments| segments.next_back()).filter(|name| name.ends_with(".gguf"));
-    let Some(name) = name.map(str::to_owned) else {
-        return refuse("model-url", "must be the URL of a file that ends in .gguf".to_owned());
-    };
-    if let Some(file) = flags.model.clone() {
-        return Ok(ModelSource::Url { url, file, offline: is_offline(flags, variables) });
+        let offline = is_offline(flags, variables);
+        if let Some(file) = self.file.cloned() {
+            return Ok(ModelSource::Url { url, file, offline });
+        }
+        let hub = hub_config(flags, variables)?;
+        if let Some(model) = hub_file(&url, &hub.endpoint) {
+            return Ok(ModelSource::Hub { model, hub });
+        }
+        let Some(folder) = cache_folder() else {
+            let reason = "there is no home folder to store the file in; set the path with";
+            return refuse(url_flag, format!("{reason} --{file_flag} FILE"));
+        };
+        let mut address = url.clone();
+        // The query may have a signature that changes with each request.
+        address.set_query(None);
+        let of_address = blake3::hash(address.as_str().as_bytes()).to_hex();
+        let file = folder.join("models").join(&of_address[..16]).join(name);
+        Ok(ModelSource::Url { url, file, offline })
     }
-    let hub = hub_config(flags, variables)?;
-    if let Some(model) = hub_file(&url, &hub.endpoint) {
-        return Ok(ModelSource::Hub { model, hub });
-    }
-    let Some(folder) = cache_folder() else {
-        return refuse(
-            "model-url",
-            "there is no home folder to store the file in; set the path with --model FILE".to_owned(),
-        );
-    };
-    let mut address = url.clone();
-    // The query may have a signature that changes with each request.
-    address.set_query(None);
-    let of_address = blake3::hash(address.as_str().as_bytes()).to_hex();
-    let file = folder.join("models").join(&of_address[..16]).join(name);
-    Ok(ModelSource::Url { url, file, offline: is_offline(flags, variables) })
 }
 
 fn refuse<T>(flag: &'static str, reason: String) -> Result<T, ConfigError> {
@@ -132,7 +155,8 @@ fn hub_model(given: &str, flags: &SourceFlags) -> Result<HubModel, ConfigError> 
     if !crate::download::is_inside(&revision) {
         return refuse("hf-revision", "must be a branch, a tag or a commit".to_owned());
     }
-    Ok(HubModel { name: given.to_owned(), repo: repo.to_owned(), revision, wanted })
+    let projector = RepositoryProjector::Unused;
+    Ok(HubModel { name: given.to_owned(), repo: repo.to_owned(), revision, wanted, projector })
 }
 
 /// Returns whether a text is `OWNER/NAME`, and its folder name stays within the cache.
@@ -160,6 +184,7 @@ fn hub_file(url: &Url, endpoint: &Url) -> Option<HubModel> {
         repo,
         revision,
         wanted: FileSelection::File(file),
+        projector: RepositoryProjector::Unused,
     })
 }
 

@@ -1,7 +1,10 @@
 //! Tests of the configuration made from flags, and of refused values.
 
+use std::path::Path;
+
 use super::*;
-use crate::engine::GpuLayers;
+use crate::download::RepositoryProjector;
+use crate::engine::{GpuLayers, ProjectorConfig, ProjectorNeed};
 
 fn config(arguments: &str) -> Result<Config, ConfigError> {
     let arguments = format!("warmpath-worker {arguments}");
@@ -133,6 +136,9 @@ fn names_the_flag_whose_value_cannot_be_used() {
             "--override-kv tokenizer.ggml.add_bos_token=bool:false",
             "--override-kv: routers read tokenizer.ggml.add_bos_token from the model's file, so it must be changed in the file",
         ),
+        ("--image-max-tokens 9", "--image-max-tokens: needs a projector: --mmproj, --mmproj-url, or --hf-repo"),
+        ("--mmproj p.gguf --image-min-tokens 0", "--image-min-tokens: must be at least 1"),
+        ("--mmproj-url http://h/p", "--mmproj-url: must be the URL of a file that ends in .gguf"),
         ("--drain-timeout inf", "--drain-timeout: must be 0 to 86400 seconds"),
         ("--idle-timeout=-1", "--idle-timeout: must be 0 to 86400 seconds"),
         ("--worker-id 12", "--worker-id: must be 16 hexadecimal digits"),
@@ -150,11 +156,61 @@ fn names_the_flag_whose_value_cannot_be_used() {
 }
 
 #[test]
+fn a_projector_comes_from_a_flag_or_with_the_repository() {
+    let sources = |flags: &str| {
+        let config = config(flags).unwrap_or_else(|error| panic!("{flags}: {error}"));
+        let of_repository = match config.source {
+            ModelSource::Hub { model, .. } => model.projector,
+            _ => RepositoryProjector::Unused,
+        };
+        (config.media.named, of_repository)
+    };
+    let file = |path: &str| Some(ModelSource::File(path.into()));
+    assert_eq!(sources("-m m.gguf"), (None, RepositoryProjector::Unused));
+    assert_eq!(sources("-hf a/b"), (None, RepositoryProjector::Fetched));
+    assert_eq!(sources("-hf a/b --no-mmproj"), (None, RepositoryProjector::Unused));
+    assert_eq!(sources("-hf a/b --no-mmproj-auto"), (None, RepositoryProjector::Unused));
+    assert_eq!(sources("-m m.gguf -mm p.gguf"), (file("p.gguf"), RepositoryProjector::Unused));
+    assert_eq!(sources("-hf a/b -mm p.gguf --no-mmproj"), (file("p.gguf"), RepositoryProjector::Unused));
+    let (named, of_repository) = sources("-hf a/b -mmu http://h/p.gguf -mm /d/p.gguf");
+    assert!(matches!(named, Some(ModelSource::Url { file, .. }) if file == Path::new("/d/p.gguf")));
+    assert_eq!(of_repository, RepositoryProjector::Unused);
+    let (named, _) = sources("-m m.gguf -mmu https://huggingface.co/a/b/resolve/main/mmproj-F16.gguf");
+    assert!(matches!(named, Some(ModelSource::Hub { model, .. }) if model.repo == "a/b"));
+    for (flags, by) in [
+        ("--embedding", "--embedding"),
+        ("--reranking", "--rerank"),
+        ("-md d.gguf", "--spec-draft-model"),
+        ("--cache-reuse 64", "--cache-reuse"),
+        ("--context-shift", "--context-shift"),
+    ] {
+        let expected = (None, RepositoryProjector::Excluded { by });
+        assert_eq!(sources(&format!("-hf a/b {flags}")), expected, "{flags}");
+    }
+}
+
+#[test]
+fn a_named_projector_is_required_and_one_of_the_repository_is_optional() {
+    let media = config("-hf a/b --image-max-tokens 9 --no-mmproj-offload").unwrap().media;
+    let projector = |named: Option<&str>, of_repository: Option<&str>| {
+        media.projector(named.map(Into::into), of_repository.map(Into::into))
+    };
+    assert_eq!(projector(None, None), None);
+    let path = |path: &str| PathBuf::from(path);
+    let settings = |path, need| ProjectorConfig { path, need, offload: false, min_tokens: None, max_tokens: Some(9) };
+    assert_eq!(projector(None, Some("r")), Some(settings(path("r"), ProjectorNeed::Optional)));
+    assert_eq!(projector(Some("n"), Some("r")), Some(settings(path("n"), ProjectorNeed::Required)));
+}
+
+#[test]
 fn a_projector_stands_beside_no_draft_model() {
     for draft in ["--model-draft", "--spec-draft-model"] {
-        let arguments = ["warmpath-worker", "--model", "m.gguf", "--mmproj", "p.gguf", draft, "d.gguf"];
-        let refused =
-            <Flags as clap::Parser>::try_parse_from(arguments).expect_err("a draft model reads no images").to_string();
-        assert!(refused.contains("--mmproj") && refused.contains("--spec-draft-model"), "{refused}");
+        for projector in ["--mmproj", "--mmproj-url"] {
+            let arguments = ["warmpath-worker", "--model", "m.gguf", projector, "p.gguf", draft, "d.gguf"];
+            let refused =
+                <Flags as clap::Parser>::try_parse_from(arguments).expect_err("a draft model reads no images");
+            let refused = refused.to_string();
+            assert!(refused.contains(projector) && refused.contains("--spec-draft-model"), "{refused}");
+        }
     }
 }

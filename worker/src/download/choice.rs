@@ -1,9 +1,10 @@
-//! Choice of the files of a repository that make up the model.
+//! Choice of the files of a repository that make up the model, and of its projector.
 //!
 //! The choice is llama-server's, so that the same flags select the same file. Not here: listing the files (`hub`,
 //! `cache`).
-//! Source: `find_best_model` and `get_split_files` of llama.cpp's `common/download.cpp`.
+//! Source: `find_best_model`, `get_split_files` and `find_best_mmproj` of llama.cpp's `common/download.cpp`.
 
+use std::cmp::Reverse;
 use std::path::Path;
 
 use warmpath_gguf::{shard_name, shard_path};
@@ -13,8 +14,11 @@ use super::source::FileSelection;
 /// Quantizations to look for by default, the preferred one first. Source: llama.cpp, as above.
 const QUANTS_DEFAULT: [&str; 2] = ["Q4_K_M", "Q8_0"];
 
+/// Part of the paths of projectors. Source: llama.cpp, as above.
+const PROJECTOR: &str = "mmproj";
+
 /// Parts of names of GGUF files that accompany a model and are not models themselves. Source: llama.cpp, as above.
-const NOT_MODELS: [&str; 6] = ["mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-"];
+const NOT_MODELS: [&str; 6] = [PROJECTOR, "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-"];
 
 /// Maximum number of files in an error message. Source: a screen of a terminal.
 const LISTED_MAX: usize = 30;
@@ -90,6 +94,34 @@ fn split(path: &str) -> Option<(&str, u64, u64)> {
     shard_name(path.strip_suffix(".gguf")?).filter(|(_, no, count)| (1..=*count).contains(no))
 }
 
+/// Returns the path of the projector for a model's file; `None` if the repository has none.
+///
+/// A projector lies in the file's folder or in one above it. The deepest one is chosen, then the one whose quantization
+/// has about as many bits as the file's.
+pub fn choose_projector<'a>(paths: impl Iterator<Item = &'a str>, model: &str) -> Option<&'a str> {
+    let bits = quant_bits(model);
+    paths
+        .filter(|path| path.ends_with(".gguf") && path.contains(PROJECTOR))
+        .filter(|path| folder(model).starts_with(folder(path)))
+        .min_by_key(|path| (Reverse(folder(path).components().count()), quant_bits(path).abs_diff(bits)))
+}
+
+fn folder(path: &str) -> &Path {
+    Path::new(path).parent().unwrap_or(Path::new(""))
+}
+
+/// Returns the bits of a weight by a file's name: the first number after the last dot or hyphen (4 for Q4_K_M); 0 if
+/// there is none.
+fn quant_bits(path: &str) -> u32 {
+    let name = path.strip_suffix(".gguf").unwrap_or(path);
+    let name = shard_name(name).map_or(name, |(name, ..)| name);
+    let quant = name.rsplit_once(['-', '.']).map_or("", |(_, quant)| quant);
+    let quant = if quant.contains('/') { "" } else { quant };
+    let digits = quant.trim_start_matches(|c: char| !c.is_ascii_digit());
+    let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+    digits[..end].parse().unwrap_or(0)
+}
+
 fn is_first(path: &str) -> bool {
     split(path).is_none_or(|(_, no, _)| no == 1)
 }
@@ -150,6 +182,26 @@ mod tests {
         let missing = choose(REPO.into_iter().filter(|path| *path != both[1]), &quant("Q8_0"));
         assert_eq!(missing, Err(NoChoice::PartMissing { path: both[1].to_owned() }));
         assert_eq!(parts("a-00003-of-00002.gguf"), ["a-00003-of-00002.gguf"]);
+    }
+
+    #[test]
+    fn the_projector_is_llama_servers() {
+        let check = |paths: &[&str], model: &str, expected: Option<&str>| {
+            assert_eq!(choose_projector(paths.iter().copied(), model), expected, "{paths:?} {model}");
+        };
+        check(&REPO, "m-Q2_K.gguf", Some("mmproj-m-Q4_K_M.gguf"));
+        // A projector above the model's folder belongs to it, and one in another folder does not.
+        check(&REPO, "sub/m-BF16.gguf", Some("mmproj-m-Q4_K_M.gguf"));
+        check(&["a/mmproj-F16.gguf", "b/m.gguf"], "b/m.gguf", None);
+        check(&["ab/mmproj-F16.gguf", "a/m.gguf"], "a/m.gguf", None);
+        check(&["mmproj-F16.gguf", "a/mmproj-F32.gguf", "a/m-F16.gguf"], "a/m-F16.gguf", Some("a/mmproj-F32.gguf"));
+        // The quantization that is closest to the model's, and the first one of equals.
+        let sizes = ["mmproj-m-f32.gguf", "mmproj-m-BF16.gguf", "mmproj-m-f16.gguf", "mmproj-m-Q8_0.gguf"];
+        check(&sizes, "m-Q4_K_M.gguf", Some("mmproj-m-Q8_0.gguf"));
+        check(&sizes, "m-F16-00001-of-00002.gguf", Some("mmproj-m-BF16.gguf"));
+        check(&sizes, "m-F32.gguf", Some("mmproj-m-f32.gguf"));
+        check(&["mmproj.txt", "imatrix.gguf"], "m.gguf", None);
+        assert_eq!(quant_bits("m-99999999999999999999.gguf"), 0);
     }
 
     #[test]

@@ -42,6 +42,22 @@ pub struct HubModel {
     pub revision: String,
     /// Files to use.
     pub wanted: FileSelection,
+    /// Use of the repository's projector.
+    pub projector: RepositoryProjector,
+}
+
+/// Use of a repository's projector, if it has one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RepositoryProjector {
+    /// It is not looked for.
+    Unused,
+    /// It is fetched with the model.
+    Fetched,
+    /// It is not fetched, because the worker cannot use it beside this flag, of which a warning tells.
+    Excluded {
+        /// Long form of the flag, with its hyphens.
+        by: &'static str,
+    },
 }
 
 /// Selection among a repository's files.

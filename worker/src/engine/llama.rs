@@ -122,6 +122,8 @@ fn context_params(config: &EngineConfig, n_cells: u32) -> LlamaContextParams {
 pub(crate) struct Probed {
     /// Kind of memory, which decides how far a slot can be rewound.
     pub(super) memory: MemoryKind,
+    /// Whether the model reads images or audio.
+    pub(super) reads_media: bool,
     /// Fingerprint of the model file.
     pub(super) model_fingerprint: Fingerprint,
     /// Whether the model's rotation depends on the size of the context.
@@ -374,6 +376,7 @@ impl<'m> Llama<'m> {
     /// Returns the properties of the loaded model and context.
     pub(super) fn facts(&self, model: &LlamaModel, config: &EngineConfig, probed: Probed) -> EngineFacts {
         EngineFacts {
+            shift_obstacle: shift_obstacle(model, config, &probed),
             context_tokens: self.slot_tokens(model, config),
             n_slots: config.n_slots,
             memory: probed.memory,
@@ -389,7 +392,6 @@ impl<'m> Llama<'m> {
             n_params: model.n_params(),
             model_bytes: model.size(),
             adapters: probed.adapters,
-            shift_obstacle: shift_obstacle(model, config, probed.memory),
             self_test: probed.self_test,
             exchange: None,
             drafts: config.speculation.is_some() && probed.memory.rewinds_anywhere(),

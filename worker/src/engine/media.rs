@@ -9,7 +9,7 @@
 mod encoder;
 mod projector;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 pub(crate) use encoder::{Encoder, Encoding};
 pub use projector::Projector;
@@ -20,6 +20,8 @@ use warmpath_llama_chat::DeviceMemory;
 pub struct ProjectorConfig {
     /// Path of its GGUF file.
     pub path: PathBuf,
+    /// Whether the engine starts without it.
+    pub need: ProjectorNeed,
     /// Whether it is computed on a GPU, if there is one.
     pub offload: bool,
     /// Minimum number of tokens of a medium, if the projector's number of tokens depends on the medium's size; `None`
@@ -29,6 +31,15 @@ pub struct ProjectorConfig {
     pub max_tokens: Option<u32>,
 }
 
+/// Whether an engine starts if its projector cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProjectorNeed {
+    /// The engine does not start, because a flag names the projector.
+    Required,
+    /// The engine reads only text, with a warning, because the projector merely lies beside the model.
+    Optional,
+}
+
 /// Returns the memory that reading media takes of the machine, kept embeddings included, and of each device as
 /// weights. Units: bytes.
 ///
@@ -36,4 +47,13 @@ pub struct ProjectorConfig {
 pub(super) fn memory(config: &ProjectorConfig) -> (u64, Vec<DeviceMemory>) {
     let (host, devices) = Projector::memory(config);
     (host.saturating_add(encoder::KEPT_BYTES_MAX), devices)
+}
+
+/// Warns that the model reads only text because the projector beside it cannot be used.
+pub(crate) fn warn_of_text_only(path: &Path, reason: &str) {
+    tracing::warn!(
+        projector = %path.display(),
+        reason,
+        "the projector of the model's repository cannot be used, so the model reads only text (--no-mmproj leaves it out)"
+    );
 }

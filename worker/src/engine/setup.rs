@@ -23,7 +23,7 @@ use super::kv::receiving::IncomingTransfers;
 use super::kv::store::{Cache, Codec, Disk};
 use super::kv::{self, KvState};
 use super::llama::Llama;
-use super::media::{Encoder, Projector};
+use super::media::{self, Encoder, Projector, ProjectorConfig, ProjectorNeed};
 use super::output::draft_model::DraftModel;
 use super::output::speculation::{DraftCosts, Speculation};
 use super::output::{ContextEnd, Generator};
@@ -68,25 +68,43 @@ const TOKENS_AT_FIRST_CPU: [(u32, f64); 5] = [(1, 1.0), (2, 2.7), (4, 3.6), (8, 
 /// reading the weights once takes most of a step, and computing a token a small part.
 const TOKENS_AT_FIRST_GPU: [(u32, f64); 5] = [(1, 1.0), (2, 1.05), (4, 1.1), (8, 1.2), (16, 1.4)];
 
-/// Returns the encoder of media, with the projector; `None` if none is configured.
+/// Returns the encoder of media, with the projector; `None` if none is configured, or one that is optional cannot be
+/// used.
 ///
 /// Errors: `Projector`, also for a kind of memory that is not supported with media; `Thread`.
 pub(super) fn encoder(
     model: &Arc<LlamaModel>,
-    (config, facts): (&EngineConfig, &EngineFacts),
+    (config, memory): (&EngineConfig, MemoryKind),
     counters: &Arc<Counters>,
 ) -> Result<Option<Encoder>, StartError> {
-    let Some(projector) = &config.projector else { return Ok(None) };
-    if facts.memory == MemoryKind::Recurrent {
+    let Some(wanted) = &config.projector else { return Ok(None) };
+    match projector(model, (config, wanted), memory) {
+        Ok(projector) => Encoder::start(Arc::new(projector), Arc::clone(counters)).map(Some),
+        Err(StartError::Projector { path, reason }) if wanted.need == ProjectorNeed::Optional => {
+            media::warn_of_text_only(&path, &reason);
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Loads the projector.
+///
+/// Errors: `Projector`.
+fn projector(
+    model: &Arc<LlamaModel>,
+    (config, wanted): (&EngineConfig, &ProjectorConfig),
+    memory: MemoryKind,
+) -> Result<Projector, StartError> {
+    if memory == MemoryKind::Recurrent {
         let reason = "images and audio need a model with attention, and this one is recurrent alone".to_owned();
-        return Err(StartError::Projector { path: projector.path.clone(), reason });
+        return Err(StartError::Projector { path: wanted.path.clone(), reason });
     }
     let n_threads = [config.threads_batch, config.threads].into_iter().find(|n| *n > 0).map_or_else(
         || std::thread::available_parallelism().map_or(1, |n| i32::try_from(n.get()).unwrap_or(i32::MAX)),
         i32::from,
     );
-    let projector = Arc::new(Projector::open(projector, model, n_threads)?);
-    Encoder::start(projector, Arc::clone(counters)).map(Some)
+    Projector::open(wanted, model, n_threads)
 }
 
 /// Returns the scheduler of this engine.

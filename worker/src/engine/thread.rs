@@ -159,14 +159,15 @@ fn prepare<'m>(
     let unsupported = |reason| StartError::Unsupported { path: config.model.clone(), reason };
     let memory = llama.probe_memory(model).map_err(unsupported)?;
     let self_test = self_test.clone();
-    let probed = Probed { memory, model_fingerprint, rope_factors, adapters: infos, self_test };
+    let counters = &inside.view.counters;
+    let encoder = setup::encoder(shared, (config, memory), counters)?;
+    let reads_media = encoder.is_some();
+    let probed = Probed { memory, reads_media, model_fingerprint, rope_factors, adapters: infos, self_test };
     let mut facts = llama.facts(model, config, probed);
     setup::check_shifts(config.shifts, &facts).map_err(unsupported)?;
     let draft_model = DraftModel::open(draft_model, (model, &mut llama), (config, &facts))?;
     let (cache, identity) = setup::cache(model, &mut llama, (config, &facts), &inside.view)?;
     facts.exchange = setup::exchange(&cache, identity, &facts);
-    let counters = &inside.view.counters;
-    let encoder = setup::encoder(shared, (config, &facts), counters)?;
     let engine = EngineState {
         schedule: setup::scheduler((&llama, encoder), (config, &facts), counters),
         generator: setup::generator((model, draft_model), (config, &facts), counters),

@@ -24,7 +24,9 @@ use crate::backends;
 use crate::config::{Config, EmbeddingConfig, HttpConfig, PromptConfig};
 use crate::embedder::vector::Norm;
 use crate::embedder::{self, EmbedConfig, EmbedHandle};
-use crate::engine::{self, Engine, EngineHandle, EngineUpdate, MemoryUse, Projector};
+use crate::engine::{
+    self, Engine, EngineConfig, EngineHandle, EngineUpdate, MemoryUse, Projector, ProjectorConfig, ProjectorNeed,
+};
 use crate::metrics::Metrics;
 use crate::model_kind::{Embedding, LoadedModel};
 use crate::room::SlotRoom;
@@ -79,17 +81,15 @@ pub async fn load(job: LoadJob) -> Result<LoadedModel, RunError> {
     let cpu_variant = backends::load(&config.backends).await.map_err(RunError::Backends)?;
     metrics.cpu_variant_info.with_label_values(&[&cpu_variant]).set(1);
     // Memory is planned before weights are read, so a model that does not fit is refused within seconds.
-    let settled = tokio::task::spawn_blocking(move || settle(config)).await;
-    let mut config = settled.map_err(RunError::Panicked)??;
-    let planned = config.clone();
-    let planned = tokio::task::spawn_blocking(move || plan_memory(&planned)).await;
-    let (memory, fitted_cells) = planned.map_err(RunError::Panicked)??;
-    if let Some(cells) = fitted_cells {
-        config.engine.context_tokens_total = cells;
-    }
+    let planned = tokio::task::spawn_blocking(move || fitting(settle(config)?, plan_memory)).await;
+    let (config, memory) = planned.map_err(RunError::Panicked)??;
     let worker_config = config.clone();
     let loaded = tokio::task::spawn_blocking(move || load_parts(&worker_config, progress)).await;
     let parts = loaded.map_err(RunError::Panicked)??;
+
+    // An optional projector may turn out to be of no use when it is loaded.
+    let projector_bytes = memory.map(|memory| memory.projector).filter(|_| projector(&parts.computes).is_some());
+    let memory = memory.map(|memory| MemoryUse { projector: projector_bytes.unwrap_or(0), ..memory });
 
     // The declaration for routers depends on the self-test and the memory plan.
     let model = declare(&config, &parts);
@@ -146,10 +146,38 @@ fn settle(config: Config) -> Result<Config, RunError> {
     Ok(Config { engine: settled.map_err(RunError::Engine)?, ..config })
 }
 
-/// Returns the memory that the worker will take, and the cells of all slots if fewer fit than wanted.
+/// Memory that a worker will take, if llama.cpp and the machine tell it, and the cells of all slots if fewer fit than
+/// wanted.
+type Planned = (Option<MemoryUse>, Option<u32>);
+
+/// Returns the configuration that fits into the memory, as `plan_memory` finds it, and the memory that it will take. An
+/// optional projector is left out if the model fits only without it.
+///
+/// Errors: those of `plan_memory`.
+fn fitting(
+    config: Config,
+    plan_memory: impl Fn(&Config) -> Result<Planned, RunError>,
+) -> Result<(Config, Option<MemoryUse>), RunError> {
+    let fitted = |config: Config, (memory, cells): Planned| {
+        let context_tokens_total = cells.unwrap_or(config.engine.context_tokens_total);
+        (Config { engine: EngineConfig { context_tokens_total, ..config.engine }, ..config }, memory)
+    };
+    let too_large = match plan_memory(&config) {
+        Ok(planned) => return Ok(fitted(config, planned)),
+        Err(error) => error,
+    };
+    let optional = config.engine.projector.as_ref().filter(|projector| projector.need == ProjectorNeed::Optional);
+    let Some(ProjectorConfig { path, .. }) = optional.cloned() else { return Err(too_large) };
+    let text_only = Config { engine: EngineConfig { projector: None, ..config.engine }, ..config };
+    let planned = plan_memory(&text_only)?;
+    engine::warn_of_text_only(&path, &warmpath_shell::chain(&too_large));
+    Ok(fitted(text_only, planned))
+}
+
+/// Returns the memory that the worker will take.
 ///
 /// Errors: `Engine` if the machine has too little memory.
-fn plan_memory(config: &Config) -> Result<(Option<MemoryUse>, Option<u32>), RunError> {
+fn plan_memory(config: &Config) -> Result<Planned, RunError> {
     let Some(available) = warmpath_shell::machine::available_bytes() else { return Ok((None, None)) };
     let planned = match embed_config(config) {
         None => engine::plan_memory(&config.engine, available)
@@ -338,5 +366,44 @@ impl Drop for LoadProgress {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::config::flags::Flags;
+    use crate::config::resolve;
+    use crate::engine::StartError;
+
+    /// Returns a configuration with a projector.
+    fn config(need: ProjectorNeed) -> Config {
+        let arguments = ["warmpath-worker", "--model", "m.gguf"].map(Into::into);
+        let flags = Flags::from_command_line(arguments).expect("the flags parse").run().expect("a run");
+        let mut config = resolve(flags).expect("the flags fit together");
+        let path = PathBuf::from("mmproj.gguf");
+        config.engine.projector =
+            Some(ProjectorConfig { path, need, offload: false, min_tokens: None, max_tokens: None });
+        config
+    }
+
+    fn too_little() -> RunError {
+        RunError::Engine(StartError::Config { reason: "too little memory".to_owned() })
+    }
+
+    #[test]
+    fn an_optional_projector_is_left_out_if_the_model_fits_only_without_it() {
+        let without = |config: &Config| match &config.engine.projector {
+            Some(_) => Err(too_little()),
+            None => Ok((None, Some(512))),
+        };
+        let (text_only, _) = fitting(config(ProjectorNeed::Optional), without).expect("the model fits");
+        assert_eq!((text_only.engine.projector, text_only.engine.context_tokens_total), (None, 512));
+        fitting(config(ProjectorNeed::Required), without).expect_err("the projector is required");
+        fitting(config(ProjectorNeed::Optional), |_| Err(too_little())).expect_err("nothing fits");
+        let (whole, _) = fitting(config(ProjectorNeed::Optional), |_| Ok((None, None))).expect("both fit");
+        assert!(whole.engine.projector.is_some());
     }
 }

@@ -30,8 +30,14 @@ pub const TOKEN: &str = "hf_right";
 /// Pause before a connection is closed. Source: enough to send the bytes before it.
 const CUT_PAUSE: Duration = Duration::from_millis(30);
 
-const FILES: [&str; 4] =
-    ["README.md", "parts/tiny-Q8_0-00001-of-00002.gguf", "parts/tiny-Q8_0-00002-of-00002.gguf", "tiny-Q4_K_M.gguf"];
+const FILES: [&str; 6] = [
+    "README.md",
+    "mmproj-tiny-F16.gguf",
+    "mmproj-tiny-Q8_0.gguf",
+    "parts/tiny-Q8_0-00001-of-00002.gguf",
+    "parts/tiny-Q8_0-00002-of-00002.gguf",
+    "tiny-Q4_K_M.gguf",
+];
 
 /// Fault of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -29,7 +29,7 @@ use warmpath_common::prompts::{MediaPrompt, RawPrompt};
 use warmpath_prompt::{Prompt, PromptMaker, PromptOptions, Scope};
 use warmpath_worker::engine::{
     AtContextEnd, CacheType, CostSource, Engine, EngineConfig, EngineError, EngineHandle, PrefixCache, ProjectorConfig,
-    PromptFault, SpeculationConfig, Switch,
+    ProjectorNeed, PromptFault, SpeculationConfig, Switch,
 };
 
 use super::support::{Ask, ask, config, model, start, stop, until};
@@ -47,6 +47,7 @@ fn projector(preset: Preset, reads: Reads) -> PathBuf {
 pub(super) fn seeing() -> EngineConfig {
     let projector = ProjectorConfig {
         path: projector(Preset::Tiny, Reads::Both),
+        need: ProjectorNeed::Required,
         offload: false,
         min_tokens: None,
         max_tokens: None,

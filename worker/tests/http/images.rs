@@ -2,13 +2,19 @@
 //!
 //! Not here: whether answers are right (the engine's tests), hostile files one by one (`warmpath-prompt`).
 
+use std::path::Path;
+
+use axum::Router;
+use axum::routing::get;
 use serde_json::{Value, json};
+use tokio::net::TcpListener;
 use warmpath_bench::model::Preset;
 use warmpath_bench::model::cache::cached_projector;
 use warmpath_bench::model::projector::{IMAGE_TOKENS, Reads};
 use warmpath_bench::pictures::{PictureServer, data_url, picture};
+use warmpath_worker::download::{FileSelection, HubConfig, HubModel, ModelSource, RepositoryProjector};
 
-use crate::harness::{TestWorker, folder};
+use crate::harness::{TestWorker, folder, model, tiny};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -209,6 +215,85 @@ async fn invalid_images_are_refused_in_the_dialect_s_format() {
     let says = "messages[0]: content parts of type \"input_audio\" are not supported by this model, which reads text and images";
     assert_eq!((status, &error["error"]["message"]), (400, &json!(says)));
     worker.ask(CHAT, chat(2)).await;
+}
+
+/// Starts a worker, offline, with a repository that the hub's clients have stored: a model and a projector.
+async fn of_repository((model, projector): (&Path, &Path)) -> TestWorker {
+    let cache = tempfile::tempdir().expect("a folder");
+    let commit = "0123456789".repeat(4);
+    let repository = cache.path().join("models--acme--seeing-GGUF");
+    let (refs, files) = (repository.join("refs"), repository.join("snapshots").join(&commit));
+    std::fs::create_dir_all(&refs).expect("made");
+    std::fs::create_dir_all(&files).expect("made");
+    std::fs::write(refs.join("main"), &commit).expect("written");
+    std::os::unix::fs::symlink(model, files.join("seeing-Q8_0.gguf")).expect("linked");
+    std::os::unix::fs::symlink(projector, files.join("mmproj-seeing-F16.gguf")).expect("linked");
+    let flags = "--slots 1 --ctx-size 1024 --flash-attn off --kv-unified off --cache-ram 64";
+    TestWorker::start_changed(model, flags, |config| {
+        config.source = ModelSource::Hub {
+            model: HubModel {
+                name: "seeing".to_owned(),
+                repo: "acme/seeing-GGUF".to_owned(),
+                revision: HubModel::REVISION_DEFAULT.to_owned(),
+                wanted: FileSelection::Any,
+                projector: RepositoryProjector::Fetched,
+            },
+            hub: HubConfig {
+                endpoint: "http://127.0.0.1:9".parse().expect("an address"),
+                cache: cache.path().to_owned(),
+                token: None,
+                offline: true,
+            },
+        };
+    })
+    .await
+}
+
+#[tokio::test]
+async fn the_projector_of_the_model_s_repository_is_used() {
+    let projector = cached_projector((Preset::Tiny, 1), Reads::Images, &folder()).expect("it can be made");
+    let worker = of_repository((tiny(), &projector)).await;
+    let props = worker.get_json("/props").await;
+    assert_eq!(props["modalities"], json!({"vision": true, "audio": false}));
+    assert!(props["memory"]["projector_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{props}");
+    worker.ask(CHAT, chat(1)).await;
+}
+
+#[tokio::test]
+async fn a_projector_is_downloaded_from_its_url_and_kept() {
+    let file = std::fs::read(cached_projector((Preset::Tiny, 1), Reads::Images, &folder()).expect("it can be made"));
+    let file = file.expect("the projector can be read");
+    let router = Router::new().route("/projector.gguf", get(|| async { file }));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+    let address = listener.local_addr().expect("it is bound");
+    let host = tokio::spawn(async move { axum::serve(listener, router).await });
+    let kept = tempfile::tempdir().expect("a folder");
+    let place = kept.path().join("kept.gguf");
+    let named = format!("--mmproj-url http://{address}/projector.gguf --mmproj {}", place.display());
+    for offline in ["", "--offline"] {
+        let flags = format!("{named} {offline} --slots 1 --ctx-size 1024 --flash-attn off --kv-unified off");
+        let worker = TestWorker::start(&flags).await;
+        worker.ask(CHAT, chat(1)).await;
+        worker.stop().await.expect("it served");
+        host.abort();
+    }
+    assert!(place.is_file());
+}
+
+#[tokio::test]
+async fn a_model_starts_text_only_if_its_repository_s_projector_cannot_be_used() {
+    let projector = cached_projector((Preset::Tiny, 1), Reads::Images, &folder()).expect("it can be made");
+    let no_projector = model(Preset::Tiny, 2);
+    for files in [(&*model(Preset::TinyMrope, 1), &*projector), (tiny(), &*no_projector)] {
+        let worker = of_repository(files).await;
+        let props = worker.get_json("/props").await;
+        assert_eq!(props["modalities"], json!({"vision": false, "audio": false}), "{files:?}");
+        assert_eq!(props["memory"]["projector_bytes"], 0, "{files:?}");
+        let text = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2});
+        worker.ask(CHAT, text).await;
+        assert_eq!(worker.try_ask(CHAT, &chat(1)).await.0, 400, "{files:?}");
+        worker.stop().await.expect("it served");
+    }
 }
 
 #[tokio::test]

@@ -39,6 +39,11 @@ fn translates_spellings_and_drops_flags_without_effect() {
         "w -m a.gguf --flash-attn on",
         &["--jinja", "-cb", "--metrics", "-lv"],
     );
+    check(
+        "w -mm p.gguf -mmu=http://h/p.gguf --no-mmproj-auto --mmproj-auto",
+        "w --mmproj p.gguf --mmproj-url=http://h/p.gguf --no-mmproj",
+        &["--mmproj-auto"],
+    );
     check("w -hf a/b:Q4 -hff c.gguf -hft t", "w --hf-repo a/b:Q4 --hf-file c.gguf --hf-token t", &[]);
     check("w --slots -m a.gguf", "w -m a.gguf", &["--slots"]);
     check("w -m a.gguf --slots", "w -m a.gguf", &["--slots"]);

@@ -25,7 +25,7 @@ fn resolved(line: &str, variables: &[(&str, &str)]) -> Result<ModelSource, Confi
         ("HF_TOKEN_PATH", None) => Some("/no/such/token".into()),
         (_, value) => value.map(Into::into),
     };
-    source(&flags(line), &read)
+    source(&flags(line), RepositoryProjector::Fetched, &read)
 }
 
 fn hub(line: &str, variables: &[(&str, &str)]) -> (HubModel, HubConfig) {
@@ -41,9 +41,11 @@ const HOME: (&str, &str) = ("HOME", "/home/a");
 fn a_repository_is_named_with_its_quantization_or_its_file() {
     let check = |line: &str, name: &str, wanted: FileSelection, revision: &str| {
         let (model, _) = hub(line, &[HOME]);
-        let expected =
-            HubModel { name: name.to_owned(), repo: "a/b-GGUF".to_owned(), revision: revision.to_owned(), wanted };
-        assert_eq!(model, expected, "{line}");
+        // A URL names one file.
+        let is_url = line.starts_with("--model-url");
+        let projector = if is_url { RepositoryProjector::Unused } else { RepositoryProjector::Fetched };
+        let (name, repo, revision) = (name.to_owned(), "a/b-GGUF".to_owned(), revision.to_owned());
+        assert_eq!(model, HubModel { name, repo, revision, wanted, projector }, "{line}");
     };
     check("--hf-repo a/b-GGUF", "a/b-GGUF", FileSelection::Any, "main");
     check("--hf-repo a/b-GGUF:q8_0", "a/b-GGUF:q8_0", FileSelection::Quant("q8_0".to_owned()), "main");

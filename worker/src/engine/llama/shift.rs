@@ -12,18 +12,14 @@ use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
 use warmpath_worker_core::shift_plan::Move;
 
-use super::{Llama, StateError};
+use super::{Llama, Probed, StateError};
 use crate::engine::config::{CacheType, EngineConfig, ShiftObstacle};
 
 /// Architectures whose state llama.cpp cannot shift. Source: its `get_can_shift`, which the bindings lack.
 const UNSHIFTED: [&str; 2] = ["step35", "deepseek4"];
 
 /// Returns why this model's state cannot be shifted; `None` if it can.
-pub(in crate::engine) fn obstacle(
-    model: &LlamaModel,
-    config: &EngineConfig,
-    memory: MemoryKind,
-) -> Option<ShiftObstacle> {
+pub(in crate::engine) fn obstacle(model: &LlamaModel, config: &EngineConfig, probed: &Probed) -> Option<ShiftObstacle> {
     let file = |key: &str| model.meta_val_str(key).ok();
     let metadata = config.metadata(&file);
     let architecture = metadata.text("general.architecture").unwrap_or_default();
@@ -32,11 +28,11 @@ pub(in crate::engine) fn obstacle(
     let is_scaled = scaling.as_deref() == Some("yarn")
         || factor.is_some_and(|factor| (factor - 1.0).abs() > f32::EPSILON)
         || config.rope.scales_keys();
-    if config.projector.is_some() {
+    if probed.reads_media {
         return Some(ShiftObstacle::Media);
     }
-    if memory != MemoryKind::Full {
-        return Some(ShiftObstacle::Memory { memory });
+    if probed.memory != MemoryKind::Full {
+        return Some(ShiftObstacle::Memory { memory: probed.memory });
     }
     if !matches!(model.rope_type(), Some(RopeType::Norm | RopeType::NeoX)) || UNSHIFTED.contains(&&*architecture) {
         return Some(ShiftObstacle::Positions);
