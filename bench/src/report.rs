@@ -61,8 +61,8 @@ const FOLDER: &str = "target/report";
 
 /// Measures, or reads results, and writes the page.
 ///
-/// Errors: no figure was measured; a command failed, which the page reports too; a file cannot be read or written; an
-/// interrupt, after which nothing is written.
+/// Errors: no figure was measured; a command failed, or an interrupt ended the measurements, which the page reports
+/// too; a file cannot be read or written.
 pub async fn run(args: &ReportArgs) -> anyhow::Result<()> {
     // Read first: a wrong file is reported before half an hour of measurements.
     let old = args.compare.as_deref().map(Results::read).transpose()?;
@@ -142,9 +142,9 @@ fn results_link(folder: &Path, path: &Path) -> String {
     }
 }
 
-/// Measures every part and returns the results.
+/// Measures every part and returns the results; an interrupt ends the measurements.
 ///
-/// Errors: no figure was measured; an interrupt.
+/// Errors: no figure was measured; an interrupt before the first command.
 async fn measure(args: &ReportArgs) -> anyhow::Result<Results> {
     let mut interrupts = Interrupts::listen()?;
     let pace = if args.quick { Pace::Quick } else { Pace::Full };
@@ -180,8 +180,13 @@ async fn measure(args: &ReportArgs) -> anyhow::Result<Results> {
         bar.set_message(step.name());
         let part = results.parts.iter_mut().find(|part| part.part == step.part).context("every step has its part")?;
         let began = Instant::now();
-        let outcome = run_step(idx, step, &mut interrupts).await;
-        let outcome = outcome.with_context(|| format!("after {idx} of {} steps, nothing was written", steps.len()))?;
+        let outcome = match run_step(idx, step, &mut interrupts).await {
+            Ok(outcome) => outcome,
+            Err(error) => {
+                part.failures.push(format!("{} of {} steps were not run: {error:#}", steps.len() - idx, steps.len()));
+                break;
+            }
+        };
         let line = take(part, step, outcome);
         bar.suspend(|| eprintln!("{:4.0} s  {line}", began.elapsed().as_secs_f64()));
     }
