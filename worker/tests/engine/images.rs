@@ -412,7 +412,7 @@ async fn an_image_never_takes_more_than_a_micro_batch_from_a_running_stream() {
     let mut stream = stream.submit(&engine).unwrap();
     stream.tokens(1).await;
     for seed in 0..3 {
-        let prompt = prompt(&maker, &[user(&[image(seed), image(seed + 10), text("and this?")])]);
+        let prompt = prompt(&maker, &[user(&[image(seed), text("and also this one:"), image(seed + 10), text("?")])]);
         asked(&prompt).answer(&engine).await;
     }
     assert!(engine.counters().passed_tokens_max <= 16, "{}", engine.counters().passed_tokens_max);

@@ -131,7 +131,11 @@ impl Scheduler {
         self.planned.ready = ready.iter().map(|slot| self.running.in_slot(*slot).order).collect();
         let is_at_media = |slot: &SlotId| self.running.in_slot(*slot).is_at_media(table.n_held(*slot));
         let (media, ready): (Vec<SlotId>, Vec<SlotId>) = ready.into_iter().partition(is_at_media);
-        self.last_was_media = !media.is_empty() && (ready.is_empty() || !self.last_was_media);
+        // A medium comes after a stream's token, not after a prompt for which the stream has waited already.
+        let sequences = ready.iter().map(|slot| self.running.in_slot(*slot));
+        let has_waited = sequences.filter(|sequence| sequence.is_stream()).any(|stream| stream.passed_tokens > 0);
+        let is_turn = ready.is_empty() || !(self.last_was_media || has_waited);
+        self.last_was_media = !media.is_empty() && is_turn;
         if self.last_was_media {
             return self.plan_media(&media, table);
         }
