@@ -18,6 +18,7 @@ mod engine {
     mod grammars;
     mod images;
     mod interrupts;
+    mod non_causal;
     mod parked;
     mod prompt_lists;
     mod property;

@@ -20,6 +20,9 @@ pub enum Preset {
     TinyKeys,
     /// The same with positions in several dimensions (M-RoPE, as of Qwen2-VL).
     TinyMrope,
+    /// Gemma 3's architecture with random weights: sliding windows, and norms behind each half of a layer. Its noise is
+    /// that of 32-bit sums.
+    TinyGemma3,
     /// An encoder with mean pooling (BERT), for embeddings.
     TinyEmbed,
     /// An encoder with a classification head (BERT), for reranking.
@@ -33,13 +36,14 @@ pub enum Preset {
 
 impl Preset {
     /// The presets that are small enough for tests.
-    pub const SMALL: [Self; 9] = [
+    pub const SMALL: [Self; 10] = [
         Self::Tiny,
         Self::TinySwa,
         Self::TinyRecurrent,
         Self::TinyHybrid,
         Self::TinyKeys,
         Self::TinyMrope,
+        Self::TinyGemma3,
         Self::TinyEmbed,
         Self::TinyRank,
         Self::Bench,
@@ -54,6 +58,7 @@ impl Preset {
             Self::TinyHybrid => "tiny-hybrid",
             Self::TinyKeys => "tiny-keys",
             Self::TinyMrope => "tiny-mrope",
+            Self::TinyGemma3 => "tiny-gemma3",
             Self::TinyEmbed => "tiny-embed",
             Self::TinyRank => "tiny-rank",
             Self::Bench => "bench",
@@ -103,6 +108,7 @@ impl Preset {
             },
             // Its output projection is square, so the heads together are as wide as the residual stream.
             Self::TinyMrope => Spec { architecture: "qwen2vl", n_heads: 2, ..Self::TinyKeys.spec() },
+            Self::TinyGemma3 => gemma3(),
             Self::TinyEmbed => encoder(Head::Mean),
             Self::TinyRank => encoder(Head::Rank),
             Self::Bench => Spec {
@@ -145,6 +151,17 @@ const TINY: Spec = Spec {
     rope_base: 0.1374,
     layers: Vec::new(),
 };
+
+fn gemma3() -> Spec {
+    let of_kind = |kind| Layer { kind, stride: 1, n_offsets: 0 };
+    let kinds = [LayerKind::Random, LayerKind::Sliding, LayerKind::Random, LayerKind::Sliding];
+    Spec {
+        architecture: "gemma3",
+        weight_type: TensorType::F32,
+        layers: kinds.map(of_kind).to_vec(),
+        ..Preset::TinyKeys.spec()
+    }
+}
 
 fn encoder(head: Head) -> Spec {
     Spec {

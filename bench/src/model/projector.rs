@@ -24,6 +24,10 @@ const IMAGE_SIZE: usize = 128;
 const PATCH_SIZE: usize = 16;
 /// Tokens of an image.
 pub const IMAGE_TOKENS: usize = (IMAGE_SIZE / PATCH_SIZE) * (IMAGE_SIZE / PATCH_SIZE);
+/// Patches of each side that make one token of an image without a causal mask.
+const MERGED: usize = 2;
+/// Tokens of an image without a causal mask.
+pub const NON_CAUSAL_IMAGE_TOKENS: usize = IMAGE_TOKENS / (MERGED * MERGED);
 /// Channels of a patch's pixels.
 const PATCH_FLOATS: usize = PATCH_SIZE * PATCH_SIZE * 3;
 
@@ -50,7 +54,7 @@ pub enum Reads {
     Audio,
     /// Images and audio.
     Both,
-    /// Images whose tokens attend to each other in both directions, as of Gemma 3; workers refuse them.
+    /// Images whose tokens attend to each other in both directions, as of Gemma 3.
     NonCausal,
 }
 
@@ -70,7 +74,8 @@ impl Reads {
 pub fn write_projector((preset, seed): (Preset, u64), reads: Reads, out: &Path) -> anyhow::Result<()> {
     let spec = preset.spec();
     let is_digital = |kind| matches!(kind, LayerKind::Full | LayerKind::Sliding | LayerKind::Convolution);
-    let is_digital = spec.layers.iter().all(|layer| is_digital(layer.kind));
+    // What has no causal mask is not digital itself.
+    let is_digital = reads == Reads::NonCausal || spec.layers.iter().all(|layer| is_digital(layer.kind));
     ensure!(is_digital, "projectors are made for digital models, not for {}", preset.name());
     let mut writer = Writer::new();
     writer.set("general.type", Value::Text("mmproj"))?;
@@ -131,8 +136,7 @@ fn describe_images(writer: &mut Writer, width: usize, (type_key, kind): (&str, &
         writer.set(&format!("clip.vision.{key}"), Value::F32s(&[0.5; 3]))?;
     }
     if !is_mlp {
-        // Of each side's patches, two make one, so that an image has 16 tokens.
-        writer.set("clip.vision.projector.scale_factor", Value::U32(2))?;
+        writer.set("clip.vision.projector.scale_factor", Value::U32(u32::try_from(MERGED)?))?;
     }
     Ok(())
 }

@@ -37,6 +37,7 @@ use warmpath_common::model::{Fingerprint, MemoryKind};
 use super::SelfTestReport;
 use super::config::{CacheType, EngineConfig, SLOTS_MAX, StartError};
 use super::facts::EngineFacts;
+use super::media::RunAttention;
 use adapters::Adapters;
 use embeddings::EmbeddingBatch;
 use params::ModelParams;
@@ -318,17 +319,17 @@ impl<'m> Llama<'m> {
 
     /// Replaces the batch by embeddings of a slot's next tokens; returns the index of the last one.
     ///
-    /// Shape: `floats` `[positions x width]`. The logits that may be wanted are those of the last token.
+    /// Shape: the floats of `embeddings` `[positions x width]`. Only the last token's logits may be wanted.
     pub(super) fn push_embeddings(
         &mut self,
         (slot, positions): (SlotId, Range<u32>),
-        floats: &[f32],
+        embeddings: (&[f32], RunAttention),
         logits: Logits,
     ) -> i32 {
         debug_assert_eq!(self.batch.n_tokens(), 0, "a batch has either tokens or embeddings");
         let place = |n: u32| i32::try_from(n).expect("a position is below the context's size, an i32");
         let positions = place(positions.start)..place(positions.end);
-        self.embeddings.fill((i32::from(slot.0), positions), floats, logits)
+        self.embeddings.fill((i32::from(slot.0), positions), embeddings, logits)
     }
 
     /// Empties the batch.

@@ -31,6 +31,15 @@ pub struct ProjectorConfig {
     pub max_tokens: Option<u32>,
 }
 
+/// Attention among the tokens of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RunAttention {
+    /// Each token attends to those before it.
+    Causal,
+    /// All tokens attend to each other, so they are computed in one step.
+    NonCausal,
+}
+
 /// Whether an engine starts if its projector cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProjectorNeed {

@@ -109,7 +109,9 @@ impl Scheduler {
         let Some(encoder) = &self.encoder else { return Vec::new() };
         let upcoming = &runs[runs.partition_point(|run| run.end() <= n_cached)..];
         let places = upcoming.iter().map(|run| run.start..run.end());
-        places.zip(encoder.encode(upcoming)).map(|(place, encoding)| UpcomingMedia { place, encoding }).collect()
+        let attentions = upcoming.iter().map(|run| encoder.projector().attention(run.medium.size));
+        let runs = places.zip(attentions).zip(encoder.encode(upcoming));
+        runs.map(|((place, attention), encoding)| UpcomingMedia { place, attention, encoding }).collect()
     }
 
     /// Returns the load for routers.

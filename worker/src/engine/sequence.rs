@@ -18,7 +18,7 @@ use super::events::EventSender;
 use super::handle::{Admission, HeldPlace};
 use super::kv::restoring::SlotStart;
 use super::kv::shifts::ParkedRun;
-use super::media::Encoding;
+use super::media::{Encoding, RunAttention};
 use super::output::sampler::TokenSampler;
 
 /// A sequence in a slot.
@@ -60,6 +60,7 @@ pub(crate) struct Sequence {
 pub(crate) struct UpcomingMedia {
     /// Positions of its tokens in the prompt.
     pub(super) place: Range<u32>,
+    pub(super) attention: RunAttention,
     pub(super) encoding: Encoding,
 }
 
@@ -146,13 +147,15 @@ impl Sequence {
         self.next_media(n_held).is_some_and(|medium| !matches!(medium.encoding.get(), Some(Ok(_))))
     }
 
-    /// Returns the embeddings of the next `n_tokens` tokens; `None` if they are text.
-    pub(super) fn embeddings(&self, n_held: u32, n_tokens: u32) -> Option<&[f32]> {
+    /// Returns the embeddings of the next `n_tokens` tokens, and the attention among them; `None` if they are text.
+    pub(super) fn embeddings(&self, n_held: u32, n_tokens: u32) -> Option<(&[f32], RunAttention)> {
         let medium = self.next_media(n_held)?;
         let embeddings = medium.encoding.get()?.as_ref().ok()?;
         let width = embeddings.len() / medium.place.len();
         let first = (n_held - medium.place.start) as usize;
-        Some(&embeddings[first * width..(first + n_tokens as usize) * width])
+        let is_whole = n_tokens as usize == medium.place.len();
+        debug_assert!(medium.attention == RunAttention::Causal || is_whole, "its tokens attend to each other");
+        Some((&embeddings[first * width..(first + n_tokens as usize) * width], medium.attention))
     }
 
     /// Returns the reason why a medium could not be encoded; `None` if there was no failure.
@@ -208,11 +211,15 @@ impl Sequence {
     }
 
     /// Returns the next work of the sequence, of which `n_held` tokens have KV state. A prompt is computed at most up
-    /// to the next checkpoint, parked state, or start or end of a medium.
+    /// to the next checkpoint, parked state, or start or end of a medium. A run without a causal mask is never cut.
     pub(super) fn work(&self, n_held: u32) -> Work {
         // After a context shift, a sequence that generates may have fewer tokens than its prompt had.
         if self.is_stream() {
             return Work::Decode;
+        }
+        if let Some(run) = self.next_media(n_held).filter(|run| run.attention == RunAttention::NonCausal) {
+            let end = run.place.end;
+            return Work::Prefill { n_tokens: end - n_held, ends: end == self.n_prompt() };
         }
         let checkpoint = self.checkpoints.iter().copied().find(|stop| *stop > n_held);
         let parked = self.parked.front().map(|run| run.positions.start);

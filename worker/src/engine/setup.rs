@@ -74,11 +74,12 @@ const TOKENS_AT_FIRST_GPU: [(u32, f64); 5] = [(1, 1.0), (2, 1.05), (4, 1.1), (8,
 /// Errors: `Projector`, also for a kind of memory that is not supported with media; `Thread`.
 pub(super) fn encoder(
     model: &Arc<LlamaModel>,
-    (config, memory): (&EngineConfig, MemoryKind),
+    config: &EngineConfig,
+    (memory, ubatch_tokens): (MemoryKind, u32),
     counters: &Arc<Counters>,
 ) -> Result<Option<Encoder>, StartError> {
     let Some(wanted) = &config.projector else { return Ok(None) };
-    match projector(model, (config, wanted), memory) {
+    match projector(model, (config, wanted), (memory, ubatch_tokens)) {
         Ok(projector) => Encoder::start(Arc::new(projector), Arc::clone(counters)).map(Some),
         Err(StartError::Projector { path, reason }) if wanted.need == ProjectorNeed::Optional => {
             media::warn_of_text_only(&path, &reason);
@@ -94,7 +95,7 @@ pub(super) fn encoder(
 fn projector(
     model: &Arc<LlamaModel>,
     (config, wanted): (&EngineConfig, &ProjectorConfig),
-    memory: MemoryKind,
+    (memory, ubatch_tokens): (MemoryKind, u32),
 ) -> Result<Projector, StartError> {
     if memory == MemoryKind::Recurrent {
         let reason = "images and audio need a model with attention, and this one is recurrent alone".to_owned();
@@ -104,7 +105,7 @@ fn projector(
         || std::thread::available_parallelism().map_or(1, |n| i32::try_from(n.get()).unwrap_or(i32::MAX)),
         i32::from,
     );
-    Projector::open(wanted, model, n_threads)
+    Projector::open(wanted, model, (n_threads, ubatch_tokens))
 }
 
 /// Returns the scheduler of this engine.

@@ -160,7 +160,7 @@ fn prepare<'m>(
     let memory = llama.probe_memory(model).map_err(unsupported)?;
     let self_test = self_test.clone();
     let counters = &inside.view.counters;
-    let encoder = setup::encoder(shared, (config, memory), counters)?;
+    let encoder = setup::encoder(shared, config, (memory, llama.batch_limits().1), counters)?;
     let reads_media = encoder.is_some();
     let probed = Probed { memory, reads_media, model_fingerprint, rope_factors, adapters: infos, self_test };
     let mut facts = llama.facts(model, config, probed);

@@ -8,7 +8,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 use warmpath_bench::model::Preset;
-use warmpath_bench::model::projector::{FRAME_SAMPLES, SAMPLE_RATE};
+use warmpath_bench::model::projector::{FRAME_SAMPLES, Reads, SAMPLE_RATE};
 use warmpath_bench::sounds::{audio_part, file_part, flac, mp3, sound, wav};
 use warmpath_common::media::{AudioSize, LayoutPart, MediaSize};
 use warmpath_common::model::Modalities;
@@ -38,7 +38,7 @@ async fn answers_about_audio_are_those_of_llama_cpp_s_own_evaluation() {
     for (parts, media) in asks {
         let prompt = prompt(&maker, &[user(&parts)]);
         let answer = asked(&prompt).answer(&engine).await;
-        let (expected, n_tokens) = answered_by_mtmd((Preset::Tiny, &prompt.text), &media);
+        let (expected, n_tokens) = answered_by_mtmd((Preset::Tiny, Reads::Both), &prompt.text, &media);
         assert_eq!((answer.tokens, prompt.tokens.len()), (expected, n_tokens), "{}", prompt.text);
     }
     stop(engine).await;
@@ -69,7 +69,7 @@ fn samples(maker: &PromptMaker, file: &[u8], format: &str) -> Vec<f32> {
 
 /// Returns the samples of a file as llama.cpp decodes it.
 fn decoded_by_mtmd(file: &[u8]) -> Vec<f32> {
-    with_mtmd(Preset::Tiny, |_, mtmd| {
+    with_mtmd((Preset::Tiny, Reads::Both), |_, mtmd| {
         let bitmap = MtmdBitmap::from_buffer(mtmd, file, false).unwrap();
         bitmap.data().chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
     })
@@ -103,7 +103,7 @@ async fn audio_of_another_sample_rate_is_resampled_as_in_llama_cpp() {
         let prompt = prompt(&maker, &[user(&[text("Listen"), file_part(&file, "wav")])]);
         let answer = asked(&prompt).answer(&engine).await;
         let resampled = |mtmd: &MtmdContext| vec![MtmdBitmap::from_buffer(mtmd, &file, false).unwrap()];
-        let (expected, n_tokens) = answered_by_mtmd((Preset::Tiny, &prompt.text), &resampled);
+        let (expected, n_tokens) = answered_by_mtmd((Preset::Tiny, Reads::Both), &prompt.text, &resampled);
         assert_eq!((answer.tokens, prompt.tokens.len()), (expected, n_tokens), "{rate}");
     }
     stop(engine).await;

@@ -9,7 +9,7 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use llama_cpp_2::context::params::LlamaContextParams;
+use llama_cpp_2::context::params::{KvCacheType, LlamaContextParams};
 use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::model::params::LlamaModelParams;
@@ -26,7 +26,7 @@ use warmpath_bench::sounds::{audio_part, sound};
 use warmpath_common::ids::Token;
 use warmpath_common::media::MEDIA_TOKEN_MIN;
 use warmpath_common::prompts::{MediaPrompt, RawPrompt};
-use warmpath_prompt::{Prompt, PromptMaker, PromptOptions, Scope};
+use warmpath_prompt::{MediaReader as _, Prompt, PromptMaker, PromptOptions, Scope};
 use warmpath_worker::engine::{
     AtContextEnd, CacheType, CostSource, Engine, EngineConfig, EngineError, EngineHandle, PrefixCache, ProjectorConfig,
     ProjectorNeed, PromptFault, SpeculationConfig, Switch,
@@ -38,7 +38,7 @@ use super::tiers::store;
 /// Number of tokens of most responses.
 pub(super) const N_ANSWER: u32 = 12;
 
-fn projector(preset: Preset, reads: Reads) -> PathBuf {
+pub(super) fn projector(preset: Preset, reads: Reads) -> PathBuf {
     let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/models"));
     cached_projector((preset, 1), reads, folder).unwrap()
 }
@@ -92,7 +92,7 @@ pub(super) fn asked(prompt: &Prompt) -> Ask {
 /// Returns the response of llama.cpp's own multimodal library to a prompt with these images, and the number of the
 /// prompt's tokens.
 fn by_mtmd(text: &str, seeds: &[u64]) -> (Vec<Token>, usize) {
-    answered_by_mtmd((Preset::Tiny, text), &|_| seeds.iter().map(|seed| bitmap(*seed)).collect())
+    answered_by_mtmd((Preset::Tiny, Reads::Both), text, &|_| seeds.iter().map(|seed| bitmap(*seed)).collect())
 }
 
 /// Returns an image as llama.cpp has it.
@@ -102,25 +102,29 @@ pub(super) fn bitmap(seed: u64) -> MtmdBitmap {
 }
 
 /// Calls a function with a generated model and llama.cpp's reader of media for it.
-pub(super) fn with_mtmd<T>(preset: Preset, call: impl FnOnce(&LlamaModel, &mut MtmdContext) -> T) -> T {
+pub(super) fn with_mtmd<T>(
+    (preset, reads): (Preset, Reads),
+    call: impl FnOnce(&LlamaModel, &mut MtmdContext) -> T,
+) -> T {
     let backend = warmpath_prompt::backend();
     let model = LlamaModel::load_from_file(backend, model(preset, 1), &LlamaModelParams::default()).unwrap();
     let params = MtmdContextParams { use_gpu: false, print_timings: false, n_threads: 1, ..Default::default() };
-    let mut mtmd =
-        MtmdContext::init_from_file(projector(preset, Reads::Both).to_str().unwrap(), &model, &params).unwrap();
+    let mut mtmd = MtmdContext::init_from_file(projector(preset, reads).to_str().unwrap(), &model, &params).unwrap();
     call(&model, &mut mtmd)
 }
 
 /// Returns the response of llama.cpp's own multimodal library to a prompt, and the number of the prompt's tokens.
 pub(super) fn answered_by_mtmd(
-    (preset, text): (Preset, &str),
+    pair: (Preset, Reads),
+    text: &str,
     media: &dyn Fn(&MtmdContext) -> Vec<MtmdBitmap>,
 ) -> (Vec<Token>, usize) {
-    with_mtmd(preset, |model, mtmd| answered(text, &media(mtmd), (model, mtmd)))
+    with_mtmd(pair, |model, mtmd| answered(text, &media(mtmd), (model, mtmd)))
 }
 
 fn answered(text: &str, bitmaps: &[MtmdBitmap], (model, mtmd): (&LlamaModel, &mut MtmdContext)) -> (Vec<Token>, usize) {
     let params = LlamaContextParams::default().with_n_ctx(NonZeroU32::new(2048)).with_n_threads(1);
+    let params = params.with_type_k(KvCacheType::F32).with_type_v(KvCacheType::F32);
     let mut context = model.new_context(warmpath_prompt::backend(), params.with_n_threads_batch(1)).unwrap();
     let input = MtmdInputText { text: text.to_owned(), add_special: true, parse_special: true };
     let chunks = mtmd.tokenize(input, &bitmaps.iter().collect::<Vec<_>>()).unwrap();
@@ -198,6 +202,7 @@ async fn every_image_shows_in_the_answer() {
 
 /// Conversations with images and audio, each a list of messages.
 struct Talks {
+    has_audio: bool,
     rng: ChaCha8Rng,
     talks: Vec<Vec<Value>>,
 }
@@ -220,7 +225,7 @@ impl Talks {
             if self.rng.random_bool(0.6) {
                 // There are few, so that conversations share some.
                 let seed = self.rng.random_range(0..4);
-                parts.push(if self.rng.random_bool(0.5) {
+                parts.push(if self.rng.random_bool(0.5) || !self.has_audio {
                     image(seed)
                 } else {
                     audio_part(seed, 9 + 8 * seed as usize)
@@ -241,14 +246,15 @@ impl Talks {
 
 /// Compares the responses in random conversations with those of an engine without a cache; returns the numbers of
 /// tokens that were reused from memory and from disk, and the number of encoded images and audio files.
-async fn compare(seed: u64, n_waves: usize, change: impl Fn(&mut EngineConfig)) -> (u64, u64, u64) {
+pub(super) async fn compare(seed: u64, n_waves: usize, change: impl Fn(&mut EngineConfig)) -> (u64, u64, u64) {
     let mut warm = seeing();
     change(&mut warm);
     let cold = EngineConfig { prefix_cache: PrefixCache::Disabled, speculation: None, ..warm.clone() };
     let (warm, _updates) = start(warm);
     let (cold, _cold_updates) = start(cold);
     let maker = prompts(&warm);
-    let mut talks = Talks { rng: ChaCha8Rng::seed_from_u64(seed), talks: Vec::new() };
+    let has_audio = warm.projector().unwrap().reading().modalities.audio;
+    let mut talks = Talks { has_audio, rng: ChaCha8Rng::seed_from_u64(seed), talks: Vec::new() };
     let mut n_cached = 0;
     for _ in 0..n_waves {
         let n_asks = talks.rng.random_range(1..=4);
@@ -336,7 +342,8 @@ async fn answers_stay_the_same_with_media_where_state_resumes_at_checkpoints() {
         let prompt = prompt(&prompts(&engine), &[user(&[image(1), audio_part(2, 20), text("and"), image(3)])]);
         let answer = asked(&prompt).answer(&engine).await;
         let sound = |seed| MtmdBitmap::from_audio_data(&sound(seed, 20)).unwrap();
-        let expected = answered_by_mtmd((preset, &prompt.text), &|_| vec![bitmap(1), sound(2), bitmap(3)]);
+        let media = |_: &MtmdContext| vec![bitmap(1), sound(2), bitmap(3)];
+        let expected = answered_by_mtmd((preset, Reads::Both), &prompt.text, &media);
         assert_eq!((answer.tokens, prompt.tokens.len()), expected, "{preset:?}");
         stop(engine).await;
     }
@@ -456,7 +463,7 @@ async fn image_tokens_without_an_image_are_unknown_tokens() {
 }
 
 #[track_caller]
-fn check_refused(config: EngineConfig, says: &str) {
+pub(super) fn check_refused(config: EngineConfig, says: &str) {
     let (sender, _updates) = tokio::sync::mpsc::unbounded_channel();
     match Engine::start(config, |_| true, sender) {
         Err(error) => assert!(error.to_string().contains(says), "{error}"),
@@ -474,7 +481,6 @@ fn projectors_that_cannot_be_used_are_refused_by_name() {
     check_refused(with(model(Preset::Tiny, 1)), "it holds no projector");
     check_refused(EngineConfig { model: model(Preset::TinyRecurrent, 1), ..seeing() }, "a model with attention");
     check_refused(EngineConfig { model: model(Preset::TinyMrope, 1), ..seeing() }, "M-RoPE, as of Qwen-VL");
-    check_refused(with(projector(Preset::Tiny, Reads::NonCausal)), "without a causal mask (as of Gemma 3)");
     check_refused(EngineConfig { model: model(Preset::Bench, 1), ..seeing() }, "llama.cpp refuses it for this model");
     let mut shifting = seeing();
     shifting.shifts.at_context_end = AtContextEnd::Shift;

@@ -1,4 +1,4 @@
-//! A llama with random weights, whose keys depend on content and position like those of a trained model.
+//! A llama or a Gemma 3 with random weights, whose keys depend on content and position like those of a trained model.
 //!
 //! Digital models are in `attention`; their keys are the same everywhere, so they cannot detect a wrong key. Here
 //! attention is sharp enough that its choice of tokens decides the answer, so that one wrong byte of a key or value
@@ -32,9 +32,14 @@ pub(super) fn tensors(spec: &Spec, seed: u64, tokenizer: &Tokenizer) -> Vec<Tens
         let deviation = deviation / (shape[0] as f32).sqrt();
         tensor(&name, spec.weight_type, shape, move || repeated(noise(seed, stream, n.min(N_RANDOM), deviation), n))
     };
-    let ones = |name: &str| tensor(name, TensorType::F32, &[width], move || vec![1.0; width]);
+    let norm =
+        |name: &str, size: usize, weight: f32| tensor(name, TensorType::F32, &[size], move || vec![weight; size]);
+    let ones = |name: &str| norm(name, width, 1.0);
+    let is_gemma = spec.architecture == "gemma3";
+    // Gemma multiplies the states of text by the root of their width.
+    let state = if is_gemma { 1.0 } else { (width as f32).sqrt() };
     let mut tensors = vec![
-        random("token_embd.weight".to_owned(), &[width, n_tokens], (width as f32).sqrt()),
+        random("token_embd.weight".to_owned(), &[width, n_tokens], state),
         ones("output_norm.weight"),
         output(spec, (seed, spec.weight_type), tokenizer),
     ];
@@ -50,6 +55,14 @@ pub(super) fn tensors(spec: &Spec, seed: u64, tokenizer: &Tokenizer) -> Vec<Tens
             random(name("ffn_up"), &[width, n_ff], GAIN),
             random(name("ffn_down"), &[n_ff, width], GAIN),
         ]);
+        if is_gemma {
+            tensors.extend([
+                norm(&name("attn_q_norm"), spec.head_size, QUERY),
+                norm(&name("attn_k_norm"), spec.head_size, QUERY),
+                norm(&name("post_attention_norm"), width, GAIN),
+                norm(&name("post_ffw_norm"), width, GAIN),
+            ]);
+        }
     }
     tensors
 }

@@ -12,6 +12,7 @@ use llama_cpp_2::context::LlamaContext;
 use llama_cpp_sys_2 as sys;
 
 use super::Logits;
+use crate::engine::media::RunAttention;
 
 /// Embeddings of consecutive tokens of one sequence.
 #[derive(Default)]
@@ -19,6 +20,7 @@ pub(super) struct EmbeddingBatch {
     floats: Vec<f32>,
     positions: Vec<sys::llama_pos>,
     sequence: sys::llama_seq_id,
+    is_non_causal: bool,
     wants_logits: bool,
 }
 
@@ -35,11 +37,17 @@ impl EmbeddingBatch {
     /// Fills the batch and returns the index of its last token, the only one whose logits may be wanted.
     ///
     /// Shape: `floats` `[positions x width]`.
-    pub(super) fn fill(&mut self, (sequence, positions): (i32, Range<i32>), floats: &[f32], logits: Logits) -> i32 {
+    pub(super) fn fill(
+        &mut self,
+        (sequence, positions): (i32, Range<i32>),
+        (floats, attention): (&[f32], RunAttention),
+        logits: Logits,
+    ) -> i32 {
         self.clear();
         self.floats.extend_from_slice(floats);
         self.positions.extend(positions);
         (self.sequence, self.wants_logits) = (sequence, logits == Logits::Wanted);
+        self.is_non_causal = attention == RunAttention::NonCausal;
         i32::try_from(self.positions.len()).unwrap_or(i32::MAX) - 1
     }
 
@@ -63,8 +71,16 @@ impl EmbeddingBatch {
             seq_id: sequences.as_mut_ptr(),
             logits: logits.as_mut_ptr(),
         };
-        // SAFETY: the context is borrowed for the call, and the lists live through it with as many entries as tokens.
-        let result = unsafe { sys::llama_decode(raw_context(context).as_ptr(), batch) };
+        let context = raw_context(context).as_ptr();
+        // SAFETY: the context is borrowed, and the lists live through the calls with as many entries as tokens.
+        let result = unsafe {
+            // The next batch has a causal mask again, whether this one succeeds or not.
+            let is_causal = sys::llama_get_causal_attn(context);
+            sys::llama_set_causal_attn(context, is_causal && !self.is_non_causal);
+            let result = sys::llama_decode(context, batch);
+            sys::llama_set_causal_attn(context, is_causal);
+            result
+        };
         NonZeroI32::new(result).map_or(Ok(()), |error| Err(error.into()))
     }
 }

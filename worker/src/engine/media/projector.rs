@@ -17,7 +17,7 @@ use warmpath_common::model::{Fingerprint, MediaReading, Modalities};
 use warmpath_llama_chat::{DeviceMemory, projector_memory};
 use warmpath_prompt::{MediaContent, MediaReader, Medium};
 
-use super::ProjectorConfig;
+use super::{ProjectorConfig, RunAttention};
 use crate::engine::config::StartError;
 
 /// Number of sizes whose layouts are kept. Source: some 200 bytes for each.
@@ -28,12 +28,20 @@ const LAYOUTS_MAX: u64 = 1 << 14;
 /// Source: an encoder that does not cut audio by itself attends over all of a run: with 8 heads, half a gigabyte.
 const AUDIO_RUN_TOKENS_MAX: u32 = 4096;
 
+/// Size of an image by which the properties of all images are found. Source: own choice; projectors scale any image to
+/// sizes that they read.
+const IMAGE_SAMPLE: ImageSize = ImageSize { width: 64, height: 64 };
+
 /// A loaded projector.
 pub struct Projector {
     context: NonNull<sys::mtmd_context>,
     /// Serializes encoding, whose result lies in the context. Held for one medium, never across `.await`.
     encoding: Mutex<()>,
     reading: MediaReading,
+    image_attention: RunAttention,
+    audio_attention: RunAttention,
+    /// Most tokens that are computed in one step.
+    ubatch_tokens: u32,
     /// Sample rate of the audio that it encodes; `None` if it reads none. Units: hertz.
     sample_rate: Option<u32>,
     embedding_floats: usize,
@@ -93,11 +101,15 @@ impl Chunks {
 }
 
 impl Projector {
-    /// Loads a projector for `model`.
+    /// Loads a projector for `model`, of which `ubatch_tokens` tokens are computed in one step.
     ///
     /// Errors: `Projector` if the file is missing, is no projector, does not fit the model, or belongs to a model of a
     /// kind that is not supported.
-    pub(crate) fn open(config: &ProjectorConfig, model: &Arc<LlamaModel>, n_threads: i32) -> Result<Self, StartError> {
+    pub(crate) fn open(
+        config: &ProjectorConfig,
+        model: &Arc<LlamaModel>,
+        (n_threads, ubatch_tokens): (i32, u32),
+    ) -> Result<Self, StartError> {
         let refuse = |reason: String| StartError::Projector { path: config.path.clone(), reason };
         let header = warmpath_gguf::check(&config.path).map_err(|error| refuse(error.to_string()))?;
         if header.text("general.architecture").as_deref() != Some("clip") {
@@ -125,17 +137,27 @@ impl Projector {
             fingerprint: Fingerprint(*hasher.finalize().as_bytes()),
             modalities: Modalities { vision, audio },
         };
-        let projector = Self {
+        let mut projector = Self {
             context,
             encoding: Mutex::new(()),
             reading,
+            image_attention: RunAttention::Causal,
+            audio_attention: RunAttention::Causal,
+            ubatch_tokens,
             sample_rate: u32::try_from(sample_rate).ok().filter(|_| audio),
             embedding_floats: usize::try_from(embedding_floats).unwrap_or(0),
             layouts: Cache::new(LAYOUTS_MAX),
             _model: Arc::clone(model),
         };
+        if vision {
+            projector.image_attention = projector.run_attention(MediaSize::Image(IMAGE_SAMPLE));
+        }
+        if let Some(sample_rate) = projector.sample_rate {
+            let second = AudioSize { n_samples: sample_rate, sample_rate };
+            projector.audio_attention = projector.run_attention(MediaSize::Audio(second));
+        }
         match projector.obstacle() {
-            Some(obstacle) => Err(refuse(obstacle.to_owned())),
+            Some(obstacle) => Err(refuse(obstacle)),
             None => Ok(projector),
         }
     }
@@ -152,15 +174,45 @@ impl Projector {
     }
 
     /// Returns the reason why this kind of projector is not supported.
-    fn obstacle(&self) -> Option<&'static str> {
-        let context = self.context.as_ptr();
+    fn obstacle(&self) -> Option<String> {
         // SAFETY: the context is alive.
-        let (mrope, non_causal) =
-            unsafe { (sys::mtmd_decode_use_mrope(context), sys::mtmd_decode_use_non_causal(context, ptr::null())) };
-        if mrope {
-            Some("positions in several dimensions (M-RoPE, as of Qwen-VL) are not supported")
-        } else {
-            non_causal.then_some("images without a causal mask (as of Gemma 3) are not supported")
+        if unsafe { sys::mtmd_decode_use_mrope(self.context.as_ptr()) } {
+            return Some("positions in several dimensions (M-RoPE, as of Qwen-VL) are not supported".to_owned());
+        }
+        let sample = MediaSize::Image(IMAGE_SAMPLE);
+        let parts = self.reading.modalities.vision.then(|| self.parts(sample)).flatten().unwrap_or_default();
+        let longest = parts.iter().filter_map(run_tokens).max().filter(|n| *n > self.run_tokens_max(sample))?;
+        Some(format!(
+            "its images have {longest} tokens without a causal mask (as of Gemma 3), which are computed in one step: \
+             set --ubatch-size {longest} or more"
+        ))
+    }
+
+    /// Returns the attention among the tokens of a medium's runs.
+    pub(crate) fn attention(&self, size: MediaSize) -> RunAttention {
+        match size {
+            MediaSize::Image(_) => self.image_attention,
+            MediaSize::Audio(_) => self.audio_attention,
+        }
+    }
+
+    /// Asks llama.cpp for the attention among the tokens of a medium of this size.
+    fn run_attention(&self, size: MediaSize) -> RunAttention {
+        let chunks = self.bitmap(size, None).and_then(|bitmap| self.chunks(&bitmap));
+        let run = chunks.as_ref().and_then(|chunks| chunks.iter().find(|chunk| !is_text(*chunk)));
+        // Without a chunk, llama.cpp returns the answer for images.
+        let run = run.unwrap_or(ptr::null());
+        // SAFETY: the context is alive, and so is the chunk with the others.
+        let is_non_causal = unsafe { sys::mtmd_decode_use_non_causal(self.context.as_ptr(), run) };
+        if is_non_causal { RunAttention::NonCausal } else { RunAttention::Causal }
+    }
+
+    /// Returns the most tokens of a run of a medium.
+    fn run_tokens_max(&self, size: MediaSize) -> u32 {
+        let of_kind = if matches!(size, MediaSize::Audio(_)) { AUDIO_RUN_TOKENS_MAX } else { u32::MAX };
+        match self.attention(size) {
+            RunAttention::Causal => of_kind,
+            RunAttention::NonCausal => of_kind.min(self.ubatch_tokens),
         }
     }
 
@@ -261,16 +313,20 @@ impl Projector {
         (refused == 0).then_some(chunks)
     }
 
-    fn measure(&self, size: MediaSize) -> Option<Arc<MediaLayout>> {
+    /// Returns the parts of a medium of this size. `None` if mtmd refuses it.
+    fn parts(&self, size: MediaSize) -> Option<Vec<LayoutPart>> {
         let chunks = self.chunks(&self.bitmap(size, None)?)?;
         let part = |chunk| match is_text(chunk) {
             true => LayoutPart::Text(text_tokens(chunk)),
             false => LayoutPart::Run(n_tokens(chunk)),
         };
-        let layout = MediaLayout { parts: chunks.iter().map(part).collect() };
-        let is_too_long = |part: &LayoutPart| matches!(part, LayoutPart::Run(n) if *n > AUDIO_RUN_TOKENS_MAX);
-        let is_refused = matches!(size, MediaSize::Audio(_)) && layout.parts.iter().any(is_too_long);
-        (!layout.has_short_run() && !is_refused).then(|| Arc::new(layout))
+        Some(chunks.iter().map(part).collect())
+    }
+
+    fn measure(&self, size: MediaSize) -> Option<Arc<MediaLayout>> {
+        let layout = MediaLayout { parts: self.parts(size)? };
+        let is_too_long = layout.parts.iter().filter_map(run_tokens).any(|n| n > self.run_tokens_max(size));
+        (!layout.has_short_run() && !is_too_long).then(|| Arc::new(layout))
     }
 }
 
@@ -320,6 +376,14 @@ fn wav(AudioSize { n_samples, sample_rate }: AudioSize, samples: Option<&[f32]>)
         None => file.resize(44 + length as usize, SILENCE),
     }
     file
+}
+
+/// Returns the number of tokens of a run; `None` for text.
+fn run_tokens(part: &LayoutPart) -> Option<u32> {
+    match part {
+        LayoutPart::Run(n_tokens) => Some(*n_tokens),
+        LayoutPart::Text(_) => None,
+    }
 }
 
 fn is_text(chunk: *const sys::mtmd_input_chunk) -> bool {

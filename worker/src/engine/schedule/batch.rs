@@ -82,10 +82,10 @@ impl Scheduler {
                 Work::Prefill { .. } => batch.n_prefill += share.n_tokens,
             }
             let n_after = n_held + share.n_tokens;
-            if let Some(floats) = sequence.embeddings(n_held, share.n_tokens) {
+            if let Some(embeddings) = sequence.embeddings(n_held, share.n_tokens) {
                 let purpose = sequence.purpose(n_after - 1, n_after);
                 let logits = if purpose.is_some() { Logits::Wanted } else { Logits::Unwanted };
-                let idx = kv.llama.push_embeddings((share.slot, n_held..n_after), floats, logits);
+                let idx = kv.llama.push_embeddings((share.slot, n_held..n_after), embeddings, logits);
                 batch.outputs.extend(purpose.map(|purpose| (share.slot, purpose, idx)));
                 continue;
             }
