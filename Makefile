@@ -160,4 +160,4 @@ pages: build deploy-tools ## Write what repeats what programs say: command lines
 	target/venv/bin/python -B deploy/grafana/make.py
 
 picture: build venv chromium models ## Write docs/images/fleet.png, the fleet page after five minutes of load, and chat.png, the chat page
-	@$(STAGE) picture $(CARGO) test --release --workspace --test fleet_page --test chat_page -- --ignored
+	@$(STAGE) picture $(CARGO) test --release --workspace --test system the_picture_of -- --ignored

@@ -1,4 +1,4 @@
-//! Errors of `warmpath` for invalid command lines. Running fleets are tested in `tests/tests/serve.rs`.
+//! Errors of `warmpath` for invalid command lines. Running fleets are tested in `tests/tests/system/serve.rs`.
 
 use std::process::{Command, Output};
 

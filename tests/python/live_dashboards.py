@@ -1,6 +1,6 @@
 """Prometheus reads a live fleet under load; every expression of every panel, alert and recording rule must return numbers.
 
-live_dashboards.py PROMETHEUS ROUTER_URL ADMIN_URL STOCK_NAME WORKER_URL...; tests/tests/dashboards.rs starts the fleet. When load has
+live_dashboards.py PROMETHEUS ROUTER_URL ADMIN_URL STOCK_NAME WORKER_URL...; tests/tests/system/dashboards.rs starts the fleet. When load has
 begun it prints `loaded`; the test then ends and restarts workers, so that failures are counted as well, and closes stdin.
 """
 

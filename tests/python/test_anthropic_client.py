@@ -1,6 +1,6 @@
 """The official Anthropic client against a fleet: test_anthropic_client.py ROUTER_URL.
 
-tests/tests/python.rs starts the fleet: two workers with the tiny model, three slots and one place in the queue each, behind a router
+tests/tests/system/python.rs starts the fleet: two workers with the tiny model, three slots and one place in the queue each, behind a router
 that takes eight requests at a time.
 """
 

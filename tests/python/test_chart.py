@@ -1,4 +1,4 @@
-"""The Helm chart, with the real helm: lint, and a matrix of values, each feature on and off. Run by tests/tests/deploy.rs.
+"""The Helm chart, with the real helm: lint, and a matrix of values, each feature on and off. Run by tests/tests/system/deploy.rs.
 
 The rendered objects are checked by schema (kubeconform), against the programs' own flags, variables and metrics, and for rules
 of every pod. Not here: an API server's opinion (test_chart_installed.py).

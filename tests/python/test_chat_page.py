@@ -1,6 +1,6 @@
 """The chat page as a user sees it, in Chromium: test_chat_page.py CHROMIUM ROUTER_URL KEY.
 
-tests/tests/chat_page.rs starts the fleet: a worker with the tiny model, whose other name is markup, behind a router with --ui that
+tests/tests/system/chat_page.rs starts the fleet: a worker with the tiny model, whose other name is markup, behind a router with --ui that
 requires KEY.
 """
 

@@ -1,6 +1,6 @@
 """The chart's download of a model, with the real script and the real curl, from a server that breaks off and sends wrong bytes.
 
-Run by tests/tests/deploy.rs.
+Run by tests/tests/system/deploy.rs.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """The fleet page as a user sees it, in Chromium: test_fleet_page.py CHROMIUM ROUTER_URL ADMIN_URL.
 
-tests/tests/fleet_page.rs starts the fleet: two workers with the tiny model and one whose model's name is markup, and has asked
+tests/tests/system/fleet_page.rs starts the fleet: two workers with the tiny model and one whose model's name is markup, and has asked
 for some conversations, one of them under an id that is markup.
 """
 

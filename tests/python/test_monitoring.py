@@ -1,6 +1,6 @@
 """Alerts and dashboards: the metrics exist, the queries are PromQL, alerts fire when they must, dashboards follow Grafana's rules.
 
-Run by tests/tests/deploy.rs. promtool comes from the PATH or from target/tools/debian. The rules for dashboards are those of Grafana's
+Run by tests/tests/system/deploy.rs. promtool comes from the PATH or from target/tools/debian. The rules for dashboards are those of Grafana's
 dashboard-linter, whose Go module the proxy does not serve; each check here says which of its rules it is.
 """
 

@@ -1,6 +1,6 @@
 """The official OpenAI client against a fleet: test_openai_client.py ROUTER_URL.
 
-tests/tests/python.rs starts the fleet: two workers with the tiny model under the names `tiny` and `second-name`, three slots and
+tests/tests/system/python.rs starts the fleet: two workers with the tiny model under the names `tiny` and `second-name`, three slots and
 one place in the queue each, behind a router that takes eight requests at a time.
 """
 

@@ -1,6 +1,6 @@
 """Releases: the installer against a server with made archives, the archive and the Debian package of the real programs, the workflows.
 
-Run by tests/tests/deploy.rs. Nothing is published, and no workflow is run: they want GitHub's machines. The programs of the archive here
+Run by tests/tests/system/deploy.rs. Nothing is published, and no workflow is run: they want GitHub's machines. The programs of the archive here
 are this machine's own build, not that of scripts/image-files.sh.
 """
 

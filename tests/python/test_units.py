@@ -1,4 +1,4 @@
-"""The ways to run without Kubernetes: systemd units, compose, images. Run by tests/tests/deploy.rs.
+"""The ways to run without Kubernetes: systemd units, compose, images. Run by tests/tests/system/deploy.rs.
 
 Nothing is started, because these tests run without a container registry and without systemd.
 """

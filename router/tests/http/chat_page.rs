@@ -1,6 +1,6 @@
 //! The chat page from outside: its files, and who gets them.
 //!
-//! Not here: the page as a reader uses it (`tests/tests/chat_page.rs`, in Chromium).
+//! Not here: the page as a reader uses it (`tests/tests/system/chat_page.rs`, in Chromium).
 
 use crate::support::keys::{KeyFile, key};
 use crate::support::worker::FakeWorker;

@@ -1,6 +1,6 @@
 //! The fleet page from outside: its files, and the last decisions and the history that it reads.
 //!
-//! Not here: the page as a reader sees it (`tests/tests/fleet_page.rs`, in Chromium).
+//! Not here: the page as a reader sees it (`tests/tests/system/fleet_page.rs`, in Chromium).
 
 use crate::support::worker::{Behaviour, FakeWorker};
 use crate::support::{TestRouter, chat_body, eventually, long_text};

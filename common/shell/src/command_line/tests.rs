@@ -1,5 +1,5 @@
 //! The configuration file together with flags and variables. Not here: real variables and programs
-//! (`tests/tests/command_lines.rs`).
+//! (`tests/tests/system/command_lines.rs`).
 
 use proptest::prelude::*;
 use tempfile::NamedTempFile;
