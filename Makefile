@@ -27,7 +27,7 @@ STAGE := scripts/stage.sh
 DEMO_FLAGS := $(if $(MODEL),--model $(MODEL)) $(if $(KEEP),--keep)
 BENCH_MODEL := $(or $(MODEL),made)
 
-.PHONY: help setup build demo test test-gpu test-clients test-k8s test-llama-server fuzz simulate chaos image-files test-image bench-cpu-variants bench-hostile fixtures models venv deploy-tools chromium lint notices fmt bench report doc pages picture
+.PHONY: help setup build demo test test-setup test-gpu test-clients test-k8s test-llama-server fuzz simulate chaos image-files test-image bench-cpu-variants bench-hostile fixtures models venv deploy-tools chromium lint notices fmt bench report doc pages picture
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,7 +45,9 @@ demo: build ## Chat with a fleet: KEEP=1 leaves it up, MODEL=path.gguf serves yo
 models: setup ## Fetch the real models of the tests and the demo into target/models (350 MB, once)
 	@$(STAGE) models scripts/models.sh
 
-test: setup fixtures models venv deploy-tools chromium ## Run every test
+test-setup: fixtures models venv deploy-tools chromium ## Fetch and build what the tests need besides Rust
+
+test: setup test-setup ## Run every test
 	@$(STAGE) build $(CARGO) test --release --workspace --no-run
 	@$(STAGE) tests scripts/tests.sh $(CARGO) test --release --workspace --no-fail-fast
 
