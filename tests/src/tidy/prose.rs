@@ -31,6 +31,9 @@ const STRANGE_WORDS: [(&str, &str); 14] = [
     ("hangs on", "depends on"),
 ];
 
+/// Languages of code blocks that rustdoc would run as tests; no manifest enables doc tests.
+const DOC_TESTS: [&str; 6] = ["", "rust", "no_run", "should_panic", "compile_fail", "ignore"];
+
 /// Longest entry of the changelog, without its links. Units: characters.
 const ENTRY_CHARS_MAX: usize = 200;
 
@@ -44,13 +47,16 @@ pub(super) fn check_comments(path: &Path, text: &str) -> Vec<Finding> {
             continue;
         };
         let sentence = comment.trim_start_matches(['/', '!']).trim();
-        if sentence.starts_with("```") {
+        let is_doc = comment.starts_with(['/', '!']);
+        if let Some(language) = sentence.strip_prefix("```") {
             in_code = !in_code;
+            if in_code && is_doc && DOC_TESTS.contains(&language.split(',').next().unwrap_or_default()) {
+                findings.push(Finding::new(path, line_idx + 1, "an example that no test runs: write a test instead"));
+            }
         }
         if in_code {
             continue;
         }
-        let is_doc = comment.starts_with(['/', '!']);
         let mut messages = strange_words(sentence);
         messages.extend(long_line(line, sentence));
         if is_doc && OPENINGS.iter().any(|word| starts_with_word(sentence, word)) {

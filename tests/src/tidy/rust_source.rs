@@ -15,6 +15,8 @@ const FUNCTION_LINES_MAX: usize = 70;
 const EMPTY_WORDS: [&str; 7] = ["manager", "helper", "helpers", "util", "utils", "data", "misc"];
 /// Function names without meaning.
 const EMPTY_FUNCTIONS: [&str; 3] = ["process", "handle_stuff", "do_it"];
+/// Attribute of the tests in a file of production code.
+const TEST_CODE: &str = "#[cfg(test)]";
 /// Folders with pure code.
 const PURE_FOLDERS: [&str; 4] = ["common/src", "router/core/src", "worker/core/src", "worker/output/src"];
 /// Names that pure code does not use: IO, clocks, globals, the environment, async.
@@ -41,6 +43,9 @@ pub(super) fn check_rust_source(path: &Path, text: &str) -> Vec<Finding> {
     }
     if !text.starts_with("//! ") {
         findings.push(Finding::new(path, 1, "does not open with `//!`: what it is, what it is not, the idea"));
+    }
+    if path.ends_with("src/main.rs") && text.contains(TEST_CODE) {
+        findings.push(Finding::new(path, 0, "has tests, which are not built: move the code to the library"));
     }
     findings.extend(check_notes(path, text));
     findings.extend(check_purity(path, text));
@@ -106,7 +111,7 @@ fn check_purity(path: &Path, text: &str) -> Vec<Finding> {
     if is_test_code(path) || !PURE_FOLDERS.iter().any(|folder| path.starts_with(folder)) {
         return Vec::new();
     }
-    let production = text.lines().enumerate().take_while(|(_, line)| !line.starts_with("#[cfg(test)]"));
+    let production = text.lines().enumerate().take_while(|(_, line)| !line.starts_with(TEST_CODE));
     let code = production.filter(|(_, line)| !line.trim_start().starts_with("//"));
     let hits = code.filter_map(|(line_idx, line)| Some((line_idx, IMPURE.iter().find(|word| names_word(line, word))?)));
     hits.map(|(line_idx, word)| Finding::new(path, line_idx + 1, format!("`{word}` in a pure crate"))).collect()

@@ -61,6 +61,19 @@ fn refuses_flags_as_parameters_and_parts_that_only_tests_have() {
 }
 
 #[test]
+fn refuses_tests_that_nothing_runs() {
+    let tests = "//! A.\n#[cfg(test)]\nmod tests {}\n";
+    assert!(rust("router/src/main.rs", tests).contains("which are not built"));
+    assert_eq!(rust("router/src/lib.rs", tests), "");
+    let comment = |text: &str| messages(check_comments(Path::new("router/src/a.rs"), text));
+    for language in ["", "rust", "no_run", "ignore,E0277"] {
+        let text = format!("/// ```{language}\n/// f()\n/// ```");
+        assert!(comment(&text).starts_with("router/src/a.rs:1: an example that no test runs"), "{language}");
+    }
+    assert_eq!(comment("/// ```text\n/// f()\n/// ```\n// ```\n// f()\n// ```"), "");
+}
+
+#[test]
 fn refuses_notes_to_self_and_files_that_do_not_parse() {
     let note = format!("//! A.\n// {}: later\n", concat!("TO", "DO"));
     assert!(rust("a.rs", &note).starts_with("a.rs:2: leaves a note to self"));
