@@ -9,11 +9,13 @@
 use std::path::Path;
 
 use anyhow::{Context as _, ensure};
+use futures::future::try_join_all;
 use serde_json::{Value, json};
 use warmpath_bench::prompts::words;
 use warmpath_common::headers::CACHE_SALT;
-use warmpath_tests::rig::{NewKey, Rig, new_key};
+use warmpath_tests::rig::{N_SLOTS, NewKey, Rig, new_key};
 
+const N_WORKERS: usize = 2;
 const N_CONVERSATIONS: u64 = 2;
 const N_ROUNDS: u64 = 4;
 /// Prompts of a flood between two rounds: far more in total than the workers' caches hold.
@@ -32,7 +34,7 @@ impl Crowded {
         let file = folder.join("keys.toml");
         std::fs::write(&file, format!("{}\n{}\n", innocent.entry, other.entry))?;
         let file = file.to_str().context("the folder's path is text")?;
-        let rig = Rig::start_with(2, &["--cache-ram", "4"], &["--api-keys-file", file]).await?;
+        let rig = Rig::start_with(N_WORKERS, &["--cache-ram", "4"], &["--api-keys-file", file]).await?;
         Ok(Self { rig, innocent, other })
     }
 
@@ -46,10 +48,15 @@ impl Crowded {
     }
 
     async fn send_flood(&self, key: &NewKey, round: u64) -> anyhow::Result<()> {
-        for n in round * FLOOD_PROMPTS..(round + 1) * FLOOD_PROMPTS {
+        let ask = async |n: u64| {
             let messages = json!([{"role": "user", "content": words(10_000 + n, 120)}]);
             let body = json!({"messages": messages, "max_tokens": 1, "temperature": 0, "priority": 100});
-            self.ask((key, &n.to_string()), &body).await?;
+            self.ask((key, &n.to_string()), &body).await
+        };
+        // As many at a time as there are slots: one by one, all might go to the worker that seems faster.
+        for first in (0..FLOOD_PROMPTS).step_by(N_WORKERS * N_SLOTS) {
+            let last = FLOOD_PROMPTS.min(first + (N_WORKERS * N_SLOTS) as u64);
+            try_join_all((first..last).map(|n| ask(round * FLOOD_PROMPTS + n))).await?;
         }
         self.rig.settled().await
     }
