@@ -7,7 +7,6 @@ mod splitter;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
-use std::sync::LazyLock;
 
 use memchr::memmem::Finder;
 use serde::Deserialize;
@@ -20,19 +19,6 @@ use crate::stock::usage::Usage;
 ///
 /// Source: OpenAI's API has at most 128 choices of one prompt; several prompts multiply them.
 const CHOICES_MAX: usize = 4096;
-
-/// Finders of the names of fields for which an event is parsed, made once because every event is searched.
-static NAMES: LazyLock<FieldNames> = LazyLock::new(|| FieldNames {
-    usage: Finder::new("\"usage\""),
-    timings: Finder::new("\"timings\""),
-    error: Finder::new("\"error\""),
-});
-
-struct FieldNames {
-    usage: Finder<'static>,
-    timings: Finder<'static>,
-    error: Finder<'static>,
-}
 
 /// Event that completes a stream, by dialect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,6 +69,15 @@ pub struct EventReader {
     open_choices: BTreeSet<u64>,
     /// Whether the choice's last object had a `finish_reason`; tracked for [`EndMark::DoneOrFinished`] only.
     is_finished: bool,
+    names: FieldNames,
+}
+
+/// Finders of the names of fields for which an event is parsed, made once because every event is searched.
+#[derive(Debug, Clone)]
+struct FieldNames {
+    usage: Finder<'static>,
+    timings: Finder<'static>,
+    error: Finder<'static>,
 }
 
 /// One event, assembled from its lines.
@@ -128,7 +123,12 @@ struct Choice<'a> {
 impl EventReader {
     /// Returns the reader of a stream that ends with `mark`.
     pub fn new(mark: EndMark) -> Self {
-        Self { mark, state: StreamState::default(), open_choices: BTreeSet::new(), is_finished: false }
+        let names = FieldNames {
+            usage: Finder::new("\"usage\""),
+            timings: Finder::new("\"timings\""),
+            error: Finder::new("\"error\""),
+        };
+        Self { mark, state: StreamState::default(), open_choices: BTreeSet::new(), is_finished: false, names }
     }
 
     /// Reads whole events; returns the furthest progress that one of them shows.
@@ -181,12 +181,12 @@ impl EventReader {
         self.state.n_events += 1;
         // Most events are only searched: parsing each would cost more than relaying it.
         let mentions = |name: &Finder<'_>| name.find(content).is_some();
-        if mentions(&NAMES.usage) || mentions(&NAMES.timings) {
+        if mentions(&self.names.usage) || mentions(&self.names.timings) {
             self.state.usage.read(content);
         }
         let is_named = matches!(self.mark, EndMark::MessageStop | EndMark::Response);
         let wants_type = is_named && event.name.is_none();
-        let fields: Fields<'_> = if wants_type || mentions(&NAMES.error) {
+        let fields: Fields<'_> = if wants_type || mentions(&self.names.error) {
             serde_json::from_slice(content).unwrap_or_default()
         } else {
             Fields::default()

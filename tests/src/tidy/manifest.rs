@@ -76,11 +76,12 @@ const MAY_USE: [(&str, &[&str]); 15] = [
 /// Pure crates.
 const PURE: [&str; 4] = ["warmpath-common", "warmpath-router-core", "warmpath-worker-core", "warmpath-worker-output"];
 /// External crates that a pure crate may use: none of them does IO, reads a clock or runs async code.
-const PURE_MAY_USE: [&str; 12] = [
+const PURE_MAY_USE: [&str; 13] = [
     "arc-swap",
     "blake3",
     "fancy-regex",
     "hashbrown",
+    "memchr",
     "postcard",
     "rand",
     "schemars",
