@@ -340,13 +340,14 @@ async fn obtain(
 ///
 /// Errors: `Download`.
 async fn fetched(source: &ModelSource, phase: &Arc<watch::Sender<Phase>>) -> Result<ModelFiles, RunError> {
-    if source.local().is_none() {
+    let is_remote = source.local().is_none();
+    if is_remote {
         phase.send_replace(Phase::Downloading { percent: 0 });
     }
     let mut progress = DownloadProgress::new(Arc::clone(phase));
     let files = download::fetch(source, &mut progress).await.map_err(RunError::Download)?;
     drop(progress);
-    if source.local().is_none() {
+    if is_remote {
         let projector = files.projector.as_ref().map(|path| path.display().to_string());
         info!(%source, path = %files.model.display(), projector, "the file is on this machine");
         phase.send_replace(Phase::Loading { percent: 0 });

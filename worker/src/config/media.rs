@@ -58,15 +58,17 @@ pub struct MediaFlags {
 pub struct MediaConfig {
     /// Projector that a flag names; `None` if none does.
     pub named: Option<ModelSource>,
-    /// Settings of the projector, whichever it is.
-    settings: ProjectorConfig,
+    offload: bool,
+    min_tokens: Option<u32>,
+    max_tokens: Option<u32>,
 }
 
 impl MediaConfig {
     /// Returns the projector to load, given the files on this machine: the one that a flag names, and the one of the
     /// model's repository.
     pub fn projector(&self, named: Option<PathBuf>, of_repository: Option<PathBuf>) -> Option<ProjectorConfig> {
-        let config = |path, need| ProjectorConfig { path, need, ..self.settings.clone() };
+        let (offload, min_tokens, max_tokens) = (self.offload, self.min_tokens, self.max_tokens);
+        let config = |path, need| ProjectorConfig { path, need, offload, min_tokens, max_tokens };
         let named = named.map(|path| config(path, ProjectorNeed::Required));
         named.or_else(|| of_repository.map(|path| config(path, ProjectorNeed::Optional)))
     }
@@ -98,14 +100,7 @@ pub(super) fn media_config(flags: &Flags, variables: Variables<'_>) -> Result<Me
     if let Some((flag, _)) = limits.into_iter().find(|(_, limit)| limit.is_some() && !may_have_one) {
         return refuse(flag, "needs a projector: --mmproj, --mmproj-url, or --hf-repo without --no-mmproj");
     }
-    let settings = ProjectorConfig {
-        path: PathBuf::new(),
-        need: ProjectorNeed::Optional,
-        offload: !flags.media.no_mmproj_offload,
-        min_tokens,
-        max_tokens,
-    };
-    Ok(MediaConfig { named, settings })
+    Ok(MediaConfig { named, offload: !flags.media.no_mmproj_offload, min_tokens, max_tokens })
 }
 
 /// Returns the use of the projector of the model's repository.

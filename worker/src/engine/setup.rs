@@ -29,7 +29,7 @@ use super::output::speculation::{DraftCosts, Speculation};
 use super::output::{ContextEnd, Generator};
 use super::publish::counters::Counters;
 use super::schedule::{self, Scheduler};
-use super::self_test;
+use super::self_test::{self, SelfTestReport};
 use crate::store::{DiskStore, Identity};
 
 /// Maximum number of tokens of a chunk. Source: docs/decisions/0010-prompt-state-cache.md.
@@ -231,8 +231,17 @@ fn checkpoint_rule(config: &EngineConfig, (cache, memory): (&Cache, MemoryKind))
 /// every slot has its own cells, which other slots cannot use, or if clients save slots by number.
 fn prefix_tokens_max(config: &EngineConfig, facts: &EngineFacts) -> u64 {
     let half = u64::from(facts.context_tokens) * u64::from(facts.n_slots) / 2;
-    let is_limited = facts.kv_unified && config.idle_state == IdleState::Store;
-    config.prefix_tokens_max.unwrap_or(if is_limited { half } else { u64::MAX })
+    config.prefix_tokens_max.unwrap_or(if moves_idle_state(config, facts) { half } else { u64::MAX })
+}
+
+/// Returns whether idle slots' state leaves the KV buffer for the benefit of running sequences.
+fn moves_idle_state(config: &EngineConfig, facts: &EngineFacts) -> bool {
+    facts.kv_unified && config.idle_state == IdleState::Store
+}
+
+/// Returns the report of a self-test on a quiet machine.
+fn calm_self_test(facts: &EngineFacts) -> Option<&SelfTestReport> {
+    facts.self_test.as_ref().filter(|report| report.is_calm())
 }
 
 /// Returns whether sequences are computed together or one after the other.
@@ -243,18 +252,15 @@ fn passes(facts: &EngineFacts) -> Passes {
 /// Returns the groups in which single tokens are computed, as measured by a self-test on a quiet machine; without one,
 /// all tokens are one group.
 fn decode_groups(facts: &EngineFacts) -> DecodeGroups {
-    let report = facts.self_test.as_ref().filter(|report| report.is_calm());
-    let chosen = report.and_then(|report| report.chosen());
+    let chosen = calm_self_test(facts).and_then(|report| report.chosen());
     DecodeGroups::fastest(&chosen.map_or(Vec::new(), |chosen| chosen.figures.decode_ms()))
 }
 
 /// Returns the time that an idle cell adds to a step, as measured by a self-test on a quiet machine: zero if every slot
 /// has its own cells or keeps its state.
 fn idle_cell_ms(config: &EngineConfig, facts: &EngineFacts) -> f64 {
-    let is_moved = facts.kv_unified && config.idle_state == IdleState::Store;
-    let report = facts.self_test.as_ref().filter(|report| is_moved && report.is_calm());
-    let measured = report.and_then(|report| report.costs);
-    measured.map_or(0.0, |costs| costs.idle_cell_ms)
+    let report = calm_self_test(facts).filter(|_| moves_idle_state(config, facts));
+    report.and_then(|report| report.costs).map_or(0.0, |costs| costs.idle_cell_ms)
 }
 
 /// Returns the state of speculative decoding; `None` if it is off.

@@ -88,8 +88,9 @@ pub async fn load(job: LoadJob) -> Result<LoadedModel, RunError> {
     let parts = loaded.map_err(RunError::Panicked)??;
 
     // An optional projector may turn out to be of no use when it is loaded.
-    let projector_bytes = memory.map(|memory| memory.projector).filter(|_| projector(&parts.computes).is_some());
-    let memory = memory.map(|memory| MemoryUse { projector: projector_bytes.unwrap_or(0), ..memory });
+    let has_projector = projector(&parts.computes).is_some();
+    let memory =
+        memory.map(|memory| MemoryUse { projector: if has_projector { memory.projector } else { 0 }, ..memory });
 
     // The declaration for routers depends on the self-test and the memory plan.
     let model = declare(&config, &parts);
