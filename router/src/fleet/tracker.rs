@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 use warmpath_common::model::Fingerprint;
 use warmpath_common::summary::{Change, Digest, Load, Stamp};
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::fleet::compatibility::{self, DuplicateWorker, Mismatch};
+use warmpath_router_core::fleet::compatibility::{self, Declaration, DuplicateWorker, Mismatch};
 use warmpath_router_core::fleet::summary_reader::NewWorker;
 use warmpath_router_core::fleet::{ConnectionState, FleetView, KnownBlocks, WorkerView};
 use warmpath_router_core::index::IndexWriter;
@@ -33,7 +33,7 @@ use self::blocks::{Arrived, Blocks};
 pub use self::blocks::{StaleReport, StaleReports};
 use super::stock::StockServers;
 use super::vocabulary::VocabularyKey;
-use super::{Fleet, FollowError, FollowErrorKind, TrackerMessage};
+use super::{Fleet, FollowError, FollowErrorKind, TrackerMessage, Vocabularies};
 use crate::config::WORKER_BLOCKS_MAX;
 
 /// Most reports that are applied before the view is published. Source: own choice: they share one copy of the view.
@@ -73,6 +73,23 @@ impl Tracked {
     fn view_mut(&mut self) -> &mut WorkerView {
         Arc::make_mut(&mut self.view)
     }
+
+    /// Returns what is wrong with the vocabulary that the worker serves.
+    fn vocabulary_fault(&self, vocabularies: &Vocabularies) -> Option<Mismatch> {
+        let key = VocabularyKey::of(self.view.model.as_deref().filter(|_| self.view.link.is_there())?);
+        let refused = self.refused.as_ref().filter(|(refused, _)| key == *refused);
+        refused.map(|(_, reason)| reason).or_else(|| vocabularies.get(&key)?.disagreement()).cloned()
+    }
+
+    /// Returns the worker's declaration; `None` if the worker is not connected.
+    fn declaration(&self, fault: Option<&Mismatch>) -> Option<Declaration<'_>> {
+        let model = self.view.model.as_deref().filter(|_| self.view.link.is_there())?;
+        // A worker that takes no requests must not keep the name of its model from a worker that does. A stock server's
+        // model is assumed from the other workers' models.
+        let is_going = self.view.is_leaving || self.view.load.draining;
+        let counts = fault.is_none() && !is_going && self.view.stock.is_none();
+        Some(Declaration { model, boot_epoch: self.life.map(|life| life.boot_epoch), counts })
+    }
 }
 
 /// Owner of a fleet's view and of its prefix index.
@@ -85,7 +102,8 @@ pub struct Tracker {
     lost: Vec<WorkerIdx>,
     /// Workers that have joined empty or drain, and have not been announced as such yet.
     fleet_changes: Vec<FleetChange>,
-    /// Whether workers or their models may have changed since they were last checked for compatibility.
+    /// Whether workers, their models, or which of them take requests may have changed since they were last checked for
+    /// compatibility.
     models_changed: bool,
     /// Whether all workers of the first discovery have joined.
     has_surveyed: bool,
@@ -182,12 +200,14 @@ impl Tracker {
         let Some(tracked) = self.workers.get_mut(&worker) else { return };
         tracing::info!(worker = %tracked.view.name, "worker is leaving and gets no more requests");
         tracked.view_mut().is_leaving = true;
+        self.models_changed = true;
     }
 
     fn stayed(&mut self, worker: WorkerIdx) {
         let Some(tracked) = self.workers.get_mut(&worker) else { return };
         tracing::info!(worker = %tracked.view.name, "worker stays in the fleet");
         tracked.view_mut().is_leaving = false;
+        self.models_changed = true;
     }
 
     fn left(&mut self, worker: WorkerIdx) {
@@ -253,14 +273,14 @@ impl Tracker {
         }
         self.know_blocks(worker);
         let Some(load) = load else { return };
-        let mut drains = None;
         let Some(view) = self.view_mut(worker) else { return };
-        if load.draining && !view.load.draining {
-            tracing::info!(worker = %view.name, "worker is draining");
-            drains = Some(FleetChange::Drains(worker));
-        }
+        let drains = load.draining && !view.load.draining;
         view.record_load(load, now);
-        self.fleet_changes.extend(drains);
+        if drains {
+            tracing::info!(worker = %view.name, "worker is draining");
+            self.fleet_changes.push(FleetChange::Drains(worker));
+            self.models_changed = true;
+        }
     }
 
     fn view_mut(&mut self, worker: WorkerIdx) -> Option<&mut WorkerView> {
@@ -378,18 +398,11 @@ impl Tracker {
         self.stock.place(&self.fleet, self.workers.values_mut().map(|tracked| &mut tracked.view).collect());
         let vocabularies = self.fleet.vocabularies();
         let is_there = |view: &WorkerView| view.link.is_there();
-        let views: Vec<_> = self.workers.values().map(|tracked| Arc::clone(&tracked.view)).collect();
-        let models: Vec<_> = views.iter().map(|view| view.model.as_deref().filter(|_| is_there(view))).collect();
-        let mut verdicts = compatibility::check_all(&models);
-        for ((verdict, model), tracked) in verdicts.iter_mut().zip(&models).zip(self.workers.values()) {
-            let key = model.map(VocabularyKey::of);
-            let state = key.and_then(|key| vocabularies.get(&key));
-            let refused = tracked.refused.as_ref().filter(|(refused, _)| key == Some(*refused));
-            *verdict = verdict
-                .take()
-                .or_else(|| refused.map(|(_, refused)| refused.clone()))
-                .or_else(|| state.and_then(|state| state.disagreement()).cloned());
-        }
+        let faults: Vec<_> = self.workers.values().map(|tracked| tracked.vocabulary_fault(&vocabularies)).collect();
+        let declared = self.workers.values().zip(&faults);
+        let declared: Vec<_> = declared.map(|(tracked, fault)| tracked.declaration(fault.as_ref())).collect();
+        let verdicts = compatibility::check_all(&declared);
+        let mut verdicts: Vec<_> = faults.into_iter().zip(verdicts).map(|(fault, verdict)| fault.or(verdict)).collect();
         self.find_twins(&mut verdicts);
         let mut n_by_label: HashMap<&str, i64> = HashMap::new();
         for (tracked, verdict) in self.workers.values_mut().zip(verdicts) {

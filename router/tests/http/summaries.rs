@@ -206,7 +206,7 @@ async fn a_worker_that_disagrees_is_excluded_loudly() {
     let worker = router.fleet().await["workers"][1].clone();
     assert_eq!(worker["state"], "excluded");
     assert_eq!(
-        worker["excluded"], "the worker serves `tiny` with block_size_tokens = 64, most of the fleet with 16",
+        worker["excluded"], "the worker serves `tiny` with block_size_tokens = 64, the fleet with 16",
         "the page shows the difference"
     );
     assert_eq!(router.metric("warmpath_router_workers{state=\"excluded\"}").await, 1.0);
@@ -215,6 +215,28 @@ async fn a_worker_that_disagrees_is_excluded_loudly() {
         assert_eq!(router.chat("hello").await.status(), 200);
     }
     assert!(workers[1].seen().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_models_under_one_name_all_routers_take_the_older_worker_s_until_it_drains() {
+    let (older, mut newer) = (FakeWorker::start(1), FakeWorker::start(2));
+    newer.kill();
+    newer.with(|script| script.snapshot.model = ModelInfo { block_size_tokens: 64, ..model() });
+    newer.revive();
+    let one = TestRouter::ready(&[&older, &newer], &[]).await;
+    let two = TestRouter::ready(&[&newer, &older], &[]).await;
+    check_served(&one, ["ready", "excluded"], "0000000000000001").await;
+    check_served(&two, ["excluded", "ready"], "0000000000000001").await;
+    older.update(Vec::new(), Some(Load { draining: true, ..idle() }));
+    check_served(&one, ["excluded", "ready"], "0000000000000002").await;
+    check_served(&two, ["ready", "excluded"], "0000000000000002").await;
+}
+
+/// Waits until a router shows its two workers in these states, and checks which of them answers.
+async fn check_served(router: &TestRouter, states: [&str; 2], worker: &str) {
+    let has_states = || async { [router.state_of(0).await, router.state_of(1).await] == states };
+    eventually("the model is known", has_states).await;
+    assert_eq!(header(&router.chat("hello").await, "x-warmpath-worker"), worker);
 }
 
 #[tokio::test(flavor = "multi_thread")]

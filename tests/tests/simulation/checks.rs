@@ -1,16 +1,16 @@
 //! Invariants: those that hold after every step of a router, and those of a fleet without faults and traffic.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 
-use warmpath_common::model::ModelInfo;
 use warmpath_common::summary::Digest;
 use warmpath_router_core::fleet::ConnectionState;
-use warmpath_router_core::fleet::compatibility;
+use warmpath_router_core::fleet::compatibility::{self, Declaration, Mismatch};
 
+use super::model::Model;
 use super::requests::{Conversation, Outcome, keys};
 use super::router::{INDEX_BYTES_MAX, Router, Shown};
 use super::streams::key;
-use super::world::{WorkerProcess, World};
+use super::world::{Host, WorkerProcess, World};
 
 /// Pairs of requests with which a quiet fleet is probed.
 const PROBES: usize = 4;
@@ -56,30 +56,61 @@ impl World {
             let held = worker.held().expect("no request is left at a worker");
             assert_eq!(self.boots[&key(host.boot)].announced, held, "{} has announced other blocks", host.boot);
         }
+        let verdicts = self.verdicts();
         for idx in 0..self.routers.len() {
             let router = self.routers[idx].router.as_deref().expect("every router is up");
-            self.check_knowledge(idx, router);
+            self.check_knowledge((idx, router), &verdicts);
         }
+        Model::NAMES.iter().for_each(|name| self.check_name(name));
     }
 
-    fn check_knowledge(&self, idx: usize, router: &Router) {
+    /// Returns the reason for which every router excludes the worker of each host, in the order of the hosts.
+    fn verdicts(&self) -> Vec<Option<Mismatch>> {
+        let models: Vec<_> = self.hosts.iter().map(|host| self.boots[&key(host.boot)].build.declared()).collect();
+        let declared = |(host, model): (&Host, _)| {
+            Some(Declaration { model, boot_epoch: Some(host.boot.boot_epoch), counts: true })
+        };
+        compatibility::check_all(&self.hosts.iter().zip(&models).map(declared).collect::<Vec<_>>())
+    }
+
+    /// Checks that all routers resolve a name to the same model, if a worker declares the name.
+    fn check_name(&self, name: &str) {
+        let mut found = self.routers.iter().map(|host| {
+            let fleet = &host.router.as_deref().expect("every router is up").fleet;
+            let model = fleet.view().lookup(Some(name), None, self.now).ok();
+            model.map(|model| (model.fingerprint, model.block_size_tokens))
+        });
+        let first = found.next().expect("there is a router");
+        let declares = |host: &Host| self.boots[&key(host.boot)].build.model.name() == name;
+        assert_eq!(first.is_some(), self.hosts.iter().any(declares), "router 0, {name}");
+        assert!(found.all(|model| model == first), "routers take different models for {name}");
+    }
+
+    /// Returns whether two models have the same name and equally many workers.
+    pub fn is_tied(&self) -> bool {
+        let mut n_workers: HashMap<_, HashMap<_, usize>> = HashMap::new();
+        for build in self.hosts.iter().map(|host| self.boots[&key(host.boot)].build) {
+            let models = n_workers.entry(build.model.name()).or_default();
+            *models.entry((build.declared().fingerprint, build.block_size_tokens)).or_default() += 1;
+        }
+        let is_tied = |models: HashMap<_, usize>| {
+            let most = models.values().max().copied();
+            models.values().filter(|n| Some(**n) == most).count() > 1
+        };
+        n_workers.into_values().any(is_tied)
+    }
+
+    fn check_knowledge(&self, (idx, router): (usize, &Router), verdicts: &[Option<Mismatch>]) {
         let view = router.fleet.view();
         assert_eq!(view.workers.len(), self.hosts.len(), "router {idx} has as many workers as discovery lists");
-        let boots: Vec<_> = view
-            .workers
-            .iter()
-            .map(|worker| {
-                let host = self.host_of(idx, worker.idx).expect("a worker has a subscription");
-                &self.boots[&key(self.hosts[host].boot)]
-            })
-            .collect();
-        let models: Vec<_> = boots.iter().map(|boot| boot.build.declared()).collect();
-        let verdicts = compatibility::check_all(&models.iter().map(Some).collect::<Vec<_>>());
-        for (((worker, boot), model), verdict) in view.workers.iter().zip(boots).zip(&models).zip(verdicts) {
+        for worker in &view.workers {
+            let host = self.host_of(idx, worker.idx).expect("a worker has a subscription");
+            let boot = &self.boots[&key(self.hosts[host].boot)];
+            let model = &boot.build.declared();
             let whose = format!("router {idx}, {}", worker.name);
             assert_eq!(worker.link, ConnectionState::Live, "{whose}");
             assert_eq!(worker.model.as_deref(), Some(model), "{whose}");
-            assert_eq!(worker.excluded, verdict, "{whose}");
+            assert_eq!(worker.excluded, verdicts[host], "{whose}");
             assert!(worker.blocks.is_current && !worker.is_leaving, "{whose}: {:?}", worker.blocks);
             assert_eq!(worker.blocks.digest, Some(boot.digest()), "{whose}");
             let load = &worker.load;
@@ -97,31 +128,20 @@ impl World {
         }
     }
 
-    /// Returns whether all routers resolve a name to the same model. If two models under one name have equally many
-    /// workers, each router takes the one whose worker has the lowest index, and indexes differ between routers.
-    fn routers_agree(&self, name: &str) -> bool {
-        let fleets = self.routers.iter().map(|host| &host.router.as_deref().expect("every router is up").fleet);
-        let hashed_alike = |model: Arc<ModelInfo>| (model.fingerprint, model.block_size_tokens);
-        let mut models = fleets.map(|fleet| fleet.view().lookup(Some(name), None, self.now).map(hashed_alike));
-        let first = models.next().expect("there is a router");
-        models.all(|other| other == first)
-    }
-
-    /// Checks that prefixes are reused again: of two turns of a conversation, sent through any two routers that resolve
-    /// the model alike, the second reuses the KV state of the first.
+    /// Checks that prefixes are reused again: of two turns of a conversation, sent through any two routers, the second
+    /// reuses the KV state of the first.
     pub fn probe(&mut self) {
         let mut n_hits = 0;
         for probe in 0..PROBES {
             let router = probe % self.routers.len();
             let names = self.routers[router].router.as_deref().expect("every router is up").fleet.view().names();
-            let model = ["alpha", "beta"].into_iter().find(|name| names.iter().any(|served| served == name));
+            let model = Model::NAMES.into_iter().find(|name| names.iter().any(|served| served == name));
             let model = model.expect("a worker serves");
             let tokens = (0..PROBE_TOKENS).map(|_| self.rng.below(1000) as u32).collect();
             let conversation = self.conversations.len();
             self.conversations.push(Conversation { model, tokens, last: None });
             for turn in 0..2 {
-                let further = if self.routers_agree(model) { turn } else { 0 };
-                self.ask(conversation, (router + further) % self.routers.len());
+                self.ask(conversation, (router + turn) % self.routers.len());
                 self.finish_requests();
                 self.run_for(std::time::Duration::from_millis(ANNOUNCED_MS));
                 let last = self.conversations[conversation].last;

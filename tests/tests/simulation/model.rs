@@ -20,6 +20,9 @@ pub enum Model {
 }
 
 impl Model {
+    /// Names that clients use.
+    pub const NAMES: [&str; 2] = ["alpha", "beta"];
+
     /// Returns the name that clients use.
     pub fn name(self) -> &'static str {
         match self {

@@ -218,6 +218,9 @@ impl World {
         self.finish_requests();
         self.run_for(QUIET_LASTS);
         self.check_quiet();
+        if self.is_tied() {
+            self.count("tied models");
+        }
         self.probe();
         self.check_nothing_in_flight();
     }

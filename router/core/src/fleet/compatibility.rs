@@ -1,14 +1,15 @@
 //! Compatibility checks: whether router and workers, and all workers of one model name, hash a prompt in the same way.
 //!
 //! Prompts would never match the cache of a worker that hashes differently, and no error would show it. So the router
-//! excludes such a worker and logs the reason. If workers of one name differ, the largest group counts as right; of
-//! groups of equal size, the one with the worker that is configured first. Workers that generate and workers that embed
-//! are compared separately, since one name may stand for a model of each kind.
+//! excludes such a worker and logs the reason. If workers of one name differ, the model of most workers counts as
+//! right; of several such models, the one whose first worker has started first. The rule uses only what all routers
+//! see, and not the order of the workers, so that all routers take the same model. Workers that generate and workers
+//! that embed are compared separately, since one name may stand for a model of each kind.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use warmpath_common::block_hash::HASH_VERSION;
-use warmpath_common::lora::AdapterInfo;
 use warmpath_common::model::ModelInfo;
 use warmpath_common::summary::Stamp;
 
@@ -40,7 +41,7 @@ pub enum Mismatch {
         value: String,
     },
     /// Other workers serve the same name with a different model or configuration.
-    #[error("the worker serves `{name}` with {field} = {worker}, most of the fleet with {fleet}")]
+    #[error("the worker serves `{name}` with {field} = {worker}, the fleet with {fleet}")]
     Model {
         /// Name that is served differently.
         name: String,
@@ -48,7 +49,7 @@ pub enum Mismatch {
         field: &'static str,
         /// Value of this worker.
         worker: String,
-        /// Value of the other workers.
+        /// Value of the model that counts as right.
         fleet: String,
     },
     /// The vocabulary that the worker serves differs from the one that it declares.
@@ -124,31 +125,39 @@ pub fn check_alone(model: &ModelInfo) -> Option<Mismatch> {
     None
 }
 
+/// Declaration of one worker, as it is compared with others.
+#[derive(Debug, Clone, Copy)]
+pub struct Declaration<'a> {
+    /// Declared model.
+    pub model: &'a ModelInfo,
+    /// Boot epoch of its process; `None` for a stock server.
+    pub boot_epoch: Option<u64>,
+    /// Whether it counts among the workers of its model.
+    pub counts: bool,
+}
+
 /// Returns, for each worker that declares a model, the reason to exclude it from the fleet.
 ///
-/// Shape: `models` `[n]` -> `[n]`; `None` stands for a worker that is not connected and does not count.
-pub fn check_all(models: &[Option<&ModelInfo>]) -> Vec<Option<Mismatch>> {
-    let mut verdicts: Vec<_> = models.iter().map(|model| model.and_then(check_alone)).collect();
-    let voters: Vec<(usize, &ModelInfo)> = models
-        .iter()
-        .enumerate()
-        .filter_map(|(idx, model)| model.filter(|_| verdicts[idx].is_none()).map(|model| (idx, model)))
-        .collect();
-    let pool = |model: &ModelInfo, name: &str| (name.to_owned(), model.embedding.is_some());
-    let mut pools: HashMap<(String, bool), Vec<&ModelInfo>> = HashMap::new();
-    for (_, model) in &voters {
-        model.names.iter().for_each(|name| pools.entry(pool(model, name)).or_default().push(model));
+/// Shape: `declared` `[n]` -> `[n]`; `None` stands for a worker that is not connected. The order of the workers makes
+/// no difference.
+pub fn check_all(declared: &[Option<Declaration<'_>>]) -> Vec<Option<Mismatch>> {
+    let mut verdicts: Vec<_> = declared.iter().map(|own| own.and_then(|own| check_alone(own.model))).collect();
+    let sound = declared.iter().enumerate().filter_map(|(idx, own)| {
+        let own = (*own).filter(|_| verdicts[idx].is_none())?;
+        Some((idx, own, identity(own.model)))
+    });
+    let sound: Vec<_> = sound.collect();
+    let mut pools: HashMap<(&str, bool), HashMap<&Identity, Support>> = HashMap::new();
+    for (_, own, identity) in &sound {
+        for name in &own.model.names {
+            pools.entry(pool(own.model, name)).or_default().entry(identity).or_default().add(*own);
+        }
     }
-    for (idx, model) in voters {
-        verdicts[idx] = model.names.iter().find_map(|name| {
-            let right = majority(&pools[&pool(model, name)]);
-            difference(model, right).map(|(field, worker, fleet)| Mismatch::Model {
-                name: name.clone(),
-                field,
-                worker,
-                fleet,
-            })
-        });
+    let right: HashMap<_, &Identity> =
+        pools.into_iter().filter_map(|(pool, models)| Some((pool, best_supported(models)?))).collect();
+    for (idx, own, identity) in &sound {
+        let differs = |name: &String| difference(name, identity, right[&pool(own.model, name)]);
+        verdicts[*idx] = own.model.names.iter().find_map(differs);
     }
     verdicts
 }
@@ -182,73 +191,105 @@ pub fn duplicates(stamps: &[Option<Stamp>]) -> Vec<Option<DuplicateWorker>> {
     stamps.iter().enumerate().map(find).collect()
 }
 
-/// Returns the declaration that most workers share; of equal groups, that of the first.
-fn majority<'a>(models: &[&'a ModelInfo]) -> &'a ModelInfo {
-    let mut groups: Vec<(&ModelInfo, usize)> = Vec::new();
-    for model in models {
-        match groups.iter_mut().find(|(first, _)| difference(first, model).is_none()) {
-            Some((_, n)) => *n += 1,
-            None => groups.push((model, 1)),
-        }
+/// Workers of one model in a pool.
+#[derive(Debug, Clone, Copy)]
+struct Support {
+    n_workers: usize,
+    /// Earliest boot epoch.
+    since: u64,
+}
+
+impl Default for Support {
+    fn default() -> Self {
+        Self { n_workers: 0, since: u64::MAX }
     }
-    // `max_by_key` would take the last of equal groups.
-    let most = groups.iter().map(|(_, n)| *n).max().unwrap_or(0);
-    groups.iter().find(|(_, n)| *n == most).map_or(models[0], |(model, _)| model)
 }
 
-/// Returns the first field that makes two models hash prompts or embed texts differently, with both values.
-fn difference(a: &ModelInfo, b: &ModelInfo) -> Option<(&'static str, String, String)> {
-    let field = |name, a: &dyn std::fmt::Display, b: &dyn std::fmt::Display| {
-        let (a, b) = (a.to_string(), b.to_string());
-        (a != b).then_some((name, a, b))
-    };
-    let template = "chat_template_fingerprint";
-    field("fingerprint", &a.fingerprint, &b.fingerprint)
-        .or_else(|| field(template, &a.chat_template_fingerprint, &b.chat_template_fingerprint))
-        .or_else(|| field("block_size_tokens", &a.block_size_tokens, &b.block_size_tokens))
-        .or_else(|| field("add_bos", &a.add_bos, &b.add_bos))
-        .or_else(|| field("add_eos", &a.add_eos, &b.add_eos))
-        .or_else(|| field("n_vocab", &a.n_vocab, &b.n_vocab))
-        .or_else(|| field("adapters", &names_of(&a.adapters), &names_of(&b.adapters)))
-        .or_else(|| (a.adapters != b.adapters).then(|| ("adapters", other_files(a), other_files(b))))
-        .or_else(|| field("the adapter in force", &in_force(a), &in_force(b)))
-        .or_else(|| field("media", &media(a), &media(b)))
-        .or_else(|| match (&a.embedding, &b.embedding) {
-            (Some(a), Some(b)) => field("embedding", a, b),
-            _ => None,
-        })
+impl Support {
+    fn add(&mut self, worker: Declaration<'_>) {
+        self.n_workers += usize::from(worker.counts);
+        self.since = self.since.min(worker.boot_epoch.unwrap_or(u64::MAX));
+    }
 }
 
-fn names_of(adapters: &[AdapterInfo]) -> String {
-    let of = |adapter: &AdapterInfo| format!("{} x {}", adapter.name, adapter.scale);
-    adapters.iter().map(of).collect::<Vec<_>>().join(", ")
+/// Returns the model that counts as right in a pool; `None` if the pool has no worker.
+///
+/// The age decides between models with equally many workers. So the model of a fleet changes once while workers are
+/// restarted with another one, and a worker that ends and starts again with a wrong one changes nothing.
+fn best_supported(models: HashMap<&Identity, Support>) -> Option<&Identity> {
+    let first =
+        models.into_iter().min_by_key(|(identity, support)| (Reverse(support.n_workers), support.since, *identity));
+    first.map(|(identity, _)| identity)
 }
 
-/// Returns the adapters' fingerprints, which tell files of the same name apart.
-fn other_files(model: &ModelInfo) -> String {
-    model.adapters.iter().map(|adapter| adapter.fingerprint.to_string()).collect::<Vec<_>>().join(", ")
+/// Returns the pool of a name: generating and embedding workers are apart.
+fn pool<'a>(model: &ModelInfo, name: &'a str) -> (&'a str, bool) {
+    (name, model.embedding.is_some())
 }
 
-fn in_force(model: &ModelInfo) -> String {
-    model
-        .adapter_in_force
-        .map_or_else(|| "none".to_owned(), |applied| format!("{} x {}", applied.adapter, applied.scale))
+/// Names and values of the fields by which two models hash prompts or embed texts differently.
+type Identity = [(&'static str, String); 11];
+
+fn identity(model: &ModelInfo) -> Identity {
+    let adapters = model.adapters.iter();
+    [
+        ("fingerprint", model.fingerprint.to_string()),
+        ("chat_template_fingerprint", model.chat_template_fingerprint.to_string()),
+        ("block_size_tokens", model.block_size_tokens.to_string()),
+        ("add_bos", model.add_bos.to_string()),
+        ("add_eos", model.add_eos.to_string()),
+        ("n_vocab", model.n_vocab.to_string()),
+        ("adapters", list(adapters.clone().map(|adapter| format!("{} x {}", adapter.name, adapter.scale)))),
+        // They tell files of the same name apart.
+        ("adapters", list(adapters.map(|adapter| adapter.fingerprint.to_string()))),
+        (
+            "the adapter in force",
+            or_none(model.adapter_in_force.map(|applied| format!("{} x {}", applied.adapter, applied.scale))),
+        ),
+        ("media", or_none(model.media.map(|reading| reading.fingerprint.to_string()))),
+        ("embedding", or_none(model.embedding.map(|embedding| embedding.to_string()))),
+    ]
 }
 
-fn media(model: &ModelInfo) -> String {
-    model.media.map_or_else(|| "none".to_owned(), |reading| reading.fingerprint.to_string())
+fn list(items: impl Iterator<Item = String>) -> String {
+    items.collect::<Vec<_>>().join(", ")
+}
+
+fn or_none(value: Option<String>) -> String {
+    value.unwrap_or_else(|| "none".to_owned())
+}
+
+/// Returns the first field in which a worker differs from the model that counts as right under a name.
+fn difference(name: &str, worker: &Identity, right: &Identity) -> Option<Mismatch> {
+    let (&(field, ref worker), (_, fleet)) = worker.iter().zip(right).find(|(worker, fleet)| worker != fleet)?;
+    Some(Mismatch::Model { name: name.to_owned(), field, worker: worker.clone(), fleet: fleet.clone() })
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use warmpath_common::ids::WorkerUid;
+    use warmpath_common::lora::AdapterInfo;
     use warmpath_common::model::{EmbeddingInfo, Pooling};
 
     use super::*;
     use crate::testing::model;
 
+    /// Returns the declarations of workers that count and have started in this order.
+    fn declared(models: &[ModelInfo]) -> Vec<Option<Declaration<'_>>> {
+        let started = (1_u64..).map(Some);
+        models
+            .iter()
+            .zip(started)
+            .map(|(model, boot_epoch)| Some(Declaration { model, boot_epoch, counts: true }))
+            .collect()
+    }
+
     fn verdicts(models: &[ModelInfo]) -> Vec<Option<&'static str>> {
-        let models: Vec<_> = models.iter().map(Some).collect();
+        fields(&declared(models))
+    }
+
+    fn fields(declared: &[Option<Declaration<'_>>]) -> Vec<Option<&'static str>> {
         let field = |verdict| match verdict {
             Mismatch::HashVersion { .. } => "hash_version",
             Mismatch::Nonsense { field, .. } | Mismatch::Model { field, .. } | Mismatch::Vocabulary { field, .. } => {
@@ -257,7 +298,7 @@ mod tests {
             Mismatch::Refused { .. } => "refused",
             Mismatch::DuplicateWorker { .. } => "twin",
         };
-        check_all(&models).into_iter().map(|verdict| verdict.map(field)).collect()
+        check_all(declared).into_iter().map(|verdict| verdict.map(field)).collect()
     }
 
     #[test]
@@ -268,12 +309,36 @@ mod tests {
     #[test]
     fn the_smaller_group_is_excluded_and_the_difference_is_named() {
         let other = ModelInfo { block_size_tokens: 64, ..model() };
-        assert_eq!(verdicts(&[other.clone(), model(), model()]), [Some("block_size_tokens"), None, None]);
-        assert_eq!(
-            verdicts(&[other, model()]),
-            [None, Some("block_size_tokens")],
-            "of equal groups the first is right"
-        );
+        assert_eq!(verdicts(&[other, model(), model()]), [Some("block_size_tokens"), None, None]);
+    }
+
+    #[test]
+    fn of_models_with_equally_many_workers_the_one_with_the_oldest_worker_is_right() {
+        let other = ModelInfo { block_size_tokens: 64, ..model() };
+        let models = [model(), other.clone(), model(), other];
+        let excluded = |boot_epochs: [Option<u64>; 4]| {
+            let of = |(model, boot_epoch)| Some(Declaration { model, boot_epoch, counts: true });
+            let declared: Vec<_> = models.iter().zip(boot_epochs).map(of).collect();
+            fields(&declared).iter().map(Option::is_some).collect::<Vec<_>>()
+        };
+        assert_eq!(excluded([Some(3), Some(4), Some(1), Some(2)]), [false, true, false, true]);
+        assert_eq!(excluded([Some(2), Some(1), Some(3), Some(4)]), [true, false, true, false]);
+        assert_eq!(excluded([None, None, None, Some(9)]), [true, false, true, false], "a stock server is the youngest");
+    }
+
+    #[test]
+    fn workers_that_do_not_count_are_judged_by_the_others() {
+        let other = ModelInfo { block_size_tokens: 64, ..model() };
+        let models = [model(), model(), other];
+        let excluded = |counts: [bool; 3]| {
+            let mut declared = declared(&models);
+            declared.iter_mut().flatten().zip(counts).for_each(|(own, counts)| own.counts = counts);
+            fields(&declared).iter().map(Option::is_some).collect::<Vec<_>>()
+        };
+        assert_eq!(excluded([true, true, true]), [false, false, true]);
+        assert_eq!(excluded([true, false, true]), [false, false, true], "the oldest worker counts");
+        assert_eq!(excluded([false, false, true]), [true, true, false]);
+        assert_eq!(excluded([false, false, false]), [false, false, true], "without one that counts age decides");
     }
 
     #[test]
@@ -359,7 +424,40 @@ mod tests {
     #[test]
     fn the_reason_names_the_difference() {
         let other = ModelInfo { n_vocab: 9, ..model() };
-        let verdict = check_all(&[Some(&model()), Some(&other)]).remove(1).expect("they differ");
-        assert_eq!(verdict.to_string(), "the worker serves `m` with n_vocab = 9, most of the fleet with 1000");
+        let verdict = check_all(&declared(&[model(), other])).remove(1).expect("they differ");
+        assert_eq!(verdict.to_string(), "the worker serves `m` with n_vocab = 9, the fleet with 1000");
+    }
+
+    proptest! {
+        #[test]
+        fn the_order_of_the_workers_makes_no_difference(
+            workers in proptest::collection::vec((0_u8..6, 0_u64..3, any::<bool>()), 1..8),
+            turn in 0_usize..8,
+        ) {
+            let models: Vec<_> = workers.iter().map(|(kind, ..)| kind_of_model(*kind)).collect();
+            let of = |(model, (_, epoch, counts)): (_, &(u8, u64, bool))| {
+                Some(Declaration { model, boot_epoch: Some(*epoch), counts: *counts })
+            };
+            let mut declared: Vec<_> = models.iter().zip(&workers).map(of).collect();
+            let mut verdicts = check_all(&declared);
+            let turn = turn % declared.len();
+            declared.rotate_left(turn);
+            verdicts.rotate_left(turn);
+            prop_assert_eq!(&check_all(&declared), &verdicts);
+            declared.reverse();
+            verdicts.reverse();
+            prop_assert_eq!(&check_all(&declared), &verdicts);
+        }
+    }
+
+    /// Returns one of six declarations, which differ in names, model and configuration.
+    fn kind_of_model(kind: u8) -> ModelInfo {
+        let names = if kind < 3 { vec!["m".to_owned()] } else { vec!["m".to_owned(), "other".to_owned()] };
+        let other = ModelInfo { names, ..model() };
+        match kind % 3 {
+            0 => other,
+            1 => ModelInfo { block_size_tokens: 64, ..other },
+            _ => ModelInfo { fingerprint: warmpath_common::model::Fingerprint([9; 32]), ..other },
+        }
     }
 }
