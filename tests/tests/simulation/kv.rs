@@ -73,7 +73,6 @@ impl Kv {
             ram_bytes: STORE_BLOCKS,
             disk_bytes: 0,
             min_hold_ms: 0,
-            pin_top: 0,
             chunk_blocks_max: 3,
             block_size_tokens: build.block_size_tokens,
         };

@@ -58,8 +58,6 @@ pub struct StoreLimits {
     pub disk_bytes: u64,
     /// Time for which a chunk stays after its last use.
     pub min_hold_ms: u64,
-    /// Number of most used chains that are pinned automatically.
-    pub pin_top: usize,
     /// Maximum number of blocks of a chunk.
     pub chunk_blocks_max: usize,
     /// Number of tokens of a block.
@@ -166,7 +164,7 @@ impl ChunkIndex {
             unwritten: BTreeSet::new(),
             disk_health: tiers::DiskHealth::Good,
             orders: Vec::new(),
-            pins: pins::Pins::new(limits.pin_top),
+            pins: pins::Pins::default(),
             log: views::ChangeLog::default(),
         }
     }
@@ -277,11 +275,8 @@ impl ChunkIndex {
     ///
     /// If less than half of a chunk is used, the chunk keeps its age and is not protected: most of it belongs to
     /// another sequence, and all sequences have the template's text before the first message in common. It is not
-    /// evicted as long as a stored chunk follows its used part. The use ends at the last chunk of which at least half
-    /// is used.
-    /// Cost: O(log n) for each, and O(`pin_top`).
+    /// evicted as long as a stored chunk follows its used part. Cost: O(log n) for each.
     pub fn touch(&mut self, used: &[(ChunkId, usize)], (tenant, now_ms): (Tenant, u64)) {
-        let mut end = None;
         for (id, n_blocks) in used {
             let Some(chunk) = self.chunks.get_mut(id) else { continue };
             chunk.n_hits += 1;
@@ -292,14 +287,10 @@ impl ChunkIndex {
             chunk.tenant = tenant;
             self.ram.touch(*id, (tenant, now_ms));
             self.disk.touch(*id, (tenant, now_ms));
-            end = Some(*id);
-        }
-        if let Some(end) = end {
-            self.count_end(end);
         }
     }
 
-    /// Records that a sequence resumes at a checkpoint, if it is still stored. Cost: O(log n + `pin_top`).
+    /// Records that a sequence resumes at a checkpoint, if it is still stored. Cost: O(log n).
     pub fn touch_checkpoint(&mut self, id: ChunkId, by: (Tenant, u64)) {
         let Some(chunk) = self.chunks.get(&id) else { return };
         self.touch(&[(id, chunk.record.blocks.len())], by);

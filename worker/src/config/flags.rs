@@ -149,10 +149,6 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_CACHE_MIN_HOLD", value_name = "SECONDS", default_value_t = 10.0)]
     pub cache_min_hold: f64,
 
-    /// Number of most used prefixes that are pinned automatically.
-    #[arg(long, env = "WARMPATH_CACHE_PIN_TOP", value_name = "N", default_value_t = 0)]
-    pub cache_pin_top: usize,
-
     /// Maximum number of tokens that idle slots keep in the KV buffer [default: half of its cells if slots share one;
     /// no limit with --slot-save-path].
     #[arg(long, env = "WARMPATH_PREFIX_CACHE_MAX_TOKENS", value_name = "TOKENS")]

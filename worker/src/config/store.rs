@@ -36,7 +36,7 @@ pub(super) fn store_config(flags: &Flags) -> Result<StoreConfig, ConfigError> {
     let Some(min_hold) = min_hold else { return refuse("cache-min-hold", "must be 0 to 86400 seconds") };
     let bytes = flags.cache_disk_size.saturating_mul(1 << 20);
     let disk = flags.cache_disk.clone().map(|dir| DiskConfig { dir, bytes });
-    Ok(StoreConfig { ram_bytes, disk, min_hold, pin_top: flags.cache_pin_top })
+    Ok(StoreConfig { ram_bytes, disk, min_hold })
 }
 
 fn ram_default() -> u64 {

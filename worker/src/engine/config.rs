@@ -124,8 +124,6 @@ pub struct StoreConfig {
     pub disk: Option<DiskConfig>,
     /// Time after its last use for which reused state is not evicted.
     pub min_hold: Duration,
-    /// Number of most used prefixes that are pinned automatically.
-    pub pin_top: usize,
 }
 
 /// Place of an idle slot's state in a KV buffer that all slots share.
@@ -211,7 +209,7 @@ pub struct DiskConfig {
 
 impl Default for StoreConfig {
     fn default() -> Self {
-        Self { ram_bytes: 256 << 20, disk: None, min_hold: Duration::from_secs(10), pin_top: 0 }
+        Self { ram_bytes: 256 << 20, disk: None, min_hold: Duration::from_secs(10) }
     }
 }
 

@@ -181,7 +181,6 @@ pub(super) fn cache(
         ram_bytes,
         disk_bytes: disk.map_or(0, |disk| disk.bytes),
         min_hold_ms,
-        pin_top: config.store.pin_top,
         chunk_blocks_max: chunk_blocks_max(config.block_size_tokens, (ram_bytes, codec.as_ref())),
         block_size_tokens: config.block_size_tokens,
     };

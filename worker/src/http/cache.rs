@@ -66,7 +66,6 @@ fn describe(view: &CacheView) -> Value {
             "ram_bytes": limits.ram_bytes,
             "disk_bytes": limits.disk_bytes,
             "min_hold_s": limits.min_hold_ms as f64 / 1000.0,
-            "pin_top": limits.pin_top,
             "block_tokens": block_tokens,
             "chunk_tokens": limits.chunk_blocks_max as u64 * u64::from(block_tokens),
         },

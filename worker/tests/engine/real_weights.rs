@@ -123,7 +123,7 @@ async fn flood(subject: &Subject, engine: &EngineHandle) {
 async fn check_all_ways(subject: &Subject, kind: (Switch, Switch)) {
     let folder = tempfile::tempdir().unwrap();
     let disk = Some(DiskConfig { dir: folder.path().to_owned(), bytes: 256 << 20 });
-    let store = StoreConfig { ram_bytes: 64 << 20, disk, min_hold: std::time::Duration::ZERO, pin_top: 1 };
+    let store = StoreConfig { ram_bytes: 64 << 20, disk, min_hold: std::time::Duration::ZERO };
     let config = EngineConfig { store, ..subject.config(kind) };
     let mut uncached = Uncached::new(&config);
     let mut check = |prompt: &[Token], answer: &Answer| uncached.check(&Past::Prompt(prompt.to_vec()), answer);

@@ -17,7 +17,7 @@ use super::support::{ask, config, start, stop, tokens};
 /// Returns a store with so many bytes of memory that evicts and writes without delay.
 pub fn store(ram_bytes: u64, disk: Option<&tempfile::TempDir>) -> StoreConfig {
     let disk = disk.map(|folder| DiskConfig { dir: folder.path().to_owned(), bytes: 64 << 20 });
-    StoreConfig { ram_bytes, disk, min_hold: Duration::ZERO, pin_top: 1 }
+    StoreConfig { ram_bytes, disk, min_hold: Duration::ZERO }
 }
 
 fn life(preset: Preset, seed: u64) -> Life {

@@ -11,7 +11,7 @@ const CHAT: &str = "/v1/chat/completions";
 
 #[tokio::test]
 async fn a_pinned_prefix_survives_a_flood_and_others_do_not() {
-    let flags = "--slots 1 --block-size 32 --cache-ram 2 --cache-min-hold 0 --cache-pin-top 0 --flash-attn off";
+    let flags = "--slots 1 --block-size 32 --cache-ram 2 --cache-min-hold 0 --flash-attn off";
     let worker = TestWorker::start(flags).await;
     let (pinned, other) = (prompt(1, 320), prompt(2, 320));
     // The prefix is pinned before any of it is stored.

@@ -32,10 +32,6 @@ const CHUNK_TOKENS: u32 = 256;
 ///
 /// Source: the default of `warmpath-worker --cache-min-hold`.
 const MIN_HOLD_MS: u64 = 10_000;
-/// Number of chains that are pinned because they are used most.
-///
-/// Source: the default of `warmpath-worker --cache-pin-top`.
-const PIN_TOP: usize = 0;
 /// Root of every chain: the traces have one model and one tenant.
 const ROOT: BlockHash = BlockHash([0; 32]);
 /// Tenant of every request.
@@ -57,7 +53,6 @@ impl Cache {
             ram_bytes: shape.n_blocks_max,
             disk_bytes: 0,
             min_hold_ms: MIN_HOLD_MS,
-            pin_top: PIN_TOP,
             chunk_blocks_max: (CHUNK_TOKENS / block_tokens).max(1) as usize,
             block_size_tokens: 1,
         };

@@ -100,10 +100,7 @@ pub(super) struct Chunk {
     pub in_ram: bool,
     pub file: ChunkFile,
     pub n_hits: u64,
-    /// Number of uses that ended at this chunk, halved regularly.
-    pub n_ends: u32,
-    pub n_named_pins: u32,
-    pub n_automatic_pins: u32,
+    pub n_pins: u32,
     pub created_ms: u64,
     pub last_used_ms: u64,
     /// Tier that was last announced.
@@ -123,9 +120,7 @@ impl Chunk {
             in_ram: false,
             file: ChunkFile::Absent,
             n_hits: 0,
-            n_ends: 0,
-            n_named_pins: 0,
-            n_automatic_pins: 0,
+            n_pins: 0,
             created_ms: now_ms,
             last_used_ms: now_ms,
             announced: None,
@@ -143,11 +138,7 @@ impl Chunk {
     }
 
     pub(super) fn pinned(&self) -> Pinned {
-        match (self.n_named_pins, self.n_automatic_pins) {
-            (0, 0) => Pinned::Not,
-            (0, _) => Pinned::Automatic,
-            _ => Pinned::Named,
-        }
+        if self.n_pins > 0 { Pinned::Yes } else { Pinned::No }
     }
 
     /// Returns whether the chunk may be evicted from RAM: freely if it has a file, otherwise only if it has no

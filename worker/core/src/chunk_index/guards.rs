@@ -2,8 +2,8 @@
 //!
 //! Which chunks are pinned is in `pins`.
 //!
-//! Pins guard a limited share of the tier. If they need more, named pins take precedence over automatic ones, and a
-//! chain's first chunks over later ones. The tenant with the most guarded bytes loses guards to tenants with fewer.
+//! Pins guard a limited share of the tier. If they need more, a chain's first chunks take precedence over later ones,
+//! and the tenant with the most guarded bytes loses guards to tenants with fewer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,19 +16,15 @@ use crate::tenants::TenantId;
 /// Source: at one half, as much room remains for other prefixes.
 const PINNED_PERCENT: u64 = 50;
 
-/// Kind of a chunk's pin; the first kind takes precedence if not all can be guarded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// Whether a pin covers a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pinned {
-    /// Pinned by name.
-    Named,
-    /// Pinned automatically, because it is used often.
-    Automatic,
-    /// Not pinned.
-    Not,
+    Yes,
+    No,
 }
 
-/// Sort key of pinned chunks, in the order in which they are guarded.
-pub(super) type Pin = (Pinned, usize, ChunkId);
+/// Sort key of pinned chunks, in the order in which they are guarded: first block, chunk.
+pub(super) type Pin = (usize, ChunkId);
 
 /// Size and tenant of a pinned chunk.
 #[derive(Debug, Clone, Copy)]
@@ -62,24 +58,22 @@ impl Guards {
     /// one cannot be guarded.
     ///
     /// Cost: O(guarded chunks) if there is no space.
-    pub(super) fn giving_way(&self, pin: Pin, pinning: Pinning) -> Option<Vec<Pin>> {
+    pub(super) fn giving_way(&self, pinning: Pinning) -> Option<Vec<Pin>> {
         let mut n_lacking = self.guarded_bytes.saturating_add(pinning.n_bytes).saturating_sub(self.limit_bytes);
         let mut giving = Vec::new();
-        if pin.0 == Pinned::Named {
-            let automatic = self.guarded.iter().rev().take_while(|(other, _)| other.0 == Pinned::Automatic);
-            take_until(&mut n_lacking, &mut giving, automatic);
+        if n_lacking == 0 {
+            return Some(giving);
         }
-        if n_lacking > 0 {
-            let kept = self.kept(pin.0);
-            let (largest, mut n_left) = kept.iter().map(|(id, n)| (*id, *n)).max_by_key(|(_, n_bytes)| *n_bytes)?;
-            let n_own = kept.get(&pinning.tenant).map_or(0, |n| *n).saturating_add(pinning.n_bytes);
-            let of_largest = self.guarded.iter().rev().filter(|(other, its)| other.0 == pin.0 && its.tenant == largest);
-            let above = of_largest.take_while(|(_, its)| {
-                let is_above = n_left > n_own;
-                n_left -= its.n_bytes;
-                is_above
-            });
-            take_until(&mut n_lacking, &mut giving, above);
+        let kept = self.kept();
+        let (largest, mut n_left) = kept.iter().map(|(id, n)| (*id, *n)).max_by_key(|(_, n_bytes)| *n_bytes)?;
+        let n_own = kept.get(&pinning.tenant).map_or(0, |n| *n).saturating_add(pinning.n_bytes);
+        for (pin, its) in self.guarded.iter().rev().filter(|(_, its)| its.tenant == largest) {
+            if n_lacking == 0 || n_left <= n_own {
+                break;
+            }
+            n_left -= its.n_bytes;
+            n_lacking = n_lacking.saturating_sub(its.n_bytes);
+            giving.push(*pin);
         }
         (n_lacking == 0).then_some(giving)
     }
@@ -108,10 +102,10 @@ impl Guards {
         self.unguarded.first().copied()
     }
 
-    /// Returns the bytes of the guarded chunks of one kind, for each tenant.
-    fn kept(&self, kind: Pinned) -> BTreeMap<TenantId, u64> {
+    /// Returns the bytes of the guarded chunks for each tenant.
+    fn kept(&self) -> BTreeMap<TenantId, u64> {
         let mut kept = BTreeMap::new();
-        for (_, pinning) in self.guarded.iter().filter(|(pin, _)| pin.0 == kind) {
+        for pinning in self.guarded.values() {
             *kept.entry(pinning.tenant).or_default() += pinning.n_bytes;
         }
         kept
@@ -133,16 +127,5 @@ impl Guards {
             return Some(true);
         }
         self.unguarded.contains(&pin).then_some(false)
-    }
-}
-
-/// Adds pins to `giving` until they free enough bytes.
-fn take_until<'a>(n_lacking: &mut u64, giving: &mut Vec<Pin>, pins: impl Iterator<Item = (&'a Pin, &'a Pinning)>) {
-    for (pin, pinning) in pins {
-        if *n_lacking == 0 {
-            return;
-        }
-        *n_lacking = n_lacking.saturating_sub(pinning.n_bytes);
-        giving.push(*pin);
     }
 }

@@ -27,7 +27,6 @@ fn limits(ram_blocks: u64, disk_blocks: u64) -> StoreLimits {
         ram_bytes: ram_blocks * BLOCK_BYTES,
         disk_bytes: disk_blocks * BLOCK_BYTES,
         min_hold_ms: 0,
-        pin_top: 0,
         chunk_blocks_max: 4,
         block_size_tokens: BLOCK,
     }

@@ -86,7 +86,7 @@ impl TierMember {
     }
 
     fn pin(&self, id: ChunkId) -> Pin {
-        (self.stats.pinned, self.stats.first_block, id)
+        (self.stats.first_block, id)
     }
 
     fn pinning(&self) -> Pinning {
@@ -193,7 +193,7 @@ impl TierQueue {
         self.relist(id);
     }
 
-    /// Sets the kind of a chunk's pin, if it is in the tier.
+    /// Sets whether a chunk is pinned, if it is in the tier.
     pub(super) fn set_pinned(&mut self, id: ChunkId, pinned: Pinned) {
         if self.members.get(&id).is_none_or(|member| member.stats.pinned == pinned) {
             return;
@@ -262,12 +262,12 @@ impl TierQueue {
     fn guard(&mut self, id: ChunkId) {
         let member = self.member(id);
         let (pin, pinning) = (member.pin(id), member.pinning());
-        if pin.0 == Pinned::Not {
+        if member.stats.pinned == Pinned::No {
             return;
         }
-        let Some(giving) = self.guards.giving_way(pin, pinning) else { return self.guards.leave_unguarded(pin) };
+        let Some(giving) = self.guards.giving_way(pinning) else { return self.guards.leave_unguarded(pin) };
         for other in giving {
-            self.unguard(other.2);
+            self.unguard(other.1);
             self.guards.leave_unguarded(other);
         }
         self.guards.guard(pin, pinning);
@@ -289,8 +289,8 @@ impl TierQueue {
     /// Guards further pinned chunks while there is space for them.
     fn guard_next(&mut self) {
         while let Some(pin) = self.guards.first_unguarded() {
-            self.guard(pin.2);
-            if self.members.get(&pin.2).is_none_or(|member| !member.is_guarded) {
+            self.guard(pin.1);
+            if self.members.get(&pin.1).is_none_or(|member| !member.is_guarded) {
                 return;
             }
         }
@@ -318,7 +318,7 @@ impl TierQueue {
             let is_listed =
                 member.listed.is_some_and(|group| self.shares.lists(member.stats.tenant.id, (group, member.age(*id))));
             assert_eq!(is_listed, member.evictability != Evictability::Fixed && !member.is_guarded);
-            let is_guarded = (member.stats.pinned != Pinned::Not).then_some(member.is_guarded);
+            let is_guarded = (member.stats.pinned == Pinned::Yes).then_some(member.is_guarded);
             assert_eq!(self.guards.is_guarded(member.pin(*id)), is_guarded);
         }
     }

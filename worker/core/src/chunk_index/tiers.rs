@@ -202,7 +202,7 @@ impl ChunkIndex {
         }
     }
 
-    /// Removes all stored chunks, including held and pinned ones; named pins stay.
+    /// Removes all stored chunks, including held and pinned ones; pins stay.
     pub fn clear(&mut self) {
         let mut ids: Vec<(usize, ChunkId)> =
             self.chunks.iter().map(|(id, chunk)| (chunk.record.first_block, *id)).collect();
@@ -305,7 +305,7 @@ impl ChunkIndex {
             }
         }
         let mut chunk = Chunk::new(Arc::new(record), parent, (tenant, now_ms));
-        chunk.n_named_pins = self.pins.count_on(&chunk.record);
+        chunk.n_pins = self.pins.count_on(&chunk.record);
         self.chunks.insert(id, chunk);
         if let Some(parent) = parent {
             self.chunk_mut(parent).children.insert(id);
@@ -407,7 +407,6 @@ impl ChunkIndex {
             self.note_change(id);
             return;
         }
-        self.forget_use(id);
         let chunk = self.chunks.remove(&id).expect("looked at above");
         debug_assert!(chunk.children.is_empty(), "children are removed before their parent");
         self.unwritten.remove(&(chunk.record.first_block, id));

@@ -258,7 +258,7 @@ impl ChunkIndex {
             n_hits: chunk.n_hits,
             created_ms: chunk.created_ms,
             last_used_ms: chunk.last_used_ms,
-            is_pinned: chunk.n_named_pins + chunk.n_automatic_pins > 0,
+            is_pinned: chunk.n_pins > 0,
         }
     }
 

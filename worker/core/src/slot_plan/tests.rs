@@ -37,7 +37,6 @@ fn world(memory: MemoryKind, used: &[(u16, Vec<Token>, bool)]) -> World {
         ram_bytes: 1 << 20,
         disk_bytes: 1 << 22,
         min_hold_ms: 0,
-        pin_top: 0,
         chunk_blocks_max: 8,
         block_size_tokens: BLOCK,
     };

@@ -359,14 +359,8 @@ proptest! {
 }
 
 fn empty_index() -> ChunkIndex {
-    let limits = StoreLimits {
-        ram_bytes: 0,
-        disk_bytes: 0,
-        min_hold_ms: 0,
-        pin_top: 0,
-        chunk_blocks_max: 1,
-        block_size_tokens: BLOCK,
-    };
+    let limits =
+        StoreLimits { ram_bytes: 0, disk_bytes: 0, min_hold_ms: 0, chunk_blocks_max: 1, block_size_tokens: BLOCK };
     ChunkIndex::new(limits)
 }
 

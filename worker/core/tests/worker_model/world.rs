@@ -150,7 +150,6 @@ impl World {
             ram_bytes: setting.ram_blocks * BLOCK_BYTES,
             disk_bytes: if stores { setting.disk_blocks * BLOCK_BYTES } else { 0 },
             min_hold_ms: 4,
-            pin_top: 1,
             chunk_blocks_max: 3,
             block_size_tokens: BLOCK,
         };

@@ -238,7 +238,6 @@ fn cache() -> Named {
         "ram_bytes": "integer",
         "disk_bytes": "integer",
         "min_hold_s": "number",
-        "pin_top": "integer",
         "block_tokens": "integer",
         "chunk_tokens": "integer",
     });

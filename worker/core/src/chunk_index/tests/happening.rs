@@ -91,7 +91,8 @@ pub(super) fn happening() -> impl Strategy<Value = Happening> {
 }
 
 pub(super) fn some_limits() -> impl Strategy<Value = StoreLimits> {
-    (4_u64..30, 0_u64..60, 0_usize..3, prop::bool::ANY).prop_map(|(ram_blocks, disk_blocks, pin_top, holds)| {
-        StoreLimits { pin_top, min_hold_ms: if holds { 15 } else { 0 }, ..limits(ram_blocks, disk_blocks) }
+    (4_u64..30, 0_u64..60, prop::bool::ANY).prop_map(|(ram_blocks, disk_blocks, holds)| StoreLimits {
+        min_hold_ms: if holds { 15 } else { 0 },
+        ..limits(ram_blocks, disk_blocks)
     })
 }

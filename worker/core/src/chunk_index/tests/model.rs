@@ -240,7 +240,7 @@ impl Model {
         });
     }
 
-    /// Returns the chunks that named pins cover, if all of them are within the pins' share of both tiers.
+    /// Returns the chunks that pins cover, if all of them are within the pins' share of both tiers.
     fn guarded(&self) -> Vec<ChunkId> {
         let is_pinned = |stored: &&Stored| {
             self.pins.values().any(|(root, tokens)| {
