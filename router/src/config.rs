@@ -403,7 +403,6 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
                 policy: flags.policy,
                 admission: Some(admission),
                 kv_bytes_per_ms: flags.kv_gbits.map(|gbits| gbits * BYTES_PER_MS_OF_GBIT),
-                ..LedgerOptions::default()
             },
             first_contact_timeout: FIRST_CONTACT_TIMEOUT,
             connect_timeout: seconds("--connect-timeout", flags.connect_timeout)?,

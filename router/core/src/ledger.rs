@@ -42,7 +42,6 @@ use crate::ledger::reuse_ratio::ReuseRatio;
 use crate::ledger::stale_blocks::StaleBlocks;
 use crate::ledger::transfer_rates::TransferRates;
 use crate::overload::admission::AdmissionOptions;
-use crate::overload::breaker::BreakerOptions;
 use crate::routing::choose::{Candidate, ChoiceReason, Policy, PromptView, TieBreak, choose, reason};
 use crate::routing::cost::{Cost, Unreported, WorkerLoad};
 use crate::routing::transfer::Transfer;
@@ -52,41 +51,21 @@ use crate::routing::transfer::Transfer;
 /// Source: own choice: the last ten or so count.
 const SERVICE_WEIGHT: f64 = 0.1;
 
+/// Longest time for which a request's work counts although its worker has not reported the request.
+///
+/// Source: own choice: a live worker reports its load at least every second.
+const UNREPORTED_AGE_MAX: Duration = Duration::from_secs(5);
+
 /// Settings of a router's choices.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct LedgerOptions {
     /// Routing policy.
     pub policy: Policy,
-    /// Settings of each worker's circuit breaker.
-    pub breaker: BreakerOptions,
-    /// Longest time for which a request's work counts although its worker has not reported the request.
-    pub unreported_age_max: Duration,
-    /// Time for which a worker gets no requests after it refused one because its queue was full or it could not serve.
-    pub full_pause: Duration,
-    /// Time for which a worker that has failed a request gets only requests that no other worker can take.
-    pub suspicion: Duration,
     /// Limits on the work queued at workers; `None` to never hold requests back for that.
     pub admission: Option<AdmissionOptions>,
     /// Assumed bandwidth of KV transfers between two workers until it is measured; `None` for no transfers. Units:
     /// bytes per millisecond.
     pub kv_bytes_per_ms: Option<f64>,
-}
-
-impl Default for LedgerOptions {
-    /// Returns the default policy, and times within which a live worker would have reported.
-    ///
-    /// Source: own choice: load is pushed at most every 10 ms and at least every second.
-    fn default() -> Self {
-        Self {
-            policy: Policy::default(),
-            breaker: BreakerOptions::default(),
-            unreported_age_max: Duration::from_secs(5),
-            full_pause: Duration::from_millis(250),
-            suspicion: BreakerOptions::default().open_min,
-            admission: None,
-            kv_bytes_per_ms: None,
-        }
-    }
 }
 
 /// A request's input to the choice.
@@ -329,7 +308,7 @@ impl Ledger {
         self.next_ticket += 1;
         self.last = Some(worker);
         let worker_ledger = &mut self.worker_ledgers[worker.0 as usize];
-        worker_ledger.health.sent(model_name, &self.options, sent.at);
+        worker_ledger.health.sent(model_name, sent.at);
         worker_ledger.n_in_flight += 1;
         worker_ledger.unreported.n_requests += 1;
         worker_ledger.unreported.prefill_tokens += sent.prefill_tokens;
@@ -401,7 +380,7 @@ impl Ledger {
 
     fn expire(&mut self, now: Instant) {
         while let Some((&number, sent)) = self.sent.first_key_value() {
-            if now.saturating_duration_since(sent.at) < self.options.unreported_age_max {
+            if now.saturating_duration_since(sent.at) < UNREPORTED_AGE_MAX {
                 return;
             }
             self.withdraw(number);

@@ -14,6 +14,7 @@ use crate::fleet::{FleetView, Unavailable, WorkerView};
 use crate::index::Match;
 use crate::ledger::recent_work::WorkSenders;
 use crate::overload::admission::Capacity;
+use crate::overload::breaker;
 use crate::routing::choose::{Candidate, PromptView, add_pressure, worker_load};
 use crate::routing::cost::Speeds;
 use crate::routing::transfer::{self, TransferPeer};
@@ -71,7 +72,7 @@ impl Ledger {
             field.push((candidate, capacity, trust));
         }
         // A failing worker is left out if a healthy worker serves, or if a full worker takes requests again soon.
-        let is_back_soon = pause.is_some_and(|pause| pause <= self.options.breaker.open_max);
+        let is_back_soon = pause.is_some_and(|pause| pause <= breaker::OPEN_MAX);
         let are_others_back = is_back_soon && reasons.contains_key(&Unavailable::Full);
         if are_others_back || field.iter().any(|(_, _, trust)| *trust != Trust::Failing) {
             let n_serving = field.len();

@@ -8,11 +8,16 @@
 
 use std::time::{Duration, Instant};
 
+use super::Ledger;
 use super::pause::Pauses;
-use super::{Ledger, LedgerOptions};
 use crate::WorkerIdx;
-use crate::overload::breaker::{Breaker, BreakerState};
+use crate::overload::breaker::{self, Breaker, BreakerState};
 use crate::overload::retry::{Blame, Terms, WorkerFailure};
+
+/// Time for which a worker that has failed a request gets only requests that no other worker can take.
+///
+/// Source: own choice: as long as a breaker is open at first.
+const SUSPICION: Duration = breaker::OPEN_MIN;
 
 /// Trust in a worker; the least value is the best.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,25 +59,25 @@ impl Health {
     }
 
     /// Records that a request for a model is sent to the worker.
-    pub(super) fn sent(&mut self, model_name: Option<&str>, options: &LedgerOptions, now: Instant) {
-        self.breaker.sent(options.breaker, now);
-        self.pauses.sent(model_name, options, now);
+    pub(super) fn sent(&mut self, model_name: Option<&str>, now: Instant) {
+        self.breaker.sent(now);
+        self.pauses.sent(model_name, now);
     }
 
-    fn failed(&mut self, failure: WorkerFailure, options: &LedgerOptions, now: Instant) {
+    fn failed(&mut self, failure: WorkerFailure, now: Instant) {
         match failure.blame() {
-            Blame::Worker => self.breaker.failed(options.breaker, now),
+            Blame::Worker => self.breaker.failed(now),
             Blame::Unproven => {}
             Blame::Nobody => return,
         }
         self.n_failed = self.n_failed.saturating_add(1);
-        self.suspected_until = Some(now + options.suspicion);
+        self.suspected_until = Some(now + SUSPICION);
     }
 
     /// Records that the last failure was the worker's fault.
-    fn proven(&mut self, options: &LedgerOptions, now: Instant) {
-        self.breaker.failed(options.breaker, now);
-        self.suspected_until = Some(now + options.suspicion);
+    fn proven(&mut self, now: Instant) {
+        self.breaker.failed(now);
+        self.suspected_until = Some(now + SUSPICION);
     }
 }
 
@@ -88,7 +93,7 @@ impl Ledger {
         for (failed, failure) in failures {
             let is_proof = failure.blame() == Blame::Unproven && *failed != worker;
             if let Some(worker_ledger) = self.worker_ledgers.get_mut(failed.0 as usize).filter(|_| is_proof) {
-                worker_ledger.health.proven(&self.options, now);
+                worker_ledger.health.proven(now);
             }
         }
     }
@@ -98,7 +103,7 @@ impl Ledger {
         if matches!(failure, WorkerFailure::Full | WorkerFailure::Unready) {
             self.refused(worker, (failure, Terms::default()), now);
         } else if let Some(worker_ledger) = self.worker_ledgers.get_mut(worker.0 as usize) {
-            worker_ledger.health.failed(failure, &self.options, now);
+            worker_ledger.health.failed(failure, now);
         }
     }
 
@@ -106,7 +111,7 @@ impl Ledger {
     /// terms.
     pub fn refused(&mut self, worker: WorkerIdx, (failure, terms): (WorkerFailure, Terms<'_>), now: Instant) {
         if let Some(worker_ledger) = self.worker_ledgers.get_mut(worker.0 as usize) {
-            worker_ledger.health.pauses.refused((failure, terms), &self.options, now);
+            worker_ledger.health.pauses.refused((failure, terms), now);
         }
     }
 

@@ -8,9 +8,14 @@
 
 use std::time::{Duration, Instant};
 
-use super::LedgerOptions;
 use crate::fleet::Unavailable;
+use crate::overload::breaker;
 use crate::overload::retry::{Terms, WorkerFailure};
+
+/// First pause after a refusal without a time, and the shortest pause that a worker can announce.
+///
+/// Source: own choice: a worker pushes its load at most every 10 ms and at least every second.
+pub(super) const PAUSE_MIN: Duration = Duration::from_millis(250);
 
 /// Longest pause that a worker can announce.
 ///
@@ -65,11 +70,11 @@ impl Pauses {
     ///
     /// A pause without a model's name is that of a Warmpath worker. Such a worker reports its load, so no request has
     /// to probe it.
-    pub(super) fn sent(&mut self, model_name: Option<&str>, options: &LedgerOptions, now: Instant) {
+    pub(super) fn sent(&mut self, model_name: Option<&str>, now: Instant) {
         let is_over =
             |pause: &&mut Pause| pause.model_name.is_some() && pause.concerns(model_name) && now >= pause.until;
         for pause in self.0.iter_mut().filter(is_over) {
-            pause.until = now + options.breaker.open_min;
+            pause.until = now + breaker::OPEN_MIN;
             if pause.kind == Kind::Announced {
                 pause.kind = Kind::Probed;
             }
@@ -77,24 +82,19 @@ impl Pauses {
     }
 
     /// Records a refusal.
-    pub(super) fn refused(
-        &mut self,
-        (failure, terms): (WorkerFailure, Terms<'_>),
-        options: &LedgerOptions,
-        now: Instant,
-    ) {
+    pub(super) fn refused(&mut self, (failure, terms): (WorkerFailure, Terms<'_>), now: Instant) {
         let why = if failure == WorkerFailure::Full { Unavailable::Full } else { Unavailable::Unready };
         let place = self.0.iter().position(|pause| pause.model_name.as_deref() == terms.model_name);
         let before = place.map(|place| self.0.swap_remove(place));
         let (kind, pause) = match terms.retry_after {
-            Some(after) => (Kind::Announced, after.clamp(options.full_pause, ANNOUNCED_MAX)),
+            Some(after) => (Kind::Announced, after.clamp(PAUSE_MIN, ANNOUNCED_MAX)),
             None => {
                 let n_refusals = match before.as_ref().map(|pause| pause.kind) {
                     Some(Kind::Guessed(n)) => n,
                     _ => 0,
                 };
-                let doubled = options.full_pause.saturating_mul(1 << n_refusals.min(16));
-                (Kind::Guessed(n_refusals + 1), doubled.min(options.breaker.open_max))
+                let doubled = PAUSE_MIN.saturating_mul(1 << n_refusals.min(16));
+                (Kind::Guessed(n_refusals + 1), doubled.min(breaker::OPEN_MAX))
             }
         };
         // A refusal without a time does not shorten an announced pause.
@@ -126,14 +126,14 @@ mod tests {
 
     #[test]
     fn a_pause_lasts_for_the_announced_time_and_ends_with_one_request() {
-        let (options, start) = (LedgerOptions::default(), Instant::now());
+        let start = Instant::now();
         let mut pauses = Pauses::default();
-        pauses.refused(refusal(Some("a"), 60), &options, start);
+        pauses.refused(refusal(Some("a"), 60), start);
         assert_eq!(left_s(&pauses, Some("a"), start), Some(60.0));
         assert_eq!(left_s(&pauses, Some("b"), start), None, "each model has its own quota");
         pauses = pauses.answered(start);
         assert_eq!(left_s(&pauses, Some("a"), start), Some(60.0), "a request sent before the refusal proves nothing");
-        pauses.refused((FULL, Terms { model_name: Some("a"), retry_after: None }), &options, start);
+        pauses.refused((FULL, Terms { model_name: Some("a"), retry_after: None }), start);
         assert_eq!(
             left_s(&pauses, Some("a"), start),
             Some(60.0),
@@ -141,29 +141,29 @@ mod tests {
         );
         let later = start + Duration::from_secs(60);
         assert_eq!(left_s(&pauses, Some("a"), later), None);
-        pauses.sent(Some("a"), &options, later);
+        pauses.sent(Some("a"), later);
         assert_eq!(left_s(&pauses, Some("a"), later), Some(1.0), "one request probes the server");
         assert_eq!(left_s(&pauses.clone().answered(later), Some("a"), later), None);
-        pauses.refused(refusal(Some("a"), 60), &options, later);
+        pauses.refused(refusal(Some("a"), 60), later);
         assert_eq!(left_s(&pauses, Some("a"), later), Some(60.0));
     }
 
     #[test]
     fn a_pause_has_its_bounds() {
-        let (options, start) = (LedgerOptions::default(), Instant::now());
+        let start = Instant::now();
         for (seconds, expected) in [(0, 0.25), (1, 1.0), (86_400, 3600.0), (u64::MAX, 3600.0)] {
             let mut pauses = Pauses::default();
-            pauses.refused(refusal(None, seconds), &options, start);
+            pauses.refused(refusal(None, seconds), start);
             assert_eq!(left_s(&pauses, Some("any"), start), Some(expected), "{seconds}");
         }
     }
 
     #[test]
     fn pauses_without_a_given_length_double_until_an_answer() {
-        let (options, mut now) = (LedgerOptions::default(), Instant::now());
+        let mut now = Instant::now();
         let mut pauses = Pauses::default();
         let mut refuse = |pauses: &mut Pauses| {
-            pauses.refused((FULL, Terms::default()), &options, now);
+            pauses.refused((FULL, Terms::default()), now);
             let left = left_s(pauses, None, now).expect("it is paused");
             now += Duration::from_secs_f64(left);
             left
@@ -171,17 +171,17 @@ mod tests {
         let paused: Vec<_> = (0..7).map(|_| refuse(&mut pauses)).collect();
         assert_eq!(paused, [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0]);
         pauses = pauses.answered(now);
-        pauses.refused((FULL, Terms::default()), &options, now);
+        pauses.refused((FULL, Terms::default()), now);
         assert_eq!(left_s(&pauses, None, now), Some(0.25));
     }
 
     #[test]
     fn the_longest_pause_of_a_model_is_that_of_any_of_its_names_or_of_all() {
-        let (options, start) = (LedgerOptions::default(), Instant::now());
+        let start = Instant::now();
         let mut pauses = Pauses::default();
         assert_eq!(pauses.longest(|_| true, start), Duration::ZERO);
-        pauses.refused(refusal(Some("a"), 60), &options, start);
-        pauses.refused(refusal(None, 10), &options, start);
+        pauses.refused(refusal(Some("a"), 60), start);
+        pauses.refused(refusal(None, 10), start);
         let longest = |name: &'static str, seconds| {
             let now = start + Duration::from_secs(seconds);
             pauses.longest(|known| known == name, now).as_secs()
@@ -191,23 +191,23 @@ mod tests {
 
     #[test]
     fn a_probe_does_not_shorten_the_next_pause() {
-        let (options, start) = (LedgerOptions::default(), Instant::now());
+        let start = Instant::now();
         let mut pauses = Pauses::default();
         let unnamed_time = || (FULL, Terms { model_name: Some("a"), retry_after: None });
-        pauses.refused(unnamed_time(), &options, start);
-        let later = start + options.full_pause;
-        pauses.sent(Some("a"), &options, later);
-        pauses.refused(unnamed_time(), &options, later);
+        pauses.refused(unnamed_time(), start);
+        let later = start + PAUSE_MIN;
+        pauses.sent(Some("a"), later);
+        pauses.refused(unnamed_time(), later);
         assert_eq!(left_s(&pauses, Some("a"), later), Some(0.5));
     }
 
     #[test]
     fn requests_after_a_pause_of_every_model_need_no_probe() {
-        let (options, start) = (LedgerOptions::default(), Instant::now());
+        let start = Instant::now();
         let mut pauses = Pauses::default();
-        pauses.refused(refusal(None, 10), &options, start);
+        pauses.refused(refusal(None, 10), start);
         let later = start + Duration::from_secs(10);
-        pauses.sent(Some("a"), &options, later);
+        pauses.sent(Some("a"), later);
         assert_eq!(left_s(&pauses, Some("a"), later), None);
     }
 }

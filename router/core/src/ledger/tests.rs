@@ -123,7 +123,7 @@ fn a_recorded_request_is_released_exactly_once() {
     assert_eq!(world.ledger.unreported(WorkerIdx(0)), Unreported::default());
 
     let (_, _ticket) = world.send("c", &[]).expect("sent");
-    world.now += LedgerOptions::default().unreported_age_max;
+    world.now += UNREPORTED_AGE_MAX;
     let (_, _ticket) = world.send("d", &[]).expect("sent");
     assert_eq!(world.ledger.unreported(WorkerIdx(0)), one, "c has expired, d is new");
 }
@@ -250,7 +250,7 @@ fn a_full_worker_gets_a_pause() {
     world.ledger.failed(decision.worker, WorkerFailure::Full, world.now);
     world.ledger.ended(ticket);
     assert!(world.refusal().is_overload());
-    world.now += LedgerOptions::default().full_pause;
+    world.now += pause::PAUSE_MIN;
     world.send("b", &[]).expect("the pause is over");
 }
 

@@ -5,25 +5,20 @@
 
 use std::time::{Duration, Instant};
 
-/// Limits of a breaker.
-#[derive(Debug, Clone, Copy)]
-pub struct BreakerOptions {
-    /// Number of consecutive failures that open the breaker.
-    pub failures_max: u32,
-    /// First time for which the breaker stays open; doubled with each failed probe.
-    pub open_min: Duration,
-    /// Longest time for which the breaker stays open.
-    pub open_max: Duration,
-}
+/// Number of consecutive failures that open the breaker.
+///
+/// Source: own choice; the summary stream of a returned worker resets the breaker anyway.
+const FAILURES_MAX: u32 = 3;
 
-impl Default for BreakerOptions {
-    /// Returns limits under which a failed worker is tried again within seconds.
-    ///
-    /// Source: own choice; the summary stream of a returned worker resets the breaker anyway.
-    fn default() -> Self {
-        Self { failures_max: 3, open_min: Duration::from_secs(1), open_max: Duration::from_secs(8) }
-    }
-}
+/// First time for which the breaker stays open; doubled with each failed probe.
+///
+/// Source: own choice: a failed worker is tried again within seconds.
+pub const OPEN_MIN: Duration = Duration::from_secs(1);
+
+/// Longest time for which the breaker stays open.
+///
+/// Source: as above.
+pub const OPEN_MAX: Duration = Duration::from_secs(8);
 
 /// Whether requests pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,18 +55,18 @@ impl Breaker {
     }
 
     /// Records that a request is sent; the first request through a half-open breaker closes it to the others.
-    pub fn sent(&mut self, options: BreakerOptions, now: Instant) {
+    pub fn sent(&mut self, now: Instant) {
         if self.state(now) == BreakerState::HalfOpen {
-            self.open_until = Some(now + options.open_min);
+            self.open_until = Some(now + OPEN_MIN);
         }
     }
 
     /// Records that the worker failed.
-    pub fn failed(&mut self, options: BreakerOptions, now: Instant) {
+    pub fn failed(&mut self, now: Instant) {
         self.n_failures = self.n_failures.saturating_add(1);
-        if self.n_failures >= options.failures_max {
-            let doubled = options.open_min.saturating_mul(1 << self.n_openings.min(16));
-            self.open_until = Some(now + doubled.min(options.open_max));
+        if self.n_failures >= FAILURES_MAX {
+            let doubled = OPEN_MIN.saturating_mul(1 << self.n_openings.min(16));
+            self.open_until = Some(now + doubled.min(OPEN_MAX));
             self.n_openings = self.n_openings.saturating_add(1);
         }
     }
@@ -81,23 +76,22 @@ impl Breaker {
 mod tests {
     use super::*;
 
-    const OPTIONS: BreakerOptions =
-        BreakerOptions { failures_max: 2, open_min: Duration::from_secs(1), open_max: Duration::from_secs(3) };
+    fn fail(breaker: &mut Breaker, n: u32, now: Instant) {
+        (0..n).for_each(|_| breaker.failed(now));
+    }
 
     #[test]
     fn opens_after_failures_in_a_row_and_closes_after_a_probe() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         let mut breaker = Breaker::default();
-        breaker.failed(OPTIONS, start);
-        breaker = Breaker::default();
-        breaker.failed(OPTIONS, start);
-        assert_eq!(breaker.state(start), BreakerState::Closed, "a success between failures starts the count again");
-        breaker.failed(OPTIONS, start);
+        fail(&mut breaker, FAILURES_MAX - 1, start);
+        assert_eq!(breaker.state(start), BreakerState::Closed);
+        breaker.failed(start);
         assert_eq!(breaker.state(at(999)), BreakerState::Open);
         assert_eq!(breaker.remaining(at(999)), Duration::from_millis(1));
         assert_eq!(breaker.state(at(1000)), BreakerState::HalfOpen);
-        breaker.sent(OPTIONS, at(1000));
+        breaker.sent(at(1000));
         assert_eq!(breaker.state(at(1001)), BreakerState::Open, "one probe at a time");
         breaker = Breaker::default();
         assert_eq!(breaker.state(at(1001)), BreakerState::Closed);
@@ -107,9 +101,9 @@ mod tests {
     fn stays_open_longer_with_each_failed_probe_up_to_a_limit() {
         let mut now = Instant::now();
         let mut breaker = Breaker::default();
-        breaker.failed(OPTIONS, now);
-        for seconds in [1, 2, 3, 3] {
-            breaker.failed(OPTIONS, now);
+        fail(&mut breaker, FAILURES_MAX - 1, now);
+        for seconds in [1, 2, 4, 8, 8] {
+            breaker.failed(now);
             now += Duration::from_secs(seconds) - Duration::from_millis(1);
             assert_eq!(breaker.state(now), BreakerState::Open);
             now += Duration::from_millis(1);
@@ -121,9 +115,9 @@ mod tests {
     fn a_lost_probe_does_not_exclude_the_worker_forever() {
         let mut breaker = Breaker::default();
         let now = Instant::now();
-        (0..2).for_each(|_| breaker.failed(OPTIONS, now));
+        fail(&mut breaker, FAILURES_MAX, now);
         let later = now + Duration::from_secs(1);
-        breaker.sent(OPTIONS, later);
+        breaker.sent(later);
         assert_eq!(breaker.state(later + Duration::from_secs(1)), BreakerState::HalfOpen);
     }
 }

@@ -9,7 +9,7 @@ use warmpath_common::ids::RequestId;
 
 use super::*;
 use crate::fleet::FleetView;
-use crate::ledger::{NoWorker, RouteRequest};
+use crate::ledger::{LedgerOptions, NoWorker, RouteRequest};
 use crate::routing::choose::PromptView;
 use crate::testing::{model, worker};
 
