@@ -11,8 +11,8 @@ use warmpath_common::ids::RequestId;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::{FleetView, WorkerView};
 use warmpath_router_core::ledger::pending_prefixes::{PendingBlocks, PendingPrefixes};
+use warmpath_router_core::ledger::recent_work::ReuseRatio;
 use warmpath_router_core::ledger::recent_work::{RecentWork, WorkSenders};
-use warmpath_router_core::ledger::reuse_ratio::ReuseRatio;
 use warmpath_router_core::routing::choose::{Candidate, PromptView, add_pressure};
 use warmpath_router_core::routing::cost::{Speeds, Unreported, WorkerLoad};
 

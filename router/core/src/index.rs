@@ -7,7 +7,6 @@
 //! first. An evicted entry costs a cache hit, never a wrong answer.
 
 mod block_table;
-mod hash;
 mod merge_hints;
 mod search;
 mod segment;
@@ -91,6 +90,35 @@ impl PrefixIndex {
     /// Returns the number of distinct blocks.
     pub fn n_blocks(&self) -> usize {
         self.n_blocks.load(Ordering::Relaxed)
+    }
+}
+
+/// Hash function of block keys in the index's tables, with one secret.
+///
+/// Keys are hashes already, but workers choose them; a multiplication by a secret odd number keeps workers from
+/// choosing keys that collide.
+#[derive(Debug, Clone, Copy)]
+struct Hasher {
+    multiplier: u64,
+}
+
+impl Hasher {
+    /// Odd number without a pattern, which spreads bits over the upper half of a product.
+    ///
+    /// Source: splitmix64 (Steele, Lea, Flood 2014), first multiplier.
+    const SPREAD: u64 = 0xbf58_476d_1ce4_e5b9;
+
+    /// Returns the hash function of a secret.
+    fn new(seed: u64) -> Self {
+        // The bits of the golden ratio keep a seed of 0 from becoming a multiplier of 1.
+        let spread = (seed ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(Self::SPREAD);
+        Self { multiplier: (spread ^ spread >> 29) | 1 }
+    }
+
+    /// Returns the hash of a key, which is never 0.
+    fn hash(self, BlockKey(key): BlockKey) -> u64 {
+        let product = u128::from(key ^ self.multiplier) * u128::from(self.multiplier);
+        ((product >> 64) as u64 ^ product as u64).max(1)
     }
 }
 

@@ -9,14 +9,11 @@
 
 mod backoff;
 mod candidates;
-mod capacity_forecast;
 mod dry_run;
 mod health;
 mod pause;
-mod peer_routers;
 pub mod pending_prefixes;
 pub mod recent_work;
-pub mod reuse_ratio;
 pub mod stale_blocks;
 mod transfer_rates;
 
@@ -35,10 +32,9 @@ use warmpath_common::summary::Change;
 
 use crate::WorkerIdx;
 use crate::fleet::{FleetView, Unavailable};
-use crate::ledger::peer_routers::PeerRouters;
+use crate::ledger::backoff::PeerRouters;
 use crate::ledger::pending_prefixes::{PendingBlocks, PendingPrefixes};
-use crate::ledger::recent_work::RecentWork;
-use crate::ledger::reuse_ratio::ReuseRatio;
+use crate::ledger::recent_work::{RecentWork, ReuseRatio};
 use crate::ledger::stale_blocks::StaleBlocks;
 use crate::ledger::transfer_rates::TransferRates;
 use crate::overload::admission::AdmissionOptions;

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use arc_swap::{ArcSwapAny, Guard};
 use warmpath_common::block_hash::BlockKey;
 
-use super::hash::Hasher;
+use super::Hasher;
 use super::segment::{Segment, SharedSegment};
 
 /// Minimum number of slots of a table that is not empty. Source: own choice: it spares a small index some rebuilds.

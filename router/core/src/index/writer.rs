@@ -21,12 +21,11 @@ use self::segment_ids::SegmentIds;
 pub use self::worker_blocks::Replacement;
 use self::worker_blocks::{Touched, WorkerBlocks};
 use super::block_table::{BATCH, BlockProbe, BlockTable};
-use super::hash::Hasher;
 use super::merge_hints::{MergeHint, MergeHints, can_join};
 use super::segment::{Edit, Segment, SharedSegment};
 use super::segment_table::SegmentTableWriter;
 use super::span::{BlockSpan, SEGMENT_BLOCKS_MAX, SpanForm};
-use super::{IndexOptions, PrefixIndex};
+use super::{Hasher, IndexOptions, PrefixIndex};
 use crate::WorkerIdx;
 
 /// Typical memory of a block. Units: bytes.

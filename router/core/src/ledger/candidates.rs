@@ -1,23 +1,29 @@
-//! The candidates for a request: the workers that can take it now, each with the request's cost there.
+//! The candidates for a request: the workers that can take it now, each with the request's cost there; and the
+//! prediction of when a full fleet can start one.
 //!
 //! Not here: the formula (`cost`), which candidate gets the request (`choose`), whether a worker is healthy (`health`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use warmpath_common::model::ModelInfo;
 
 use super::health::Trust;
-use super::{Ledger, NoWorker, RouteRequest};
+use super::{Ledger, NoWorker, RouteRequest, answer_share_ms};
 use crate::fleet::{FleetView, Unavailable, WorkerView};
 use crate::index::Match;
 use crate::ledger::recent_work::WorkSenders;
-use crate::overload::admission::Capacity;
+use crate::overload::admission::{Capacity, CapacityForecast, RETURN};
 use crate::overload::breaker;
 use crate::routing::choose::{Candidate, PromptView, add_pressure, worker_load};
 use crate::routing::cost::Speeds;
 use crate::routing::transfer::{self, TransferPeer};
+
+/// Least assumed service time of a request. Units: milliseconds.
+///
+/// Source: own choice: it only prevents a division by zero.
+const SERVICE_MS_MIN: f64 = 1.0;
 
 /// Cached prefixes of a prompt at the workers.
 #[derive(Debug, Default)]
@@ -129,6 +135,32 @@ impl Ledger {
             .unavailable(request.now)
             .or_else(|| worker_ledger.health.pauses.of(request.model_name, request.now).map(|(_, why)| why))
             .or_else(|| request.tried.contains(&worker.idx).then_some(Unavailable::Tried))
+    }
+
+    /// Returns when the workers that serve `model`, or all of them, can start one more request.
+    ///
+    /// The first start follows after the shortest wait. From then on, requests start at the rate at which all workers
+    /// together complete them.
+    pub fn capacity_forecast(&self, fleet: &FleetView, model: Option<&ModelInfo>, now: Instant) -> CapacityForecast {
+        let serves = |worker: &&Arc<WorkerView>| {
+            let has = |model: &ModelInfo| worker.models().any(|own| own.fingerprint == model.fingerprint);
+            worker.excluded.is_none() && model.is_none_or(has)
+        };
+        let names = model.map(|model| &model.names[..]);
+        let serving: Vec<_> = fleet.workers.iter().filter(serves).collect();
+        let assumed = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
+        let (mut wait_ms, mut starts_per_ms) = (RETURN.as_secs_f64() * 1e3, 0.0);
+        let mut is_first = true;
+        for worker in serving.into_iter().filter(|worker| worker.unavailable(now).is_none()) {
+            let worker_ledger = self.worker_ledger(worker.idx);
+            let worker_load = worker_load(worker, worker_ledger.unreported, assumed, now);
+            let own_ms = worker_load.queue_delay_ms().max(worker_ledger.health.away(names, now).as_secs_f64() * 1e3);
+            wait_ms = if is_first { own_ms } else { wait_ms.min(own_ms) };
+            is_first = false;
+            starts_per_ms +=
+                1.0 / worker_ledger.service_ms.unwrap_or_else(|| answer_share_ms(&worker_load)).max(SERVICE_MS_MIN);
+        }
+        CapacityForecast { wait_ms, interval_ms: if starts_per_ms > 0.0 { 1.0 / starts_per_ms } else { 0.0 } }
     }
 }
 

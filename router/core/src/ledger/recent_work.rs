@@ -1,14 +1,16 @@
-//! The recent work of each worker: the prompt tokens sent to it for computing, decayed.
+//! Recent work: the prompt tokens sent to each worker for computing, and the tokens reused for each computed one.
 //!
-//! The work is the tokens that this router sent and, if there may be other routers, the tokens that the worker
+//! A worker's work is the tokens that this router sent and, if there may be other routers, the tokens that the worker
 //! announced as prefilling, for any router. So this router's own requests count twice, and routers with the same
-//! reports do not all choose the same worker next. Not here: its use (`choose`).
+//! reports do not all choose the same worker next. The sums decay with each request, not with time, so that an idle
+//! night changes nothing. Not here: their use (`choose`, `cost`).
 
 use crate::WorkerIdx;
 
-/// Factor by which all recent work decays each time a worker gets new work.
+/// Factor by which the sums decay with each request.
 ///
-/// Source: own choice, as in `reuse_ratio`: about the last thousand requests count.
+/// Source: own choice: about the last thousand requests count, which covers a fleet's mix and is a small part of an
+/// hour's traffic.
 const DECAY: f64 = 0.999;
 
 /// Routers whose requests count.
@@ -70,6 +72,29 @@ impl RecentWork {
     }
 }
 
+/// Reused and computed tokens of this fleet.
+///
+/// Every computed token is stored and displaces another, so over time their ratio is the reuse of a stored token before
+/// its eviction.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct ReuseRatio {
+    reused: f64,
+    computed: f64,
+}
+
+impl ReuseRatio {
+    /// Adds one request: the prompt tokens that it reuses and those that it computes.
+    pub fn count(&mut self, reused_tokens: u64, computed_tokens: u64) {
+        self.reused = self.reused * DECAY + reused_tokens as f64;
+        self.computed = self.computed * DECAY + computed_tokens as f64;
+    }
+
+    /// Returns the reused tokens per computed token; 0 before any was computed.
+    pub fn ratio(&self) -> f64 {
+        if self.computed > 0.0 { self.reused / self.computed } else { 0.0 }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,5 +129,15 @@ mod tests {
         recent_work.fill(WORKER, 1000);
         recent_work.fill(WorkerIdx(0), 0);
         assert_eq!(recent_work.of(WORKER, WorkSenders::All), 999.0);
+    }
+
+    #[test]
+    fn a_stored_token_s_value_is_its_reuse_and_follows_the_traffic() {
+        let mut reuse = ReuseRatio::default();
+        assert_eq!(reuse.ratio(), 0.0);
+        reuse.count(300, 100);
+        assert_eq!(reuse.ratio(), 3.0);
+        (0..10_000).for_each(|_| reuse.count(0, 100));
+        assert!(reuse.ratio() < 0.001, "{reuse:?}");
     }
 }
