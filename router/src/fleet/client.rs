@@ -17,6 +17,7 @@ use bytes::Bytes;
 use http_body_util::Full;
 use hyper_util::client::legacy;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use serde::de::DeserializeOwned;
 use url::Url;
 use warmpath_shell::connect::{ConnectError, ConnectionHistory, Connector, Secured};
 use warmpath_shell::fleet_token::FleetTokens;
@@ -54,6 +55,23 @@ impl CallError {
         let connect = error.source().and_then(|source| source.downcast_ref::<ConnectError>());
         connect.is_some_and(ConnectError::is_tls)
     }
+}
+
+/// Reason why a worker's short answer cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum AnswerError {
+    /// The worker did not begin to respond.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// The worker responded with another status.
+    #[error("it responded with {0}")]
+    Refused(StatusCode),
+    /// The body broke off, or is too long.
+    #[error("the answer broke off or is too long")]
+    Broken(#[source] axum::Error),
+    /// The body is not the expected JSON.
+    #[error("the answer cannot be read")]
+    Malformed(#[from] serde_json::Error),
 }
 
 /// Factory of the connections to workers.
@@ -135,6 +153,18 @@ impl WorkerClient {
     /// Errors: every [`CallError`].
     pub async fn get(&self, url: &Url) -> Result<Response<Body>, CallError> {
         self.call((Method::GET, url), HeaderMap::new(), Bytes::new()).await
+    }
+
+    /// Returns the JSON that the worker answers to a GET request, from at most `bytes_max` bytes.
+    ///
+    /// Errors: every [`AnswerError`].
+    pub async fn get_json<T: DeserializeOwned>(&self, url: &Url, bytes_max: usize) -> Result<T, AnswerError> {
+        let response = self.get(url).await?;
+        if response.status() != StatusCode::OK {
+            return Err(AnswerError::Refused(response.status()));
+        }
+        let body = axum::body::to_bytes(response.into_body(), bytes_max).await.map_err(AnswerError::Broken)?;
+        Ok(serde_json::from_slice(&body)?)
     }
 
     /// Sends a request; returns the response once its head has arrived.

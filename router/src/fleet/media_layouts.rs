@@ -10,7 +10,6 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use axum::http::StatusCode;
 use moka::sync::Cache;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -21,7 +20,7 @@ use warmpath_router_core::fleet::WorkerView;
 use warmpath_shell::chain;
 
 use super::Fleet;
-use super::client::CallError;
+use super::client::AnswerError;
 use super::vocabulary::VocabularyKey;
 
 /// Most questions that wait; further media are not asked for. Source: as many prompts are read at a time at most.
@@ -89,13 +88,7 @@ enum LayoutError {
     #[error("no worker of the model can be reached")]
     NoWorker,
     #[error(transparent)]
-    Call(#[from] CallError),
-    #[error("it responded with {0}")]
-    Refused(StatusCode),
-    #[error("the layout broke or is too long")]
-    Broken(#[source] axum::Error),
-    #[error("the layout cannot be read")]
-    Malformed(#[from] serde_json::Error),
+    Answer(#[from] AnswerError),
     #[error("the layout has impossible numbers of tokens")]
     Impossible,
 }
@@ -132,12 +125,7 @@ impl Fleet {
         let client = self.member(worker.idx).client.clone();
         let mut url = client.url(MEDIA_LAYOUT_PATH);
         url.set_query(Some(&size.query()));
-        let response = client.get(&url).await?;
-        if response.status() != StatusCode::OK {
-            return Err(LayoutError::Refused(response.status()));
-        }
-        let body = axum::body::to_bytes(response.into_body(), LAYOUT_BYTES_MAX).await;
-        let layout: MediaLayout = serde_json::from_slice(&body.map_err(LayoutError::Broken)?)?;
+        let layout: MediaLayout = client.get_json(&url, LAYOUT_BYTES_MAX).await?;
         if is_possible(&layout) { Ok(layout) } else { Err(LayoutError::Impossible) }
     }
 }

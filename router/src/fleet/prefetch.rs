@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, Method};
 use futures::future::join_all;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -23,7 +23,7 @@ use warmpath_router_core::routing::prefetch::{self, FleetChange};
 use warmpath_shell::chain;
 
 use super::Fleet;
-use super::client::CallError;
+use super::client::AnswerError;
 use crate::metrics;
 
 /// Maximum number of events that wait; further ones are ignored.
@@ -40,13 +40,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 enum PrefetchError {
     #[error(transparent)]
-    Call(#[from] CallError),
-    #[error("it responded with {0}")]
-    Refused(StatusCode),
-    #[error("the list broke off or is too long")]
-    Broken(#[source] axum::Error),
-    #[error("the list cannot be read")]
-    Malformed(#[from] serde_json::Error),
+    Answer(#[from] AnswerError),
     #[error(transparent)]
     Unpackable(#[from] Unpackable),
     #[error("it did not respond within {} s", ANSWER_TIMEOUT.as_secs())]
@@ -118,14 +112,9 @@ impl Fleet {
         let mut url = client.url(KV_PATH);
         url.set_query(Some(&format!("tokens={LIST_TOKENS_MAX}")));
         let listed = async {
-            let response = client.get(&url).await?;
-            if response.status() != StatusCode::OK {
-                return Err(PrefetchError::Refused(response.status()));
-            }
-            let body = axum::body::to_bytes(response.into_body(), LIST_BYTES_MAX).await;
-            let list: HotList = serde_json::from_slice(&body.map_err(PrefetchError::Broken)?)?;
+            let list: HotList = client.get_json(&url, LIST_BYTES_MAX).await?;
             // A block of no tokens would be hashed forever.
-            Ok((list.block_size_tokens.max(1), unpack(&list.prefixes)?))
+            Ok::<_, PrefetchError>((list.block_size_tokens.max(1), unpack(&list.prefixes)?))
         };
         tokio::time::timeout(ANSWER_TIMEOUT, listed).await?
     }
@@ -144,12 +133,14 @@ impl Fleet {
         let packed = pack(share.iter().map(|(_, prefix)| prefix), block_size_tokens);
         let items = share.iter().zip(packed);
         let items = items.map(|((peer, _), prefix)| PrefetchItem { peer: self.member(*peer).name(), prefix });
-        let body = serde_json::to_vec(&Prefetch { prefixes: items.collect() });
+        let list = Prefetch { prefixes: items.collect() };
+        let body = serde_json::to_vec(&list).expect("numbers and texts have a JSON form");
         let told = async {
             let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
             let url = member.client.url(KV_PATH);
-            let response = member.client.call((Method::POST, &url), headers, body?.into()).await?;
-            if response.status().is_success() { Ok(()) } else { Err(PrefetchError::Refused(response.status())) }
+            let response = member.client.call((Method::POST, &url), headers, body.into()).await;
+            let status = response.map_err(AnswerError::from)?.status();
+            if status.is_success() { Ok(()) } else { Err(PrefetchError::from(AnswerError::Refused(status))) }
         };
         match tokio::time::timeout(ANSWER_TIMEOUT, told).await.map_err(PrefetchError::from).flatten() {
             Ok(()) => {
