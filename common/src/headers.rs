@@ -48,11 +48,9 @@ pub const LEFT_OUT_TOOLS: &str = "x-warmpath-left-out-tools";
 /// Names of tools whose arguments may break their schemas in the answer.
 pub const UNCONSTRAINED_TOOLS: &str = "x-warmpath-unconstrained-tools";
 /// Identity of the response, from router to worker. It asks the worker to add the tokens of its events to the stream,
-/// so that another worker can continue the response. In the worker's response `exact` or `approximate`, the quality of
-/// such a continuation.
+/// or to send those of a response in one piece before it, so that another worker can continue the response. In the
+/// worker's response `exact` or `approximate`, the quality of such a continuation.
 pub const JOURNAL: &str = "x-warmpath-journal";
-/// Mark of a router that also accepts a journal in front of a response that is sent in one piece.
-pub const JOURNAL_WHOLE: &str = "x-warmpath-journal-whole";
 /// Length of the journal that follows the request's own body, from router to a worker that is to continue the response.
 /// Units: bytes.
 pub const JOURNAL_BYTES: &str = "x-warmpath-journal-bytes";

@@ -134,13 +134,13 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(ResponseSpec, Vec<Sub
     if let Some(wish) = &mut generation.probabilities {
         wish.of_prompt = prompts.iter().any(|prompt| prompt.is_echoed);
     }
-    let RouterInstructions { identity, journaled, past } = arrival.wanted;
+    let RouterInstructions { identity, wants_journal, past } = arrival.wanted;
     if let Some(past) = &past {
         past.check(prompts.len().saturating_mul(n as usize), n_vocab)?;
     }
     // A continuation has no logits of the prompt, which its log probabilities would need.
     let lists_prompt = generation.probabilities.is_some_and(|wish| wish.of_prompt);
-    let is_journaled = journaled.has(options.delivery()) && !lists_prompt;
+    let is_journaled = wants_journal && !lists_prompt;
     if is_journaled {
         // llama.cpp replaces this seed by a random one.
         let seed = generation.sampling.seed.filter(|seed| *seed != u32::MAX);

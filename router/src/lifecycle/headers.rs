@@ -107,7 +107,6 @@ pub(super) fn to_worker(arrival: &IncomingRequest, choice: &AttemptTarget, past:
     }
     if let Some(identity) = &arrival.identity {
         set(&mut headers, headers::JOURNAL, identity);
-        set(&mut headers, headers::JOURNAL_WHOLE, "1");
     }
     if let Some(past) = past {
         set(&mut headers, headers::JOURNAL_BYTES, &past.lines.len().to_string());

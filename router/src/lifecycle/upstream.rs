@@ -133,7 +133,7 @@ impl Upstream<'_> {
             return self.take_journaled((head, pieces), deadline).await;
         }
         let mut pieces = patient(pieces, self.limits.idle_timeout);
-        // A worker of an earlier release reads the journal as part of the body, and refuses it.
+        // Another worker has accepted the body, so this one refuses the journal.
         let is_misread = self.past.is_some() && head.status.is_client_error();
         let refused = self.refused(head.status).or(is_misread.then_some(WorkerFailure::Error));
         if refused == Some(WorkerFailure::Refused) {

@@ -24,7 +24,7 @@ use super::body::Body;
 use super::state::App;
 use crate::error::RequestError;
 use crate::kv_transfer::PeerHint;
-use crate::lifecycle::journal::{Journaled, PastOutput, ResponseIdentity, RouterInstructions};
+use crate::lifecycle::journal::{PastOutput, ResponseIdentity, RouterInstructions};
 
 /// Maximum number of choices that a journal may name.
 ///
@@ -57,8 +57,6 @@ pub struct RequestContext {
     pub priority_max: Option<i32>,
     /// Identity of the response, if the router keeps its journal.
     pub journal: Option<ResponseIdentity>,
-    /// Whether the router accepts a journal before a response in one piece.
-    pub takes_whole_journal: bool,
     /// Length of the journal after the body. Units: bytes.
     pub journal_bytes: Option<usize>,
     /// Reused prompt tokens that were reported to the client of a continued response.
@@ -85,7 +83,6 @@ impl RequestContext {
                 .contains_key(headers::PRIORITY_MAX)
                 .then(|| parsed(headers, headers::PRIORITY_MAX).unwrap_or_default()),
             journal: text(headers, headers::JOURNAL).and_then(ResponseIdentity::parse),
-            takes_whole_journal: headers.contains_key(headers::JOURNAL_WHOLE),
             journal_bytes: parsed(headers, headers::JOURNAL_BYTES),
             told_cached_tokens: parsed(headers, headers::CACHED_TOKENS),
         }
@@ -104,8 +101,7 @@ impl RequestContext {
             let past = PastOutput::parse(&body.0.split_off(start), CHOICES_MAX)?;
             Ok::<_, RequestError>(PastOutput { cached_tokens: self.told_cached_tokens, ..past })
         });
-        let journaled = if self.takes_whole_journal { Journaled::All } else { Journaled::Streams };
-        Ok(RouterInstructions { identity, journaled, past: past.transpose()? })
+        Ok(RouterInstructions { identity, wants_journal: true, past: past.transpose()? })
     }
 }
 

@@ -19,7 +19,6 @@ use warmpath_worker_output::logprobs::{TokenLogprob, TokenProbabilities};
 
 use crate::engine::{PastToken, SampledToken, Sampling};
 use crate::error::RequestError;
-use crate::request::Delivery;
 
 /// Number of tokens of a choice in one line before a response in one piece.
 ///
@@ -82,38 +81,16 @@ impl ResponseIdentity {
 pub struct RouterInstructions {
     /// Its identity.
     pub identity: ResponseIdentity,
-    /// Responses whose journal the router keeps.
-    pub journaled: Journaled,
+    /// Whether the router keeps its journal.
+    pub wants_journal: bool,
     /// Response so far, which is continued; `None` for a new one.
     pub past: Option<PastOutput>,
-}
-
-/// Responses whose journal a router keeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Journaled {
-    /// None.
-    None,
-    /// Streams.
-    Streams,
-    /// Streams, and responses in one piece.
-    All,
-}
-
-impl Journaled {
-    /// Returns whether the router keeps the journal of responses with this delivery.
-    pub fn has(self, delivery: Delivery) -> bool {
-        match self {
-            Self::None => false,
-            Self::Streams => delivery != Delivery::Whole,
-            Self::All => true,
-        }
-    }
 }
 
 impl RouterInstructions {
     /// Returns the instructions of a request without a router.
     pub fn nothing() -> Self {
-        Self { identity: ResponseIdentity::fresh(), journaled: Journaled::None, past: None }
+        Self { identity: ResponseIdentity::fresh(), wants_journal: false, past: None }
     }
 }
 

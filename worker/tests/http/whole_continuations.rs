@@ -16,8 +16,6 @@ const COMPLETIONS: &str = "/v1/completions";
 const MESSAGES: &str = "/v1/messages";
 const RESPONSES: &str = "/v1/responses";
 const NATIVE: &str = "/completion";
-/// Header of a router that accepts a journal before a whole response.
-const WHOLE: &str = "x-warmpath-journal-whole";
 
 /// A response with its journal.
 struct Whole {
@@ -38,7 +36,7 @@ fn read(text: &str) -> Whole {
 }
 
 async fn whole(worker: &TestWorker, path: &str, body: &Value, past: Option<(&str, &str)>) -> Whole {
-    let request = journaled(worker, (path, body), past).header(WHOLE, "1");
+    let request = journaled(worker, (path, body), past);
     let response = request.send().await.expect("the worker responds");
     assert_eq!(response.status(), 200);
     assert_eq!(response.headers()["x-warmpath-journal"], "exact");
@@ -119,7 +117,7 @@ async fn a_failed_whole_response_has_its_error_after_its_lines() {
     for (path, status, kind) in [(CHAT, 503, "unavailable_error"), (MESSAGES, 529, "overloaded_error")] {
         let worker = TestWorker::start("--slots 2 --ctx-size 4096 --drain-timeout 0.1").await;
         let body = json!({"messages": user("Go on"), "max_tokens": 3000, "ignore_eos": true, "temperature": 0});
-        let request = journaled(&worker, (path, &body), None).header(WHOLE, "1");
+        let request = journaled(&worker, (path, &body), None);
         let response = request.send().await.expect("the worker responds");
         let mut pieces = response.bytes_stream();
         let mut text = String::new();
@@ -134,23 +132,17 @@ async fn a_failed_whole_response_has_its_error_after_its_lines() {
         assert_eq!((failed.status, failed.object["error"]["type"].as_str()), (status, Some(kind)), "{text}");
     }
     // An error before the response begins has its status in the HTTP head, as without a journal.
-    let request = journaled(&worker, (CHAT, &json!({"messages": 1})), None).header(WHOLE, "1");
+    let request = journaled(&worker, (CHAT, &json!({"messages": 1})), None);
     let refused = request.send().await.expect("the worker responds");
     assert_eq!(refused.status(), 400);
     assert!(!refused.headers().contains_key("x-warmpath-journal"));
-    // A router of an earlier release does not accept a journal before a whole response.
-    let body = json!({"prompt": "It was", "max_tokens": 40, "temperature": 0, "ignore_eos": true});
-    let response = journaled(&worker, (COMPLETIONS, &body), None).send().await.expect("the worker responds");
-    assert!(!response.headers().contains_key("x-warmpath-journal"));
-    let object: Value = response.json().await.expect("the response is only an object");
-    assert_eq!(object["usage"]["completion_tokens"], 40);
 }
 
 #[tokio::test]
 async fn the_response_ends_when_the_router_disconnects() {
     let worker = TestWorker::start("--slots 1 --ctx-size 4096").await;
     let body = json!({"messages": user("Go on"), "max_tokens": 3900, "ignore_eos": true, "temperature": 0});
-    let request = journaled(&worker, (CHAT, &body), None).header(WHOLE, "1");
+    let request = journaled(&worker, (CHAT, &body), None);
     drop(request.send().await.expect("the worker responds"));
     // The only slot is free again before the response would have ended.
     let next = json!({"messages": user("Hello"), "max_tokens": 2, "temperature": 0});
