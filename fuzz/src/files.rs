@@ -3,20 +3,12 @@
 //! The checksum of a header is made here, since libFuzzer cannot guess one.
 
 use warmpath_common::model::Fingerprint;
-use warmpath_worker::store::format::{self, RecordHeader};
-use warmpath_worker::store::slot_file;
+use warmpath_worker::store::format::{self, CHUNK_FILE, RecordHeader};
+use warmpath_worker::store::preamble::{FileKind, PREAMBLE_BYTES};
+use warmpath_worker::store::slot_file::{self, SLOT_FILE};
 use warmpath_worker::store::{Identity, SlotIdentity};
 
 use crate::input::sections;
-
-/// Start of a file: the magic number and the version.
-pub(crate) type Start = (&'static [u8; 8], u32);
-
-/// Start of a chunk's file.
-pub(crate) const CHUNK: Start = (b"WARMPKVC", 1);
-
-/// Starts of a slot's file, with and without checkpoints.
-const SLOTS: [Start; 2] = [(b"WARMPSLT", 2), (b"WARMPSLT", 1)];
 
 /// Identity of the slots in the corpus.
 const SLOT_IDENTITY: SlotIdentity = SlotIdentity {
@@ -28,11 +20,10 @@ const SLOT_IDENTITY: SlotIdentity = SlotIdentity {
 const AS_IT_IS: u8 = 0;
 
 /// Returns a file with a header and its checksum.
-pub(crate) fn with_head((magic, version): Start, header: &[u8], rest: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(header.len()).expect("an input is short");
-    let preamble = [&magic[..], &version.to_le_bytes(), &length.to_le_bytes()].concat();
-    let checksum = blake3::Hasher::new().update(&preamble).update(header).finalize();
-    [&preamble[..], checksum.as_bytes(), header, rest].concat()
+pub(crate) fn with_head(kind: FileKind, header: &[u8], rest: &[u8]) -> Vec<u8> {
+    let mut head = [&[0; PREAMBLE_BYTES][..], header].concat();
+    kind.seal(&mut head).expect("an input is short");
+    [&head[..], rest].concat()
 }
 
 /// Reads the header of a chunk's file: written again, it is the same.
@@ -42,7 +33,7 @@ pub(crate) fn chunk(input: &[u8]) {
         content.to_vec()
     } else {
         let sections = sections(content);
-        with_head(CHUNK, sections[0], &sections[1..].concat())
+        with_head(CHUNK_FILE, sections[0], &sections[1..].concat())
     };
     let read = |mut file: &[u8]| {
         let file_bytes = file.len() as u64;
@@ -64,7 +55,7 @@ pub(crate) fn slot(input: &[u8]) {
         content.to_vec()
     } else {
         let sections = sections(content);
-        with_head(SLOTS[usize::from(kind) % SLOTS.len()], sections[0], &sections[1..].concat())
+        with_head(SLOT_FILE, sections[0], &sections[1..].concat())
     };
     let n_bytes = file.len();
     let Ok(slot) = slot_file::parse(file, SLOT_IDENTITY) else { return };

@@ -7,8 +7,9 @@ use warmpath_common::ids::Token;
 use warmpath_common::model::Fingerprint;
 use warmpath_worker::store::Identity;
 use warmpath_worker::store::exchange::{Received, RunReader, WantedRun};
+use warmpath_worker::store::format::CHUNK_FILE;
 
-use crate::files::{CHUNK, with_head};
+use crate::files::with_head;
 use crate::input::{Cuts, sections};
 
 /// Identity of the state in the corpus.
@@ -65,7 +66,7 @@ pub(crate) fn wanted() -> WantedRun {
 /// Returns the sections as records: in turn a header and its payload.
 fn records(content: &[u8]) -> Vec<u8> {
     let sections = sections(content);
-    let record = |parts: &[&[u8]]| with_head(CHUNK, parts[0], parts.get(1).copied().unwrap_or_default());
+    let record = |parts: &[&[u8]]| with_head(CHUNK_FILE, parts[0], parts.get(1).copied().unwrap_or_default());
     sections.chunks(2).flat_map(record).collect()
 }
 

@@ -9,6 +9,7 @@
 pub mod exchange;
 mod folder;
 pub mod format;
+pub mod preamble;
 mod queue;
 pub mod slot_file;
 mod thread;
@@ -85,7 +86,7 @@ impl Identity {
         hasher.update(&self.model.0);
         hasher.update(&self.kv.0);
         hasher.update(&self.block_size_tokens.to_le_bytes());
-        hasher.update(&format::FORMAT_VERSION.to_le_bytes());
+        hasher.update(&format::CHUNK_FILE.version.to_le_bytes());
     }
 }
 

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use tracing::{info, warn};
 use warmpath_common::model::Fingerprint;
 
-use super::format::{self, Damage, FORMAT_VERSION};
+use super::format::{self, CHUNK_FILE, Damage};
 use super::{ChunkRecord, Identity, ReadFailure, StoreError, StoredFile};
 use crate::pages::Pages;
 
@@ -235,7 +235,8 @@ fn folder_name(identity: &Identity) -> String {
 fn describe(mut lock: &File, identity: &Identity) -> io::Result<()> {
     let Identity { model, kv, block_size_tokens } = identity;
     lock.set_len(0)?;
-    write!(lock, "model {model}\nkv layout {kv}\nblock size {block_size_tokens} tokens\nformat {FORMAT_VERSION}\n")
+    let version = CHUNK_FILE.version;
+    write!(lock, "model {model}\nkv layout {kv}\nblock size {block_size_tokens} tokens\nformat {version}\n")
 }
 
 /// Deletes the file at `path` and returns the reason for the report.

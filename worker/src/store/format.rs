@@ -1,15 +1,11 @@
 //! The bytes of a chunk's file: a preamble, a header with its checksum, the payload.
 //!
-//! The preamble identifies the file and has the header's checksum; the header describes the payload and has its
-//! checksum. So a header can be verified without reading the payload. Not here: the paths of files and safe writing
-//! (`folder`).
+//! The header describes the payload and has its checksum, so a header can be verified without reading the payload. Not
+//! here: the preamble (`preamble`), the paths of files and safe writing (`folder`).
 //!
 //! ```text
 //! offset  bytes  field
-//! 0       8      magic "WARMPKVC"
-//! 8       4      format version, little-endian
-//! 12      4      length of the header in bytes (n), little-endian
-//! 16      32     blake3 of bytes 0..16 and of the header
+//! 0       48     preamble, magic "WARMPKVC"
 //! 48      n      header: postcard of `ChunkFileHeader`; if the tenant has a share, its identity, 16 bytes big-endian
 //! 48 + n         payload, to the end of the file
 //! ```
@@ -23,17 +19,12 @@ use warmpath_common::ids::Token;
 use warmpath_worker_core::chunk_index::{ChunkRecord, StateKind};
 use warmpath_worker_core::tenants::TenantId;
 
+use super::preamble::{self, FileKind, PREAMBLE_BYTES};
 use super::{Identity, ReadFailure};
 
-/// First bytes of a file.
-const MAGIC: [u8; 8] = *b"WARMPKVC";
-/// Version of the format, including the layout of payloads. It is part of the folder's name, so that two versions can
-/// coexist.
-pub(super) const FORMAT_VERSION: u32 = 1;
-/// Length of the preamble.
-pub(super) const PREAMBLE_BYTES: usize = 48;
-/// Length of the part of the preamble that the checksum covers.
-const PREAMBLE_CHECKED_BYTES: usize = 16;
+/// Kind of a chunk's file. Its version includes the layout of payloads, and is part of the folder's name, so that two
+/// versions can coexist.
+pub const CHUNK_FILE: FileKind = FileKind { magic: *b"WARMPKVC", version: 1 };
 /// Longest header that is read.
 ///
 /// Source: a checkpoint after a million tokens has 3 MB of tokens and 1 MB of hashes; the limit is far above both.
@@ -154,12 +145,7 @@ pub fn encode(identity: Identity, record: &ChunkRecord, payload: &[u8]) -> io::R
     if header_bytes > HEADER_BYTES_MAX {
         return Err(io::Error::other(format!("a header of {header_bytes} bytes is too long")));
     }
-    let length = u32::try_from(header_bytes).expect("the limit is below 4 GiB");
-    bytes[..8].copy_from_slice(&MAGIC);
-    bytes[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
-    bytes[12..16].copy_from_slice(&length.to_le_bytes());
-    let checksum = checksum(&bytes);
-    bytes[PREAMBLE_CHECKED_BYTES..PREAMBLE_BYTES].copy_from_slice(&checksum);
+    CHUNK_FILE.seal(&mut bytes)?;
     Ok(bytes)
 }
 
@@ -194,18 +180,7 @@ fn read_to(file: &mut impl Read, bytes: &mut Vec<u8>, wanted_bytes: usize) -> Re
 
 /// Returns the end of the header, by the preamble at the start of `bytes`.
 pub(super) fn header_end(bytes: &[u8]) -> Result<usize, Damage> {
-    if !bytes.starts_with(&MAGIC) {
-        return Err(Damage::Foreign);
-    }
-    if bytes.len() < PREAMBLE_BYTES {
-        return Err(Damage::Length);
-    }
-    let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-    let version = word(8);
-    if version != FORMAT_VERSION {
-        return Err(Damage::Version { version });
-    }
-    let header_bytes = word(12) as usize;
+    let header_bytes = CHUNK_FILE.header_bytes(bytes)?;
     // A reader of pieces would wait for the bytes of an empty header without end.
     if header_bytes == 0 || header_bytes > HEADER_BYTES_MAX {
         Err(Damage::Header)
@@ -216,22 +191,11 @@ pub(super) fn header_end(bytes: &[u8]) -> Result<usize, Damage> {
 
 /// Returns the header in `bytes`, which are preamble and header.
 pub(super) fn decode(bytes: &[u8]) -> Result<RecordHeader, Damage> {
-    if bytes[PREAMBLE_CHECKED_BYTES..PREAMBLE_BYTES] != checksum(bytes) {
-        return Err(Damage::Header);
-    }
-    let (written, rest) =
-        postcard::take_from_bytes::<ChunkFileHeader<'_>>(&bytes[PREAMBLE_BYTES..]).map_err(|_| Damage::Header)?;
+    let header = preamble::header(bytes)?;
+    let (written, rest) = postcard::take_from_bytes::<ChunkFileHeader<'_>>(header).map_err(|_| Damage::Header)?;
     let tenant = match rest {
         [] => None,
         rest => Some(TenantId(u128::from_be_bytes(rest.try_into().map_err(|_| Damage::Header)?))),
     };
     written.into_header(tenant).ok_or(Damage::Header)
-}
-
-/// Returns the checksum of preamble and header, without the checksum's own bytes.
-fn checksum(bytes: &[u8]) -> [u8; 32] {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(&bytes[..PREAMBLE_CHECKED_BYTES]);
-    hasher.update(&bytes[PREAMBLE_BYTES..]);
-    *hasher.finalize().as_bytes()
 }

@@ -2,16 +2,13 @@
 //!
 //! As in a chunk's file, the preamble has the header's checksum and the header has the state's. The state is
 //! llama.cpp's export, uncut, followed by its checkpoints. A file that is incomplete, changed, or of another model or
-//! layout is refused before llama.cpp sees it. Not here: chunks of the disk tier (`folder`), the endpoint
-//! (`http::slots`).
+//! layout is refused before llama.cpp sees it. Not here: the preamble (`preamble`), chunks of the disk tier (`folder`),
+//! the endpoint (`http::slots`).
 //!
 //! ```text
 //! offset  bytes  field
-//! 0       8      magic "WARMPSLT"
-//! 8       4      format version, little-endian
-//! 12      4      length of the header in bytes (n), little-endian
-//! 16      32     blake3 of bytes 0..16 and of the header
-//! 48      n      header: postcard of `SlotFileHeader`, from version 2 on followed by that of the list of checkpoints
+//! 0       48     preamble, magic "WARMPSLT"
+//! 48      n      header: postcard of `SlotFileHeader`, then of the list of checkpoints
 //! 48 + n         state
 //!                checkpoints, to the end of the file
 //! ```
@@ -25,19 +22,12 @@ use serde::{Deserialize, Serialize};
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::Token;
 
-use super::Identity;
+use super::preamble::{self, FileKind, PREAMBLE_BYTES};
+use super::{Damage, Identity};
 use crate::engine::{SlotCheckpoint, SlotState};
 
-/// First bytes of a file.
-const MAGIC: [u8; 8] = *b"WARMPSLT";
-/// Version of the format that is written.
-const FORMAT_VERSION: u32 = 2;
-/// Version without checkpoints, which can also be read.
-const VERSION_WITHOUT_CHECKPOINTS: u32 = 1;
-/// Length of the preamble.
-const PREAMBLE_BYTES: usize = 48;
-/// Length of the part of the preamble that its checksum covers.
-const PREAMBLE_CHECKED_BYTES: usize = 16;
+/// Kind of a slot's file.
+pub const SLOT_FILE: FileKind = FileKind { magic: *b"WARMPSLT", version: 2 };
 
 /// Identity with which a slot's state can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -154,34 +144,22 @@ fn head(identity: SlotIdentity, slot: &SlotState) -> io::Result<Vec<u8>> {
     let checkpoints: Vec<CheckpointHeader> = slot.checkpoints.iter().map(checkpoint).collect();
     let bytes = postcard::to_extend(&header, vec![0; PREAMBLE_BYTES]).map_err(io::Error::other)?;
     let mut bytes = postcard::to_extend(&checkpoints, bytes).map_err(io::Error::other)?;
-    let header_bytes = u32::try_from(bytes.len() - PREAMBLE_BYTES).map_err(io::Error::other)?;
-    bytes[..8].copy_from_slice(&MAGIC);
-    bytes[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
-    bytes[12..16].copy_from_slice(&header_bytes.to_le_bytes());
-    let checksum = checksum(&bytes);
-    bytes[PREAMBLE_CHECKED_BYTES..PREAMBLE_BYTES].copy_from_slice(&checksum);
+    SLOT_FILE.seal(&mut bytes)?;
     Ok(bytes)
 }
 
 /// Returns the content of a file without the state itself, and the state's position.
 fn find_parts(bytes: &[u8], identity: SlotIdentity) -> Result<PartPositions, SlotFileError> {
     let damaged = |what| SlotFileError::Damaged { what };
-    if !bytes.starts_with(&MAGIC) || bytes.len() < PREAMBLE_BYTES {
-        return Err(damaged("no preamble"));
-    }
-    let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-    let version = word(8);
-    if ![VERSION_WITHOUT_CHECKPOINTS, FORMAT_VERSION].contains(&version) {
-        return Err(SlotFileError::Foreign { other: "another version of the format" });
-    }
+    let header_bytes = SLOT_FILE.header_bytes(bytes).map_err(|damage| match damage {
+        Damage::Version { .. } => SlotFileError::Foreign { other: "another version of the format" },
+        _ => damaged("no preamble"),
+    })?;
     // The header is verified before it is parsed, and each part before it is used, because llama.cpp does not check its
     // input.
-    let state_at = PREAMBLE_BYTES + word(12) as usize;
+    let state_at = PREAMBLE_BYTES + header_bytes;
     let head = bytes.get(..state_at).ok_or(damaged("truncated"))?;
-    if head[PREAMBLE_CHECKED_BYTES..PREAMBLE_BYTES] != checksum(head) {
-        return Err(damaged("header"));
-    }
-    let (header, listed) = headers(&head[PREAMBLE_BYTES..], version).ok_or(damaged("header"))?;
+    let (header, listed) = preamble::header(head).ok().and_then(headers).ok_or(damaged("header"))?;
     if let Some(other) = difference(&header.identity, &identity) {
         return Err(SlotFileError::Foreign { other });
     }
@@ -208,13 +186,10 @@ fn find_parts(bytes: &[u8], identity: SlotIdentity) -> Result<PartPositions, Slo
     Ok(PartPositions { slot: SlotState { root: header.root, tokens, n_exact, state: Vec::new(), checkpoints }, state })
 }
 
-/// Returns a header, and the headers of its checkpoints; `None` if the bytes are not a header of that version.
-fn headers(bytes: &[u8], version: u32) -> Option<(SlotFileHeader<'_>, Vec<CheckpointHeader>)> {
+/// Returns a header, and the headers of its checkpoints; `None` if the bytes are no header.
+fn headers(bytes: &[u8]) -> Option<(SlotFileHeader<'_>, Vec<CheckpointHeader>)> {
     let (header, rest) = postcard::take_from_bytes::<SlotFileHeader<'_>>(bytes).ok()?;
-    let (checkpoints, rest) = match version {
-        VERSION_WITHOUT_CHECKPOINTS => (Vec::new(), rest),
-        _ => postcard::take_from_bytes(rest).ok()?,
-    };
+    let (checkpoints, rest) = postcard::take_from_bytes(rest).ok()?;
     rest.is_empty().then_some((header, checkpoints))
 }
 
@@ -236,14 +211,6 @@ fn difference(file: &SlotIdentity, own: &SlotIdentity) -> Option<&'static str> {
     } else {
         None
     }
-}
-
-/// Returns the checksum of preamble and header, without the checksum's own bytes.
-fn checksum(bytes: &[u8]) -> [u8; 32] {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(&bytes[..PREAMBLE_CHECKED_BYTES]);
-    hasher.update(&bytes[PREAMBLE_BYTES..]);
-    *hasher.finalize().as_bytes()
 }
 
 #[cfg(test)]
@@ -281,27 +248,12 @@ mod tests {
     }
 
     #[test]
-    fn reads_a_file_of_the_version_without_checkpoints_and_none_of_a_later_one() {
-        let (_folder, path, slot) = saved();
-        let slot = SlotState { checkpoints: Vec::new(), ..slot };
-        write(&path, IDENTITY, &slot).expect("it can be written");
-        let bytes = std::fs::read(&path).expect("it can be read");
-        let of_version = |version: u32, n_dropped: usize| {
-            let header_end = bytes.len() - slot.state.len();
-            let mut old = bytes[..header_end - n_dropped].to_vec();
-            let header_bytes = (old.len() - PREAMBLE_BYTES) as u32;
-            old[8..12].copy_from_slice(&version.to_le_bytes());
-            old[12..16].copy_from_slice(&header_bytes.to_le_bytes());
-            let checksum = checksum(&old);
-            old[PREAMBLE_CHECKED_BYTES..PREAMBLE_BYTES].copy_from_slice(&checksum);
-            old.extend(&bytes[header_end..]);
-            std::fs::write(&path, old).expect("it can be written");
-            read(&path, IDENTITY)
-        };
-        // An empty list is one byte.
-        assert_eq!(of_version(1, 1).expect("it can be read").0, slot);
-        assert!(matches!(of_version(1, 0), Err(SlotFileError::Damaged { .. })));
-        let error = of_version(3, 0).expect_err("it is of a later version").to_string();
+    fn refuses_a_file_of_another_version() {
+        let (_folder, path, _) = saved();
+        let mut bytes = std::fs::read(&path).expect("it can be read");
+        let version = SLOT_FILE.version + 1;
+        bytes[8..12].copy_from_slice(&version.to_le_bytes());
+        let error = parse(bytes, IDENTITY).expect_err("it is of another version").to_string();
         assert!(error.contains("another version of the format"), "{error}");
     }
 
