@@ -259,9 +259,9 @@ impl BlockTable {
         }
     }
 
-    /// Removes a block whose segment number `is` accepts.
-    pub(super) fn remove(&mut self, probe: BlockProbe, is: impl Fn(u32) -> bool) {
-        let (distance, line, idx) = self.find_slot(probe, is).expect("a block that is removed was inserted");
+    /// Removes a block of segment `id`.
+    pub(super) fn remove(&mut self, probe: BlockProbe, id: u32) {
+        let (distance, line, idx) = self.find_slot(probe, id).expect("a block that is removed was inserted");
         self.lines[line].0[idx] = 0;
         for passed in 0..distance {
             let line = self.line_at(probe, passed);
@@ -270,19 +270,17 @@ impl BlockTable {
         self.n_blocks -= 1;
     }
 
-    /// Changes the segment number of a block if `is` accepts the old one. If no block matches, the number was changed
-    /// already.
-    pub(super) fn relabel(&mut self, probe: BlockProbe, is: impl Fn(u32) -> bool, to: u32) {
-        if let Some((distance, line, idx)) = self.find_slot(probe, is) {
-            self.lines[line].0[idx] = probe.slot(distance, to).word;
-        }
+    /// Changes the segment number of a block from `id` to `to`.
+    pub(super) fn relabel(&mut self, probe: BlockProbe, id: u32, to: u32) {
+        let (distance, line, idx) = self.find_slot(probe, id).expect("a block of a segment was inserted");
+        self.lines[line].0[idx] = probe.slot(distance, to).word;
     }
 
-    /// Returns the distance of a block whose segment number `is` accepts, its line, and its slot there.
-    fn find_slot(&self, probe: BlockProbe, is: impl Fn(u32) -> bool) -> Option<(usize, usize, usize)> {
+    /// Returns the distance of a block of segment `id`, its line, and its slot there.
+    fn find_slot(&self, probe: BlockProbe, id: u32) -> Option<(usize, usize, usize)> {
         (0..LINES_TRIED).find_map(|distance| {
             let line = self.line_at(probe, distance);
-            let accepted = |idx, id| is(id).then_some((distance, line, idx));
+            let accepted = |idx, found| (found == id).then_some((distance, line, idx));
             self.lines[line].find(probe.slot(distance, 0), accepted)
         })
     }

@@ -60,12 +60,6 @@ pub struct IndexWriter {
     n_shed: u64,
 }
 
-/// Smallest appended segment whose blocks keep their segment number. Source: own choice: a number takes the memory of
-/// three blocks.
-const PART_BLOCKS_MIN: usize = 8;
-/// Maximum number of parts of a segment; only a segment that repeatedly shrinks and grows has more.
-const PARTS_MAX: usize = SEGMENT_BLOCKS_MAX / PART_BLOCKS_MIN;
-
 /// Place of a block.
 #[derive(Debug, Clone, Copy)]
 struct BlockPlace {
@@ -207,10 +201,7 @@ impl IndexWriter {
 
     /// Returns the place of the first block of `keys`, whose probe is given.
     fn locate_at(&self, probe: BlockProbe, keys: &[BlockKey]) -> Option<BlockPlace> {
-        self.locator.find(probe, |number| {
-            let id = self.numbers.owner(number);
-            self.numbers.segment(id).offset_of(keys).map(|offset| BlockPlace { id, offset })
-        })
+        self.locator.find(probe, |id| self.numbers.segment(id).offset_of(keys).map(|offset| BlockPlace { id, offset }))
     }
 
     fn insert_run(&mut self, worker: WorkerIdx, run: &Run) {
@@ -309,7 +300,7 @@ impl IndexWriter {
             }
             let probe = probes[n % BATCH];
             let has = |other: u32| {
-                let segment = self.numbers.get(self.numbers.owner(other));
+                let segment = self.numbers.get(other);
                 let stored = segment.is_some_and(|segment| Segment::from(segment).offset_of(&[key]).is_some());
                 (stored || other == id && keys[..n].contains(&key)).then_some(())
             };
@@ -327,11 +318,10 @@ impl IndexWriter {
 
     /// Removes blocks of a segment from the writer's table; `probes` are those of the first blocks, or empty.
     fn unindex(&mut self, keys: &[u64], id: u32, probes: &[BlockProbe]) {
-        let is_of = |number: u32| self.numbers.owner(number) == id;
-        probes.iter().for_each(|&probe| self.locator.remove(probe, is_of));
+        probes.iter().for_each(|&probe| self.locator.remove(probe, id));
         for batch in keys[probes.len()..].chunks(BATCH) {
             let probes = self.probes(batch.iter().copied());
-            probes[..batch.len()].iter().for_each(|&probe| self.locator.remove(probe, is_of));
+            probes[..batch.len()].iter().for_each(|&probe| self.locator.remove(probe, id));
         }
     }
 
@@ -421,8 +411,8 @@ impl IndexWriter {
             return;
         }
         for MergeHint { numbers, blocks: [last, first] } in self.index.merge_hints.take() {
-            // Both segments may have changed since the hint, and the first may now be a part of an earlier segment.
-            let [one, two] = numbers.map(|number| self.numbers.owner(number));
+            // Both segments may have changed since the hint.
+            let [one, two] = numbers;
             let segments = (self.numbers.get(one), self.numbers.get(two));
             let (Some(before), Some(behind)) = segments else { continue };
             let (before, behind) = (Segment::from(before), Segment::from(behind));
@@ -434,13 +424,10 @@ impl IndexWriter {
 
     fn join(&mut self, first: u32, second: u32) {
         let joined = self.numbers.segment(first).joined(self.numbers.segment(second), &mut self.words);
-        let is_short = self.numbers.segment(second).len() < PART_BLOCKS_MIN;
-        if is_short {
-            self.relabel(second, first);
-        }
+        self.relabel(second, first);
         // Readers find the whole segment before its second half is removed.
         self.put(first, joined);
-        let old = if is_short { self.numbers.close(second) } else { self.numbers.join(first, second) };
+        let old = self.numbers.close(second);
         let two = Segment::from(&old);
         self.forget(two);
         let mut last = None;
@@ -449,10 +436,6 @@ impl IndexWriter {
                 self.holdings[span.worker().0 as usize].drop_segment();
             }
         }
-        if self.numbers.n_parts(first) > PARTS_MAX {
-            self.relabel(first, first);
-            self.numbers.free_parts(first);
-        }
     }
 
     /// Gives all blocks of a segment the number `to`.
@@ -460,8 +443,7 @@ impl IndexWriter {
         let Some(shared) = self.numbers.get(id).cloned() else { return };
         for batch in Segment::from(&shared).keys().chunks(BATCH) {
             let probes = self.probes(batch.iter().copied());
-            let is_other = |number: u32| number != to && self.numbers.owner(number) == id;
-            probes[..batch.len()].iter().for_each(|&probe| self.locator.relabel(probe, is_other, to));
+            probes[..batch.len()].iter().for_each(|&probe| self.locator.relabel(probe, id, to));
         }
     }
 

@@ -79,13 +79,13 @@ proptest! {
                 Op::Remove(which) => {
                     if let Some(hash) = pick(which) {
                         let id = known.remove(&hash).unwrap();
-                        table.remove(table.probe(hash), |other| other == id);
+                        table.remove(table.probe(hash), id);
                     }
                 }
                 Op::Relabel(which, to) => {
                     if let Some(hash) = pick(which) {
                         let from = known.insert(hash, to).unwrap();
-                        table.relabel(table.probe(hash), |other| other == from, to);
+                        table.relabel(table.probe(hash), from, to);
                     }
                 }
                 Op::Grow(n) => {
@@ -127,7 +127,7 @@ fn a_line_that_too_many_pass_takes_no_more() {
     assert!(table.bytes_of_next(0, LOADS_PERCENT_NEW[1]) > Some(table.bytes()), "a larger table is requested");
     assert!((0..n).all(|id| table.find(probe(id), |other| (other == id).then_some(())).is_some()));
     (0..n).for_each(|id| {
-        table.remove(probe(id), |other| other == id);
+        table.remove(probe(id), id);
     });
     check(&table, &HashMap::new());
 }

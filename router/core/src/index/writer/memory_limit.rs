@@ -104,7 +104,6 @@ impl IndexWriter {
         while !self.fill_locator(bytes) {
             bytes += bytes / 2;
         }
-        self.numbers.free_all_parts();
     }
 
     fn fill_locator(&mut self, bytes: usize) -> bool {
