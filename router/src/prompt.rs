@@ -11,7 +11,6 @@ pub mod body;
 mod stage;
 
 use std::borrow::Cow;
-use std::cell::RefCell;
 use std::hash::{BuildHasher as _, Hash as _, Hasher as _};
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
@@ -20,7 +19,6 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use hashbrown::DefaultHashBuilder;
 use tokio::sync::Semaphore;
-use tokio_util::sync::CancellationToken;
 use warmpath_common::block_hash::{BlockHash, BlockKey, ChainRoot};
 use warmpath_common::dialects::Spelling;
 use warmpath_common::lora;
@@ -232,11 +230,8 @@ impl PromptPool {
         begin: impl FnOnce() -> Result<UntokenizedRequest, RequestError> + Send + 'static,
     ) -> Result<Prepared, RequestError> {
         let place = Arc::clone(&self.places).try_acquire_owned().ok();
-        let turn = RefCell::new(self.processors.turn().await);
         let (fleet, chains) = (Arc::clone(fleet), Arc::clone(&self.chains));
-        let cancelled = CancellationToken::new();
-        let _client = cancelled.clone().drop_guard();
-        let prepared = tokio::task::spawn_blocking(move || {
+        let prepared = self.processors.run(move |is_cancelled| {
             let has_place = place.is_some();
             let work = || {
                 let mut request = begin()?;
@@ -246,12 +241,6 @@ impl PromptPool {
                     request.stage = PromptStage::Unknown("busy");
                 }
                 Ok(request.finish(&chains))
-            };
-            let is_cancelled = move || {
-                if !cancelled.is_cancelled() {
-                    turn.borrow_mut().give_way();
-                }
-                cancelled.is_cancelled()
             };
             let prepared = unless_cancelled(is_cancelled, work);
             // The work may outlive a disconnected client, for a portion of its text; its place is taken until it ends.

@@ -3,14 +3,12 @@
 //! Not here: an embedding worker, and the common part of both (`model_kind`); loading (`start`), running a request
 //! (`lifecycle`).
 
-use std::cell::RefCell;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::Semaphore;
-use tokio_util::sync::CancellationToken;
 use warmpath_common::block_hash::{BlockHash, ChainRoot};
 use warmpath_common::ids::Token;
 use warmpath_common::lora::Applied;
@@ -103,16 +101,7 @@ impl Preparing {
     ) -> Result<T, RequestError> {
         let full = |_| RequestError::PreparingFull { places: self.n_places };
         let place = Arc::clone(&self.places).try_acquire_owned().map_err(full)?;
-        let turn = RefCell::new(self.processors.turn().await);
-        let cancelled = CancellationToken::new();
-        let _client = cancelled.clone().drop_guard();
-        let worked = tokio::task::spawn_blocking(move || {
-            let is_cancelled = move || {
-                if !cancelled.is_cancelled() {
-                    turn.borrow_mut().give_way();
-                }
-                cancelled.is_cancelled()
-            };
+        let worked = self.processors.run(move |is_cancelled| {
             let result = unless_cancelled(is_cancelled, work);
             // After a client disconnects, the work may continue for one more portion of its text, and keeps its place.
             drop(place);

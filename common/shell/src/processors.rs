@@ -4,10 +4,13 @@
 //! it gives its turn to the work that has waited longest, and queues for another turn. So short work waits for at most
 //! one portion of long work.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinError;
+use tokio_util::sync::CancellationToken;
 
 /// Most pieces of work that pause at a time, since each blocks a thread; further pieces do not pause.
 ///
@@ -24,7 +27,7 @@ pub struct Processors {
 
 /// Right to use one processor, until it is dropped.
 #[derive(Debug)]
-pub struct ProcessorPermit {
+struct ProcessorPermit {
     processors: Processors,
     /// Absent while another turn is awaited.
     permit: Option<OwnedSemaphorePermit>,
@@ -47,10 +50,28 @@ impl Processors {
         self.turns.available_permits()
     }
 
-    /// Waits for a processor.
+    /// Returns the result of `work`, which runs on a thread for long work once there is a processor for it.
     ///
-    /// Panics: outside a tokio runtime.
-    pub async fn turn(&self) -> ProcessorPermit {
+    /// The work gets a function to call between two of its portions: it gives the turn to other work, and returns
+    /// whether the caller has gone. Errors: if the work panics. Panics: outside a tokio runtime.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(Box<dyn Fn() -> bool>) -> T + Send + 'static,
+    ) -> Result<T, JoinError> {
+        let turn = RefCell::new(self.turn().await);
+        let cancelled = CancellationToken::new();
+        let _caller = cancelled.clone().drop_guard();
+        let is_cancelled = move || {
+            if !cancelled.is_cancelled() {
+                turn.borrow_mut().give_way();
+            }
+            cancelled.is_cancelled()
+        };
+        tokio::task::spawn_blocking(move || work(Box::new(is_cancelled))).await
+    }
+
+    /// Waits for a processor.
+    async fn turn(&self) -> ProcessorPermit {
         let permit = Arc::clone(&self.turns).acquire_owned().await.ok();
         ProcessorPermit { processors: self.clone(), permit, runtime: Handle::current() }
     }
@@ -60,7 +81,7 @@ impl ProcessorPermit {
     /// Gives the turn to work that already waits; blocks the thread until this work gets another turn.
     ///
     /// Panics: in an asynchronous task, which must not block.
-    pub fn give_way(&mut self) {
+    fn give_way(&mut self) {
         let Processors { turns, pauses } = &self.processors;
         if turns.available_permits() > 0 {
             return;
