@@ -7,7 +7,6 @@
 //! Not here: the decision (`warmpath-router-core`), the path of a request (`lifecycle`).
 
 pub mod client;
-pub mod loss;
 pub mod media_layouts;
 pub mod members;
 pub mod prefetch;

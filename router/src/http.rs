@@ -9,7 +9,6 @@ mod cors;
 mod decisions_api;
 pub mod error;
 mod health;
-mod hosts;
 mod models;
 mod openapi;
 mod pages;
@@ -69,13 +68,13 @@ pub fn client_routes(app: App, web: &WebConfig) -> Router {
         .route("/rerank", post(completions::rerank))
         .route("/v1/reranking", post(completions::rerank))
         .route("/reranking", post(completions::rerank))
-        .layer(from_fn_with_state(app.clone(), access::check))
+        .layer(from_fn_with_state(app.clone(), access::check_key))
         .route("/openapi.json", get(openapi::clients))
         .merge(health::routes(Audience::Clients))
         .merge(pages)
         .fallback(unknown_path)
         .method_not_allowed_fallback(refused_method)
-        .layer(from_fn_with_state(app.clone(), hosts::clients))
+        .layer(from_fn_with_state(app.clone(), access::check_client_host))
         .layer(from_fn_with_state(app.clone(), around))
         .with_state(app);
     match &web.cors {
@@ -100,7 +99,7 @@ pub fn admin_routes(app: App) -> Router {
         .merge(health::routes(Audience::Operators))
         .fallback(unknown_path)
         .method_not_allowed_fallback(refused_method)
-        .layer(from_fn_with_state(app.clone(), hosts::operators))
+        .layer(from_fn_with_state(app.clone(), access::check_operator_host))
         .with_state(app)
 }
 

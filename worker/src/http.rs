@@ -17,7 +17,6 @@ mod embeddings;
 mod error;
 mod free_text;
 mod health;
-mod hosts;
 mod kv;
 mod llama_server;
 mod logprobs;
@@ -98,8 +97,8 @@ pub fn router(app: App) -> Router {
         .route("/internal/v1/kv/{key}", get(kv::send))
         .method_not_allowed_fallback(method_refused)
         .fallback(path_unknown)
-        .layer(middleware::from_fn_with_state(app.clone(), access::check))
-        .layer(middleware::from_fn_with_state(app.clone(), hosts::clients))
+        .layer(middleware::from_fn_with_state(app.clone(), access::check_token))
+        .layer(middleware::from_fn_with_state(app.clone(), access::check_client_host))
         .layer(middleware::from_fn_with_state(app.clone(), context::around))
         .with_state(app)
 }
@@ -109,7 +108,7 @@ pub fn admin_router(app: App) -> Router {
     health_routes()
         .method_not_allowed_fallback(method_refused)
         .fallback(path_unknown)
-        .layer(middleware::from_fn_with_state(app.clone(), hosts::probes))
+        .layer(middleware::from_fn_with_state(app.clone(), access::check_probe_host))
         .with_state(app)
 }
 

@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use url::Url;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::membership::{Membership, MembershipChange};
 
 use super::client::WorkerClient;
-use super::loss::{Loss, Losses};
 use super::stock::Stock;
 use super::subscriber::{Closed, FleetEvents};
 use super::tracker::StaleReports;
@@ -43,7 +43,8 @@ pub struct Member {
     pub stock: Option<Arc<Stock>>,
     /// Notice that the view of its blocks cannot be trusted.
     pub stale_reports: StaleReports,
-    losses: Losses,
+    /// Sender of the notices that the worker is lost; they are sent again as long as it stays lost.
+    losses: watch::Sender<()>,
     /// Time of its last message, in milliseconds after the fleet's start; 0 means never.
     last_message_ms: AtomicU64,
 }
@@ -58,7 +59,7 @@ impl Member {
             client,
             stock: (address.api == WorkerApi::OpenAi).then(Arc::default),
             stale_reports: StaleReports::default(),
-            losses: Losses::new(),
+            losses: watch::Sender::new(()),
             last_message_ms: AtomicU64::new(0),
         })
     }
@@ -80,14 +81,14 @@ impl Member {
         self.url.as_str().trim_end_matches('/').to_owned()
     }
 
-    /// Returns a receiver of the worker's losses.
+    /// Returns a receiver of the worker's losses from now on.
     pub fn loss(&self) -> Loss {
-        self.losses.subscribe()
+        Loss(self.losses.subscribe())
     }
 
     /// Notifies the requests that wait for the worker's responses that it is lost.
     pub(super) fn lost(&self) {
-        self.losses.notify();
+        self.losses.send_replace(());
     }
 
     /// Records a message, received at this time after the fleet's start.
@@ -195,6 +196,22 @@ impl Keeper {
             let _ = (&mut subscription.0).await;
         }
         self.outbox.tell(TrackerMessage::Left { worker }).await
+    }
+}
+
+/// Receiver of the notices of one worker's losses, for the requests that wait for its response.
+///
+/// If a worker hangs or the network drops its packets, its responses never fail by themselves.
+#[derive(Debug, Clone)]
+pub struct Loss(watch::Receiver<()>);
+
+impl Loss {
+    /// Waits until the worker is lost, or lost again.
+    pub async fn wait(&mut self) {
+        // A worker that has left sends no further notice.
+        if self.0.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
     }
 }
 

@@ -25,8 +25,7 @@ use super::whole::WholeReader;
 use super::{AttemptTarget, IncomingRequest, headers};
 use crate::config::{LOST_SILENCE, REFUSAL_TIMEOUT, RequestConfig, WHOLE_ANSWER_BYTES_MAX};
 use crate::fleet::client::CallError;
-use crate::fleet::loss::Loss;
-use crate::fleet::members::Member;
+use crate::fleet::members::{Loss, Member};
 
 /// Client of one worker, and the limits of the request.
 pub(super) struct Upstream<'a> {

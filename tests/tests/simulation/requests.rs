@@ -9,7 +9,7 @@ use futures::FutureExt as _;
 use warmpath_common::block_hash::{BlockKey, block_chain};
 use warmpath_common::ids::{RequestId, Token};
 use warmpath_common::model::{Fingerprint, ModelInfo};
-use warmpath_router::fleet::loss::Loss;
+use warmpath_router::fleet::members::Loss;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::ledger::stale_blocks::PredictionOutcome;
 use warmpath_router_core::ledger::{RouteRequest, Ticket};
