@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use warmpath_common::summary::{Frame, Stamp};
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::fleet::summary_reader::{FrameEffect, SummaryLimits, SummaryReader};
+use warmpath_router_core::fleet::summary_reader::{FrameEffect, SummaryReader};
 use warmpath_router_core::fleet::summary_stream::{StreamLimits, SummaryStream};
 use warmpath_router_core::index::{IndexOptions, IndexWriter};
 
@@ -63,7 +63,7 @@ fn framed(content: &[u8]) -> Vec<u8> {
 
 fn read<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Outcome {
     let now = Instant::now();
-    let mut reader = SummaryReader::new(SummaryLimits { blocks_max: BLOCKS_MAX });
+    let mut reader = SummaryReader::new(BLOCKS_MAX);
     reader.open();
     let mut stream = SummaryStream::new(LIMITS, now);
     let mut outcome = Outcome::default();

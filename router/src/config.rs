@@ -14,7 +14,6 @@ use std::time::Duration;
 use url::Url;
 use warmpath_router_core::fleet::membership::MembershipOptions;
 use warmpath_router_core::ledger::LedgerOptions;
-use warmpath_router_core::overload::admission::AdmissionOptions;
 use warmpath_router_core::overload::retry::{BudgetOptions, RetryOptions};
 use warmpath_shell::hosts::AllowedHosts;
 use warmpath_shell::image_urls::ImageHost;
@@ -387,7 +386,6 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
     if flags.kv_gbits.is_some_and(|gbits| !gbits.is_finite() || gbits <= 0.0) {
         return Err(ConfigError::Range { flag: "--kv-gbits", range: "a bandwidth, more than 0" });
     }
-    let admission = AdmissionOptions { wait_max: seconds("--worker-wait-max", flags.worker_wait_max)? };
     let index_bytes_max = flags.index_max.checked_mul(1 << 20);
     Ok(Config {
         listen: flags.listen,
@@ -401,7 +399,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
                 .ok_or(ConfigError::Range { flag: "--index-max", range: "a size that a machine can address" })?,
             dispatch: LedgerOptions {
                 policy: flags.policy,
-                admission: Some(admission),
+                worker_wait_max: Some(seconds("--worker-wait-max", flags.worker_wait_max)?),
                 kv_bytes_per_ms: flags.kv_gbits.map(|gbits| gbits * BYTES_PER_MS_OF_GBIT),
             },
             first_contact_timeout: FIRST_CONTACT_TIMEOUT,

@@ -209,7 +209,7 @@ mod tests {
     use warmpath_common::ids::WorkerUid;
     use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo};
     use warmpath_common::summary::{Load, Resume, RunState, Stamp};
-    use warmpath_router_core::fleet::summary_reader::{FrameEffect, SummaryLimits, SummaryReader};
+    use warmpath_router_core::fleet::summary_reader::{FrameEffect, SummaryReader};
 
     use super::*;
 
@@ -276,7 +276,7 @@ mod tests {
         ) {
             let keys: Vec<u64> = stolen_keys.iter().copied().collect();
             let mut lie = Lie::new(stolen(vec![run(&keys)]));
-            let mut reader = SummaryReader::new(SummaryLimits { blocks_max: 100 });
+            let mut reader = SummaryReader::new(100);
             reader.open();
             let mut view: HashSet<BlockKey> = HashSet::new();
             for frame in honest(&held, &changes).into_iter().flat_map(|frame| lie.frames(frame)) {

@@ -37,7 +37,6 @@ use crate::ledger::pending_prefixes::{PendingBlocks, PendingPrefixes};
 use crate::ledger::recent_work::{RecentWork, ReuseRatio};
 use crate::ledger::stale_blocks::StaleBlocks;
 use crate::ledger::transfer_rates::TransferRates;
-use crate::overload::admission::AdmissionOptions;
 use crate::routing::choose::{Candidate, ChoiceReason, Policy, PromptView, TieBreak, choose, reason};
 use crate::routing::cost::{Cost, Unreported, WorkerLoad};
 use crate::routing::transfer::Transfer;
@@ -57,8 +56,8 @@ const UNREPORTED_AGE_MAX: Duration = Duration::from_secs(5);
 pub struct LedgerOptions {
     /// Routing policy.
     pub policy: Policy,
-    /// Limits on the work queued at workers; `None` to never hold requests back for that.
-    pub admission: Option<AdmissionOptions>,
+    /// Predicted wait up to which a worker without a free slot takes requests; `None` for any wait.
+    pub worker_wait_max: Option<Duration>,
     /// Assumed bandwidth of KV transfers between two workers until it is measured; `None` for no transfers. Units:
     /// bytes per millisecond.
     pub kv_bytes_per_ms: Option<f64>,

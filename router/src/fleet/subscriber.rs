@@ -22,7 +22,7 @@ use warmpath_common::headers;
 use warmpath_common::summary::{self, AFTER_PARAMETER, Loading, STREAM_PATH, Stamp};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::compatibility::NAME_BYTES_MAX;
-use warmpath_router_core::fleet::summary_reader::{FrameEffect, SummaryLimits, SummaryReader};
+use warmpath_router_core::fleet::summary_reader::{FrameEffect, SummaryReader};
 use warmpath_router_core::fleet::summary_stream::{SilenceWatch, StreamFault, StreamLimits, SummaryStream};
 use warmpath_shell::chain;
 
@@ -198,7 +198,7 @@ pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, client: WorkerClient, 
     let member = fleet.member(worker);
     let url = client.url(STREAM_PATH);
     let stale_reports = member.stale_reports.subscribe();
-    let reader = SummaryReader::new(SummaryLimits { blocks_max: WORKER_BLOCKS_MAX });
+    let reader = SummaryReader::new(WORKER_BLOCKS_MAX);
     let mut subscriber = Subscriber { fleet, worker, member, client, outbox, stale_reports, reader };
     let mut pause = ReconnectPause::default();
     let mut last_label = "";

@@ -19,10 +19,9 @@ use warmpath_router::fleet::{Fleet, TrackerMessage};
 use warmpath_router::metrics::Metrics;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::membership::{Membership, MembershipOptions};
-use warmpath_router_core::fleet::summary_reader::{SummaryLimits, SummaryReader};
+use warmpath_router_core::fleet::summary_reader::SummaryReader;
 use warmpath_router_core::fleet::summary_stream::{SilenceWatch, StreamLimits, SummaryStream};
 use warmpath_router_core::ledger::LedgerOptions;
-use warmpath_router_core::overload::admission::AdmissionOptions;
 use warmpath_router_core::overload::retry::{BudgetOptions, RetryBudget};
 
 /// Limit on the frames of a stream: low, so that a fault can exceed it.
@@ -124,12 +123,12 @@ impl Router {
     /// Returns a router that has just started.
     pub fn new(clients: &Clients, seed: u64, now: Instant) -> Self {
         let membership = MembershipOptions { workers_max: 64, linger: LINGER, vacancy: LINGER };
-        let admission = Some(AdmissionOptions { wait_max: Duration::from_millis(500) });
+        let worker_wait_max = Some(Duration::from_millis(500));
         let config = FleetConfig {
             membership,
             vocabularies: Vec::new(),
             index_bytes_max: INDEX_BYTES_MAX,
-            dispatch: LedgerOptions { admission, ..LedgerOptions::default() },
+            dispatch: LedgerOptions { worker_wait_max, ..LedgerOptions::default() },
             first_contact_timeout: Duration::from_secs(1),
             connect_timeout: Duration::from_secs(1),
             worker_keys: Vec::new(),
@@ -163,7 +162,7 @@ impl Router {
         });
         let subscription = Subscription {
             host,
-            reader: SummaryReader::new(SummaryLimits { blocks_max: BLOCKS_MAX }),
+            reader: SummaryReader::new(BLOCKS_MAX),
             stale_reports: member.stale_reports.subscribe(),
             pause: ReconnectPause::default(),
             attempt: 0,

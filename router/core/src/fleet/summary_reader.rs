@@ -8,13 +8,6 @@
 
 use warmpath_common::summary::{Change, Digest, Frame, FrameBody, Load, Run, SnapshotHeader, Stamp};
 
-/// Limits on what a worker may report.
-#[derive(Debug, Clone, Copy)]
-pub struct SummaryLimits {
-    /// Maximum number of blocks of one worker.
-    pub blocks_max: usize,
-}
-
 /// A worker that has begun to send a snapshot. It can be used before the blocks have arrived.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewWorker {
@@ -168,7 +161,8 @@ struct ViewPosition {
 
 /// Reader of one worker's summary, across all its streams.
 pub struct SummaryReader {
-    limits: SummaryLimits,
+    /// Maximum number of blocks of the worker.
+    blocks_max: usize,
     state: StreamPhase,
     /// Position of the view; `None` if there is no view, or none that can be continued.
     view: Option<ViewPosition>,
@@ -179,9 +173,9 @@ pub struct SummaryReader {
 }
 
 impl SummaryReader {
-    /// Returns a reader of a worker that has sent nothing yet.
-    pub fn new(limits: SummaryLimits) -> Self {
-        Self { limits, state: StreamPhase::Closed, view: None, newest: None, refused: None }
+    /// Returns a reader of a worker that has sent nothing yet, and may report at most `blocks_max` blocks.
+    pub fn new(blocks_max: usize) -> Self {
+        Self { blocks_max, state: StreamPhase::Closed, view: None, newest: None, refused: None }
     }
 
     /// Begins a new stream; returns the stamp after which it should continue, or `None` if a snapshot is needed.
@@ -288,7 +282,7 @@ impl SummaryReader {
     ///
     /// Errors: [`Violation::TooManyBlocks`].
     pub fn check_n_blocks(&self, n_blocks: usize) -> Result<(), Violation> {
-        let blocks_max = self.limits.blocks_max;
+        let blocks_max = self.blocks_max;
         if n_blocks > blocks_max { Err(Violation::TooManyBlocks { blocks_max }) } else { Ok(()) }
     }
 

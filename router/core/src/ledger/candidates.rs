@@ -14,7 +14,7 @@ use super::{Ledger, NoWorker, RouteRequest, answer_share_ms};
 use crate::fleet::{FleetView, Unavailable, WorkerView};
 use crate::index::Match;
 use crate::ledger::recent_work::WorkSenders;
-use crate::overload::admission::{Capacity, CapacityForecast, RETURN};
+use crate::overload::admission::{Capacity, CapacityForecast, RETURN, capacity};
 use crate::overload::breaker;
 use crate::routing::choose::{Candidate, PromptView, add_pressure, worker_load};
 use crate::routing::cost::Speeds;
@@ -121,7 +121,7 @@ impl Ledger {
             candidate = candidate.with_transfer((request.prompt, block_size_tokens), peers, bytes_per_ms);
         }
         candidate.recent_tokens = self.recent_work.of(worker.idx, senders);
-        let capacity = self.options.admission.map_or(Capacity::Yes, |options| options.capacity(&worker_load));
+        let capacity = self.options.worker_wait_max.map_or(Capacity::Yes, |wait_max| capacity(&worker_load, wait_max));
         if capacity == Capacity::No {
             // A full worker queues the request: all of its work comes first.
             candidate.cost.wait_ms = candidate.cost.wait_ms.max(worker_load.queue_delay_ms());

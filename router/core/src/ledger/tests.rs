@@ -265,9 +265,9 @@ fn a_name_that_one_worker_serves_is_routed_only_there() {
 
 /// Returns a fleet of measured workers without a free slot, in which a wait of up to two seconds counts as capacity.
 fn full_world(n_workers: u32) -> World {
-    let admission = Some(AdmissionOptions { wait_max: Duration::from_secs(2) });
+    let worker_wait_max = Some(Duration::from_secs(2));
     let mut world = World::new(n_workers);
-    world.ledger = Ledger::new(LedgerOptions { admission, ..LedgerOptions::default() });
+    world.ledger = Ledger::new(LedgerOptions { worker_wait_max, ..LedgerOptions::default() });
     (0..n_workers as usize).for_each(|idx| world.change(idx, |worker| worker.load = full(3000)));
     world
 }

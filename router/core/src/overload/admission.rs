@@ -24,13 +24,6 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 /// Source: the router notices a returned worker within a second, and uses it within another.
 pub const RETURN: Duration = Duration::from_secs(2);
 
-/// Limit on the requests that wait at workers.
-#[derive(Debug, Clone, Copy)]
-pub struct AdmissionOptions {
-    /// Predicted wait up to which a worker without a free slot takes requests.
-    pub wait_max: Duration,
-}
-
 /// Capacity of a worker for one more request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Capacity {
@@ -42,18 +35,16 @@ pub(crate) enum Capacity {
     Unmeasured,
 }
 
-impl AdmissionOptions {
-    /// Returns the capacity of a worker with this load.
-    pub(crate) fn capacity(self, worker_load: &WorkerLoad<'_>) -> Capacity {
-        if worker_load.n_requests() < u64::from(worker_load.n_slots) {
-            Capacity::Yes
-        } else if worker_load.load.rates.prefill_tokens_per_s.is_none() {
-            Capacity::Unmeasured
-        } else if worker_load.queue_delay_ms() <= self.wait_max.as_secs_f64() * 1e3 {
-            Capacity::Yes
-        } else {
-            Capacity::No
-        }
+/// Returns the capacity of a worker with this load; a predicted wait of up to `wait_max` counts as capacity.
+pub(crate) fn capacity(worker_load: &WorkerLoad<'_>, wait_max: Duration) -> Capacity {
+    if worker_load.n_requests() < u64::from(worker_load.n_slots) {
+        Capacity::Yes
+    } else if worker_load.load.rates.prefill_tokens_per_s.is_none() {
+        Capacity::Unmeasured
+    } else if worker_load.queue_delay_ms() <= wait_max.as_secs_f64() * 1e3 {
+        Capacity::Yes
+    } else {
+        Capacity::No
     }
 }
 
@@ -84,12 +75,12 @@ mod tests {
     use warmpath_common::ids::SlotId;
     use warmpath_common::summary::{Load, Rates};
 
-    const OPTIONS: AdmissionOptions = AdmissionOptions { wait_max: Duration::from_secs(2) };
+    const WAIT_MAX: Duration = Duration::from_secs(2);
 
     fn check(load: Load, expected: Capacity) {
         let worker = crate::fleet::WorkerView { load, ..worker(0) };
         let worker_load = worker_load(&worker, Unreported::default(), SPEEDS_DEFAULT, worker.measured_at);
-        assert_eq!(OPTIONS.capacity(&worker_load), expected, "{:?}", worker.load);
+        assert_eq!(capacity(&worker_load, WAIT_MAX), expected, "{:?}", worker.load);
     }
 
     #[test]

@@ -201,7 +201,7 @@ proptest! {
         events in prop::collection::vec(any_event(), 0..120)
     ) {
         let mut worker = Worker::new(1);
-        let reader = SummaryReader::new(SummaryLimits { blocks_max: 100 });
+        let reader = SummaryReader::new(100);
         let mut router =
             Router { reader, view: Held::new(), at: None, is_spoilt: false, wire: VecDeque::new(), n_resumed: 0 };
         router.connect(&worker);
@@ -229,7 +229,7 @@ proptest! {
 fn a_short_interruption_is_repaired_from_the_ring_and_a_long_one_by_a_snapshot() {
     for (n_missed, n_resumed) in [(0, 1), (6, 1), (7, 0)] {
         let mut worker = Worker::new(1);
-        let reader = SummaryReader::new(SummaryLimits { blocks_max: 100 });
+        let reader = SummaryReader::new(100);
         let mut router =
             Router { reader, view: Held::new(), at: None, is_spoilt: false, wire: VecDeque::new(), n_resumed: 0 };
         router.connect(&worker);

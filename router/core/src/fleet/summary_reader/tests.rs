@@ -8,7 +8,7 @@ use warmpath_common::summary::{Rates, Resume, RunState, Snapshot, Tier};
 use super::*;
 use crate::testing::{idle, model};
 
-const LIMITS: SummaryLimits = SummaryLimits { blocks_max: 100 };
+const BLOCKS_MAX: usize = 100;
 
 fn stamp(seq: u64) -> Stamp {
     Stamp { worker_uid: WorkerUid(1), boot_epoch: 2, seq }
@@ -46,7 +46,7 @@ fn frame(stamp: Stamp, body: FrameBody) -> Frame {
 
 /// Applies frames, each with its sequence number, and returns the last result.
 fn feed(frames: Vec<(u64, FrameBody)>) -> Result<FrameEffect, Violation> {
-    let mut reader = SummaryReader::new(LIMITS);
+    let mut reader = SummaryReader::new(BLOCKS_MAX);
     assert_eq!(reader.open(), None);
     let mut last = Ok(FrameEffect::Partial);
     for (seq, body) in frames {
@@ -62,7 +62,7 @@ fn live(frames: Vec<(u64, FrameBody)>) -> Result<FrameEffect, Violation> {
 
 #[test]
 fn a_snapshot_replaces_the_view_only_when_it_is_whole() {
-    let mut reader = SummaryReader::new(LIMITS);
+    let mut reader = SummaryReader::new(BLOCKS_MAX);
     reader.open();
     let snapshot = Snapshot { stamp: stamp(5), model: model(), runs: vec![run(3), run(4)], load: idle() };
     let mut frames = snapshot.clone().into_frames().into_iter();
@@ -109,7 +109,7 @@ fn a_gap_or_a_duplicate_ends_the_stream() {
 
 /// Returns a reader whose view is that of `stamp` and whose stream has ended.
 fn known(stamp: Stamp) -> SummaryReader {
-    let mut reader = SummaryReader::new(LIMITS);
+    let mut reader = SummaryReader::new(BLOCKS_MAX);
     reader.open();
     reader.apply(frame(stamp, begin())).expect("a snapshot begins");
     reader.apply(frame(stamp, end(&[]))).expect("a snapshot ends");
@@ -149,7 +149,7 @@ fn after_an_incomplete_snapshot_the_old_view_can_be_continued() {
 
 #[test]
 fn only_the_requested_position_is_resumed() {
-    let mut reader = SummaryReader::new(LIMITS);
+    let mut reader = SummaryReader::new(BLOCKS_MAX);
     reader.open();
     assert_eq!(reader.apply(frame(stamp(5), FrameBody::Resumed)), Err(Violation::Identity));
     let mut reader = known(stamp(5));
@@ -203,8 +203,8 @@ fn more_blocks_than_allowed_end_the_stream() {
         feed(vec![(5, begin()), (5, FrameBody::Runs(vec![run(100)])), (5, FrameBody::Runs(vec![run(1)]))]),
         limit
     );
-    assert_eq!(SummaryReader::new(LIMITS).check_n_blocks(101).map(|()| FrameEffect::Partial), limit);
-    assert_eq!(SummaryReader::new(LIMITS).check_n_blocks(100), Ok(()));
+    assert_eq!(SummaryReader::new(BLOCKS_MAX).check_n_blocks(101).map(|()| FrameEffect::Partial), limit);
+    assert_eq!(SummaryReader::new(BLOCKS_MAX).check_n_blocks(100), Ok(()));
 }
 
 #[test]
@@ -232,7 +232,7 @@ proptest! {
     fn frames_in_any_order_never_panic_and_only_a_whole_snapshot_replaces(
         frames in proptest::collection::vec((0u64..4, 0usize..4), 0..20)
     ) {
-        let mut reader = SummaryReader::new(LIMITS);
+        let mut reader = SummaryReader::new(BLOCKS_MAX);
         reader.open();
         let mut seen = Vec::new();
         for (seq, kind) in frames {

@@ -6,7 +6,6 @@ use warmpath_common::ids::WorkerUid;
 use warmpath_common::summary::{Change, Resume, Run, RunState, Snapshot, Stamp, Tier};
 
 use super::*;
-use crate::fleet::summary_reader::SummaryLimits;
 use crate::testing::{idle, model};
 
 const LIMITS: StreamLimits =
@@ -40,7 +39,7 @@ fn snapshot() -> Vec<Frame> {
 }
 
 fn reader() -> SummaryReader {
-    let mut reader = SummaryReader::new(SummaryLimits { blocks_max: 1000 });
+    let mut reader = SummaryReader::new(1000);
     reader.open();
     reader
 }
