@@ -162,7 +162,7 @@ async fn the_transfer_of_a_stream_s_second_worker_counts_too() {
         assert!(stream.contains("x-warmpath-failovers: 1"), "{stream}");
         assert_eq!(hints(&second).len(), 1, "{report}");
         first.kill();
-        eventually("it is lost", || async { router.state_of(0).await != "live" }).await;
+        eventually("it is lost", || async { router.state_of(0).await == "down" }).await;
         second.with(|script| script.behaviour = Behaviour::Answer);
         ask(&router, &text, "").await;
         assert_eq!(router.metric(N_HINTS).await, 1.0 + f64::from(u8::from(is_told_again)), "{report}");
@@ -175,7 +175,7 @@ async fn a_holder_that_is_lost_is_no_peer() {
     let text = long_text("bread");
     let router = beside_a_busy_holder(&idle, &holder, &text, &NETWORK).await;
     holder.kill();
-    eventually("it is lost", || async { router.state_of(1).await != "live" }).await;
+    eventually("it is lost", || async { router.state_of(1).await == "down" }).await;
     ask(&router, &text, "").await;
     assert_eq!((hints(&idle), router.metric(N_HINTS).await), (Vec::new(), 0.0));
 }
