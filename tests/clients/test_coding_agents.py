@@ -148,12 +148,24 @@ def qwen_code(url, home):
     return ["qwen", "-p", "What is in notes.txt?", "--auth-type", "openai"], own
 
 
+def continue_cli(url, home):
+    # JSON is YAML.
+    model = {"name": "tiny", "provider": "openai", "model": "tiny", "apiBase": f"{url}/v1", "apiKey": "none"}
+    model |= {"roles": ["chat"], "capabilities": ["tool_use"]}
+    model["defaultCompletionOptions"] = {"contextLength": 60000, "maxTokens": ANSWER_TOKENS}
+    settings = pathlib.Path(home, "config.yaml")
+    settings.write_text(json.dumps({"name": "fleet", "version": "0.0.1", "schema": "v1", "models": [model]}))
+    own = {"CONTINUE_GLOBAL_DIR": str(home), "CONTINUE_CLI_ENABLE_TELEMETRY": "0"}
+    return ["cn", "--config", str(settings), "-p", "What is in notes.txt?"], own
+
+
 # Command line of each agent, and one of its tools that is harmless with any arguments.
 AGENTS = {
     "claude-code": (claude_code, "Read"),
     "codex": (codex, "get_goal"),
     "opencode": (opencode, "read"),
     "qwen-code": (qwen_code, "read_file"),
+    "continue": (continue_cli, "Read"),
 }
 
 

@@ -141,6 +141,12 @@ async fn qwen_code_works_through_the_router() -> anyhow::Result<()> {
     check_coding_agent("qwen-code").await
 }
 
+#[tokio::test]
+#[ignore = "installs from npm: make test-clients"]
+async fn continue_cli_works_through_the_router() -> anyhow::Result<()> {
+    check_coding_agent("continue").await
+}
+
 /// Sends the requests that schemathesis generates from a server's document.
 async fn check_document(rig: &Rig, url: &str, selected: &str) -> anyhow::Result<()> {
     install("schemathesis").await?;
