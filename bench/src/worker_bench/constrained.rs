@@ -8,7 +8,6 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use anyhow::Context as _;
 use futures::future::try_join_all;
 use serde_json::{Value, json};
 
@@ -16,7 +15,7 @@ use super::contender::{Contender, Programs, Running, Setup};
 use super::goals::Verdict;
 use super::shapes::Texts;
 use super::tables::{Section, reached};
-use super::throughput::{Streamed, decode_rate};
+use super::throughput::{Streamed, measured_together};
 use crate::figures::{Figures, Measure, Row, Unit};
 use crate::summary::median;
 
@@ -91,10 +90,11 @@ pub async fn measure(programs: &Programs, texts: Texts, n: u32) -> anyhow::Resul
         // The first round prefills the prompts and is not counted.
         for round in 0..=ROUNDS {
             for rule in Rule::ALL {
-                let answers = answers(&server, texts, (n, rule)).await?;
-                if round > 0 {
-                    let rate = decode_rate(&answers).context("the answers did not run together")?;
-                    measured.entry(rule).or_default().push(rate);
+                let ask = async || answers(&server, texts, (n, rule)).await;
+                if round == 0 {
+                    ask().await?;
+                } else {
+                    measured.entry(rule).or_default().push(measured_together(ask).await?);
                 }
             }
         }
