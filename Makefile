@@ -51,7 +51,9 @@ test: setup test-setup ## Run every test
 	@$(STAGE) build $(CARGO) test --release --workspace --no-run
 	@$(STAGE) tests scripts/tests.sh $(CARGO) test --release --workspace --no-fail-fast
 
-# Every part of the engine that moves KV state, and identity of answers on made and real weights.
+# Every part of the engine that moves KV state, and identity of answers on made and real weights. One test runs at a
+# time, because llama.cpp opens a Vulkan device without a lock (ggml_vk_get_device): a second thread would find it
+# half opened and crash.
 GPU_TESTS := engine::property engine::sharing engine::tiers engine::settings engine::real_weights
 
 TEST_GPU := $(or $(GPU),vulkan)
@@ -59,7 +61,7 @@ TEST_GPU := $(or $(GPU),vulkan)
 test-gpu: setup models ## Test the engine on a GPU=cuda, metal, rocm or vulkan, which needs none: Mesa's llvmpipe will do; not in CI
 	@$(STAGE) build scripts/gpu.sh $(TEST_GPU) $(CARGO) test --release -p warmpath-worker --features $(TEST_GPU) --test engine --no-run
 	@$(STAGE) gpu-tests scripts/gpu.sh $(TEST_GPU) $(CARGO) test --release -p warmpath-worker --features $(TEST_GPU) --test engine -- \
-		$(GPU_TESTS)
+		$(GPU_TESTS) --test-threads 1
 
 test-clients: setup ## Run clients that are fetched for it: LangChain, openai-agents, AI SDK, coding agents, ...
 	@$(STAGE) build $(CARGO) test --release --workspace --no-run
