@@ -403,7 +403,7 @@ impl Tracker {
         let declared: Vec<_> = declared.map(|(tracked, fault)| tracked.declaration(fault.as_ref())).collect();
         let verdicts = compatibility::check_all(&declared);
         let mut verdicts: Vec<_> = faults.into_iter().zip(verdicts).map(|(fault, verdict)| fault.or(verdict)).collect();
-        self.find_twins(&mut verdicts);
+        self.find_duplicates(&mut verdicts);
         let mut n_by_label: HashMap<&str, i64> = HashMap::new();
         for (tracked, verdict) in self.workers.values_mut().zip(verdicts) {
             if let Some(verdict) = &verdict {
@@ -443,7 +443,7 @@ impl Tracker {
     }
 
     /// Excludes a process that is already in the fleet under another URL, and logs which processes share a uid.
-    fn find_twins(&self, verdicts: &mut [Option<Mismatch>]) {
+    fn find_duplicates(&self, verdicts: &mut [Option<Mismatch>]) {
         let is_there = |view: &WorkerView| matches!(view.link, ConnectionState::Live | ConnectionState::Stale { .. });
         let tracked: Vec<_> = self.workers.values().collect();
         let lives: Vec<_> = tracked.iter().map(|tracked| tracked.life.filter(|_| is_there(&tracked.view))).collect();

@@ -171,7 +171,7 @@ async fn a_process_under_two_urls_is_used_once_and_two_processes_with_one_uid_bo
     eventually("the second is kept out", || async { router.state_of(1).await == "excluded" }).await;
     let reason = router.fleet().await["workers"][1]["excluded"].clone();
     assert_eq!(reason, format!("the same worker process is already in the fleet as {}", workers[0].url()));
-    assert_eq!(router.metric("warmpath_router_workers_excluded{disagreement=\"twin\"}").await, 1.0);
+    assert_eq!(router.metric("warmpath_router_workers_excluded{disagreement=\"duplicate_worker\"}").await, 1.0);
     assert_eq!(router.state_of(2).await, "ready");
     assert_eq!(router.metric("warmpath_router_workers_sharing_uid").await, 1.0);
 }

@@ -33,9 +33,9 @@ async fn every_expression_of_every_dashboard_and_alert_returns_data() -> anyhow:
     stock.ready(std::time::Duration::from_secs(300)).await?;
     let stock_url = format!("openai+{}", stock.base_url());
     // The same process under another name is a duplicate worker.
-    let twin_url = rig.fleet.workers[0].base_url().replace("127.0.0.1", "localhost");
+    let duplicate_url = rig.fleet.workers[0].base_url().replace("127.0.0.1", "localhost");
     let line = ["--queue-max", "4", "--queue-timeout", "2", "--worker-wait-max", "0.05"];
-    let router_args = ["--worker", &stock_url, "--worker", &twin_url, "--worker-dns", "nowhere.invalid:1"]
+    let router_args = ["--worker", &stock_url, "--worker", &duplicate_url, "--worker-dns", "nowhere.invalid:1"]
         .into_iter()
         .chain(line)
         .map(str::to_owned);

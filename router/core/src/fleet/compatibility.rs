@@ -85,7 +85,7 @@ impl Mismatch {
             Self::Model { .. } => "model",
             Self::Vocabulary { .. } => "vocabulary",
             Self::Refused { .. } => "vocabulary_refused",
-            Self::DuplicateWorker { .. } => "twin",
+            Self::DuplicateWorker { .. } => "duplicate_worker",
         }
     }
 }
@@ -296,7 +296,7 @@ mod tests {
                 field
             }
             Mismatch::Refused { .. } => "refused",
-            Mismatch::DuplicateWorker { .. } => "twin",
+            Mismatch::DuplicateWorker { .. } => "duplicate_worker",
         };
         check_all(declared).into_iter().map(|verdict| verdict.map(field)).collect()
     }
@@ -402,6 +402,37 @@ mod tests {
             None,
         ];
         assert_eq!(verdicts(&[versioned.clone(), versioned, blockless, nameless, slotless, model()]), expected);
+    }
+
+    #[test]
+    fn a_declaration_is_excluded_from_the_first_value_beyond_a_limit() {
+        use warmpath_common::lora::Scale;
+        use warmpath_common::model::Fingerprint;
+        let named = |n: usize, n_bytes: usize| vec!["m".repeat(n_bytes); n];
+        let names = |names| ModelInfo { names, ..model() };
+        let adapters = |names: Vec<String>| {
+            let of = |name| AdapterInfo { name, fingerprint: Fingerprint([1; 32]), scale: Scale::ONE };
+            ModelInfo { adapters: names.into_iter().map(of).collect(), ..model() }
+        };
+        for sound in [
+            names(named(NAMES_MAX, NAME_BYTES_MAX)),
+            adapters(named(NAMES_MAX, NAME_BYTES_MAX)),
+            ModelInfo { block_size_tokens: BLOCK_SIZE_TOKENS_MAX, ..model() },
+        ] {
+            assert_eq!(check_alone(&sound), None);
+        }
+        for (field, value, wrong) in [
+            ("the number of names", "65", names(named(NAMES_MAX + 1, 1))),
+            ("the length of a name", "513", names(named(1, NAME_BYTES_MAX + 1))),
+            ("the length of a name", "0", names(named(1, 0))),
+            ("the number of adapters", "65", adapters(named(NAMES_MAX + 1, 1))),
+            ("the length of an adapter's name", "513", adapters(named(1, NAME_BYTES_MAX + 1))),
+            ("the length of an adapter's name", "0", adapters(named(1, 0))),
+            ("block_size_tokens", "4097", ModelInfo { block_size_tokens: BLOCK_SIZE_TOKENS_MAX + 1, ..model() }),
+        ] {
+            let nonsense = Mismatch::Nonsense { field, value: value.to_owned() };
+            assert_eq!(check_alone(&wrong), Some(nonsense));
+        }
     }
 
     #[test]
