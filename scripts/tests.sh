@@ -2,8 +2,6 @@
 # Runs the tests by the given command, and repeats the failures at the end, because CI keeps the end of a log.
 set -uo pipefail
 log=target/tests.log
-# Most tests wait for other processes more than they compute.
-export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$(($(getconf _NPROCESSORS_ONLN) * 3 / 2))}"
 "$@" 2>&1 | tee "$log"
 status=$?
 if [ "$status" -ne 0 ]; then
