@@ -52,8 +52,7 @@ test: setup test-setup ## Run every test
 	@$(STAGE) tests scripts/tests.sh $(CARGO) test --release --workspace --no-fail-fast
 
 # Every part of the engine that moves KV state, and identity of answers on made and real weights. One test runs at a
-# time, because llama.cpp opens a Vulkan device without a lock (ggml_vk_get_device): a second thread would find it
-# half opened and crash.
+# time: llama.cpp opens a Vulkan device without a lock (ggml_vk_get_device), and llvmpipe takes every processor.
 GPU_TESTS := engine::property engine::sharing engine::tiers engine::settings engine::real_weights
 
 TEST_GPU := $(or $(GPU),vulkan)
