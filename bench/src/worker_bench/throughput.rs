@@ -314,11 +314,15 @@ mod tests {
         Rates { prefill: vec![prefill], decode: vec![decode, 0.0, decode * 2.0] }
     }
 
+    /// Returns a function of the TTFT whose responses are requested at the same time, with eight tokens 5 ms apart.
+    fn streamed() -> impl Fn(f64) -> Streamed + Copy {
+        let sent = Instant::now();
+        move |ttft_ms| Streamed { sent, answer: measured::tests::answer(100, 99, ttft_ms) }
+    }
+
     #[test]
     fn answers_that_follow_each_other_are_not_counted_together() {
-        let sent = Instant::now();
-        // Eight tokens each, 5 ms apart.
-        let streamed = |ttft_ms| Streamed { sent, answer: measured::tests::answer(100, 99, ttft_ms) };
+        let streamed = streamed();
         let at_once = decode_rate(&[streamed(10.0), streamed(15.0)]).expect("they run together");
         assert!((at_once - 400.0).abs() < 1.0, "{at_once}");
         assert_eq!(decode_rate(&[streamed(10.0), streamed(45.0)]), None);
@@ -327,8 +331,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_round_whose_answers_run_apart_is_measured_again() {
-        let sent = Instant::now();
-        let streamed = |ttft_ms| Streamed { sent, answer: measured::tests::answer(100, 99, ttft_ms) };
+        let streamed = streamed();
         let n_asked = std::cell::Cell::new(0);
         let together_at = |attempt| {
             n_asked.set(0);

@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tokio::sync::mpsc;
-use warmpath_common::model::Fingerprint;
+use warmpath_common::model::{Fingerprint, ModelInfo};
 use warmpath_common::summary::{Change, Digest, Load, Stamp};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::compatibility::{self, Declaration, DuplicateWorker, Mismatch};
@@ -74,16 +74,21 @@ impl Tracked {
         Arc::make_mut(&mut self.view)
     }
 
+    /// Returns the model that the worker declares; `None` if the worker is not connected.
+    fn declared_model(&self) -> Option<&ModelInfo> {
+        self.view.model.as_deref().filter(|_| self.view.link.is_there())
+    }
+
     /// Returns what is wrong with the vocabulary that the worker serves.
     fn vocabulary_fault(&self, vocabularies: &Vocabularies) -> Option<Mismatch> {
-        let key = VocabularyKey::of(self.view.model.as_deref().filter(|_| self.view.link.is_there())?);
+        let key = VocabularyKey::of(self.declared_model()?);
         let refused = self.refused.as_ref().filter(|(refused, _)| key == *refused);
         refused.map(|(_, reason)| reason).or_else(|| vocabularies.get(&key)?.disagreement()).cloned()
     }
 
     /// Returns the worker's declaration; `None` if the worker is not connected.
     fn declaration(&self, fault: Option<&Mismatch>) -> Option<Declaration<'_>> {
-        let model = self.view.model.as_deref().filter(|_| self.view.link.is_there())?;
+        let model = self.declared_model()?;
         // A worker that takes no requests must not keep the name of its model from a worker that does. A stock server's
         // model is assumed from the other workers' models.
         let is_going = self.view.is_leaving || self.view.load.draining;
@@ -397,7 +402,6 @@ impl Tracker {
     fn settle(&mut self) {
         self.stock.place(&self.fleet, self.workers.values_mut().map(|tracked| &mut tracked.view).collect());
         let vocabularies = self.fleet.vocabularies();
-        let is_there = |view: &WorkerView| view.link.is_there();
         let faults: Vec<_> = self.workers.values().map(|tracked| tracked.vocabulary_fault(&vocabularies)).collect();
         let declared = self.workers.values().zip(&faults);
         let declared: Vec<_> = declared.map(|(tracked, fault)| tracked.declaration(fault.as_ref())).collect();
@@ -410,7 +414,7 @@ impl Tracker {
                 *n_by_label.entry(verdict.label()).or_default() += 1;
             }
             // The verdict on a worker that is down stays until it returns.
-            if tracked.view.excluded != verdict && is_there(&tracked.view) {
+            if tracked.view.excluded != verdict && tracked.view.link.is_there() {
                 announce(&tracked.view.name, verdict.as_ref());
                 tracked.view_mut().excluded = verdict;
             }

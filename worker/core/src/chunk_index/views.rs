@@ -12,6 +12,7 @@ use warmpath_common::block_hash::BlockHash;
 use warmpath_common::summary::Tier;
 
 use super::entry::{Chunk, ChunkFile, StateKind};
+use super::guards::Pinned;
 use super::tier_queue::EntryStats;
 use super::{ChunkId, ChunkIndex};
 use crate::tenants::TenantId;
@@ -258,7 +259,7 @@ impl ChunkIndex {
             n_hits: chunk.n_hits,
             created_ms: chunk.created_ms,
             last_used_ms: chunk.last_used_ms,
-            is_pinned: chunk.n_pins > 0,
+            is_pinned: chunk.pinned() == Pinned::Yes,
         }
     }
 
