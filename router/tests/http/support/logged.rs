@@ -6,12 +6,15 @@ use std::sync::{Arc, Mutex};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::{DefaultGuard, set_default};
-use tracing::{Event, Metadata, Subscriber};
+use tracing::{Dispatch, Event, Metadata, Subscriber};
 
 /// Messages of this thread, as long as this lives.
 pub struct Logged {
     lines: Arc<Mutex<Vec<String>>>,
     _guard: DefaultGuard,
+    /// A second subscriber. With one alone, the first thread that reaches a log statement decides for all threads
+    /// whether it is logged, and the thread of another test has no subscriber.
+    _second: Dispatch,
 }
 
 struct Collector(Arc<Mutex<Vec<String>>>);
@@ -23,7 +26,8 @@ impl Logged {
     /// Starts to collect messages.
     pub fn start() -> Self {
         let lines = Arc::<Mutex<Vec<String>>>::default();
-        Self { _guard: set_default(Collector(Arc::clone(&lines))), lines }
+        let second = Dispatch::new(Collector(Arc::default()));
+        Self { _guard: set_default(Collector(Arc::clone(&lines))), _second: second, lines }
     }
 
     /// Returns how often this message was logged.
