@@ -9,6 +9,8 @@ cd "$(dirname "$0")/.."
 # The oldest headers that llama.cpp is known to compile with.
 headers_min=1.4.309
 headers_release=trixie
+# The oldest LLVM with which Mesa's llvmpipe is known to compute what llama.cpp asks for; LLVM 15 is known not to.
+llvm_min=19
 sdk=$PWD/target/vulkan
 
 have() { command -v "$1" >/dev/null 2>&1; }
@@ -61,8 +63,12 @@ fetch_headers() {
 }
 
 # llama.cpp leaves out a device that is the processor itself, unless it is asked for.
-if [ -z "${GGML_VK_VISIBLE_DEVICES:-}" ] && ! vulkaninfo --summary 2>/dev/null | grep -q 'deviceType .*_GPU'; then
+devices=$(vulkaninfo --summary 2>/dev/null || true)
+if [ -z "${GGML_VK_VISIBLE_DEVICES:-}" ] && ! echo "$devices" | grep -q 'deviceType .*_GPU'; then
     echo "GGML_VK_VISIBLE_DEVICES=0"
+    llvm=$(echo "$devices" | sed -n 's/.*deviceName *= llvmpipe (LLVM \([0-9.]*\).*/\1/p' | head -1)
+    [ -z "$llvm" ] || at_least "$llvm" "$llvm_min" ||
+        echo "vulkan: llvmpipe with LLVM $llvm crashes or computes wrong tokens; see docs/accelerators.md" >&2
 fi
 if [ -n "${VULKAN_SDK:-}" ]; then
     echo "VULKAN_SDK=$VULKAN_SDK"
