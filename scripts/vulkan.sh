@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 # The oldest headers that llama.cpp is known to compile with.
 headers_min=1.4.309
 headers_release=trixie
-# The oldest LLVM with which the engine's tests are known to pass on Mesa's llvmpipe. With LLVM 15 they fail.
+# The oldest LLVM with which tests of the engine passed on Mesa's llvmpipe. With LLVM 15 some of them fail.
 llvm_min=19
 sdk=$PWD/target/vulkan
 

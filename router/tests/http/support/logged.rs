@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::subscriber::{DefaultGuard, set_default};
+use tracing::subscriber::{DefaultGuard, NoSubscriber, set_default};
 use tracing::{Dispatch, Event, Metadata, Subscriber};
 
 /// Messages of this thread, as long as this lives.
@@ -26,8 +26,8 @@ impl Logged {
     /// Starts to collect messages.
     pub fn start() -> Self {
         let lines = Arc::<Mutex<Vec<String>>>::default();
-        let second = Dispatch::new(Collector(Arc::default()));
-        Self { _guard: set_default(Collector(Arc::clone(&lines))), _second: second, lines }
+        let _second = Dispatch::new(NoSubscriber::default());
+        Self { _guard: set_default(Collector(Arc::clone(&lines))), _second, lines }
     }
 
     /// Returns how often this message was logged.
