@@ -178,6 +178,11 @@ impl Unavailable {
 }
 
 impl WorkerView {
+    /// Returns the model that the worker declares; `None` if the worker is not connected.
+    pub fn declared_model(&self) -> Option<&ModelInfo> {
+        self.model.as_deref().filter(|_| self.link.is_there())
+    }
+
     /// Returns the reason in its own reports or its membership why the worker cannot be used; `None` if there is none.
     pub fn unavailable(&self, now: Instant) -> Option<Unavailable> {
         if self.excluded.is_some() {

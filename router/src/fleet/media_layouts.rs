@@ -115,9 +115,7 @@ impl Fleet {
     async fn layout(&self, key: VocabularyKey, size: MediaSize) -> Result<MediaLayout, LayoutError> {
         let view = self.view();
         let reads = |worker: &&Arc<WorkerView>| {
-            worker.link.is_there()
-                && worker.stock.is_none()
-                && worker.model.as_deref().is_some_and(|model| VocabularyKey::of(model) == key)
+            worker.stock.is_none() && worker.declared_model().is_some_and(|model| VocabularyKey::of(model) == key)
         };
         let sources: Vec<_> = view.workers.iter().filter(reads).collect();
         let nth = rand::random_range(0..sources.len().max(1));

@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tokio::sync::mpsc;
-use warmpath_common::model::{Fingerprint, ModelInfo};
+use warmpath_common::model::Fingerprint;
 use warmpath_common::summary::{Change, Digest, Load, Stamp};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::compatibility::{self, Declaration, DuplicateWorker, Mismatch};
@@ -74,21 +74,16 @@ impl Tracked {
         Arc::make_mut(&mut self.view)
     }
 
-    /// Returns the model that the worker declares; `None` if the worker is not connected.
-    fn declared_model(&self) -> Option<&ModelInfo> {
-        self.view.model.as_deref().filter(|_| self.view.link.is_there())
-    }
-
     /// Returns what is wrong with the vocabulary that the worker serves.
     fn vocabulary_fault(&self, vocabularies: &Vocabularies) -> Option<Mismatch> {
-        let key = VocabularyKey::of(self.declared_model()?);
+        let key = VocabularyKey::of(self.view.declared_model()?);
         let refused = self.refused.as_ref().filter(|(refused, _)| key == *refused);
         refused.map(|(_, reason)| reason).or_else(|| vocabularies.get(&key)?.disagreement()).cloned()
     }
 
     /// Returns the worker's declaration; `None` if the worker is not connected.
     fn declaration(&self, fault: Option<&Mismatch>) -> Option<Declaration<'_>> {
-        let model = self.declared_model()?;
+        let model = self.view.declared_model()?;
         // A worker that takes no requests must not keep the name of its model from a worker that does. A stock server's
         // model is assumed from the other workers' models.
         let is_going = self.view.is_leaving || self.view.load.draining;

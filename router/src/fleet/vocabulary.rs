@@ -261,11 +261,10 @@ async fn obtain(fleet: &Fleet, key: VocabularyKey) -> Result<VocabularyState, Fe
     }
     let view = fleet.view();
     let has_it = |worker: &&Arc<WorkerView>| {
-        worker.link.is_there()
-            && !matches!(worker.excluded, Some(Mismatch::Refused { .. }))
+        !matches!(worker.excluded, Some(Mismatch::Refused { .. }))
             && worker.link != ConnectionState::Connecting
             && worker.stock.is_none()
-            && worker.model.as_deref().is_some_and(|model| VocabularyKey::of(model) == key)
+            && worker.declared_model().is_some_and(|model| VocabularyKey::of(model) == key)
     };
     // A different worker each time, in case one of them cannot serve it.
     let sources: Vec<_> = view.workers.iter().filter(has_it).collect();
