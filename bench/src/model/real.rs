@@ -17,14 +17,23 @@ use crate::model::{Preset, write_model};
 
 /// Source tree.
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-/// SmolLM2-135M-Instruct as it is fetched.
-const SMOLLM2_FETCHED: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
-/// Gemma 3 270M as it is fetched.
-const GEMMA3: &str = "gemma-3-270m-q4_k_m.gguf";
+const SMOLLM2: Fetched =
+    Fetched { argument: "smollm2", file: "SmolLM2-135M-Instruct.Q4_1.gguf", name: "SmolLM2-135M-Instruct" };
+const GEMMA3: Fetched = Fetched { argument: "gemma3", file: "gemma-3-270m-q4_k_m.gguf", name: "gemma-3-270m" };
 
 /// Lock that serializes fetching and converting, so that several tests of one process do it once; held for as long as
 /// that takes.
 static FETCHING: Mutex<()> = Mutex::new(());
+
+/// Model that `scripts/models.sh` fetches.
+struct Fetched {
+    /// Argument of the script.
+    argument: &'static str,
+    /// Name of the file as it is fetched.
+    file: &'static str,
+    /// Name of the model in the names of converted files.
+    name: &'static str,
+}
 
 fn models() -> PathBuf {
     Path::new(ROOT).join("target/models")
@@ -43,13 +52,7 @@ pub fn smollm2() -> anyhow::Result<PathBuf> {
 ///
 /// Errors: it cannot be fetched or written; the script's output has been printed.
 pub fn smollm2_as(weight_type: WeightType) -> anyhow::Result<PathBuf> {
-    let _fetching = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
-    let file = models().join(format!("SmolLM2-135M-Instruct.{weight_type:?}.gguf"));
-    if !file.exists() {
-        let fetched = fetch("smollm2", SMOLLM2_FETCHED)?;
-        quantize(&fetched, weight_type, &file)?;
-    }
-    Ok(file)
+    SMOLLM2.converted(weight_type)
 }
 
 /// Returns the path of Gemma 3 270M, a base model with a sliding window, after fetching it where it is missing.
@@ -57,9 +60,16 @@ pub fn smollm2_as(weight_type: WeightType) -> anyhow::Result<PathBuf> {
 /// Errors: it cannot be fetched; the script's output has been printed.
 pub fn gemma3() -> anyhow::Result<PathBuf> {
     let _fetching = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
-    let file = models().join(GEMMA3);
+    let file = models().join(GEMMA3.file);
     // The script checks the whole file, which takes a second, and never leaves a wrong one.
-    if file.exists() { Ok(file) } else { fetch("gemma3", GEMMA3) }
+    if file.exists() { Ok(file) } else { GEMMA3.fetch() }
+}
+
+/// Returns the path of Gemma 3 270M with weights of a type, after fetching it where it is missing.
+///
+/// Errors: as [`smollm2_as`].
+pub fn gemma3_as(weight_type: WeightType) -> anyhow::Result<PathBuf> {
+    GEMMA3.converted(weight_type)
 }
 
 /// Returns the path of the `bench` model, which the first call of a process makes.
@@ -75,11 +85,25 @@ fn made() -> anyhow::Result<PathBuf> {
     Ok(file)
 }
 
-fn fetch(name: &str, file: &str) -> anyhow::Result<PathBuf> {
-    let script = Path::new(ROOT).join("scripts/models.sh");
-    let status = Command::new(&script).arg(name).status().with_context(|| format!("starting {}", script.display()))?;
-    ensure!(status.success(), "{} {name} ended with {status}", script.display());
-    Ok(models().join(file))
+impl Fetched {
+    fn fetch(&self) -> anyhow::Result<PathBuf> {
+        let script = Path::new(ROOT).join("scripts/models.sh");
+        let status = Command::new(&script)
+            .arg(self.argument)
+            .status()
+            .with_context(|| format!("starting {}", script.display()))?;
+        ensure!(status.success(), "{} {} ended with {status}", script.display(), self.argument);
+        Ok(models().join(self.file))
+    }
+
+    fn converted(&self, weight_type: WeightType) -> anyhow::Result<PathBuf> {
+        let _fetching = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = models().join(format!("{}.{weight_type:?}.gguf", self.name));
+        if !file.exists() {
+            quantize(&self.fetch()?, weight_type, &file)?;
+        }
+        Ok(file)
+    }
 }
 
 /// Model that a command serves, as its command line names it.

@@ -22,6 +22,11 @@ const A: SlotId = SlotId(0);
 const B: SlotId = SlotId(1);
 const C: SlotId = SlotId(2);
 
+/// Maximum difference of a logit between right states, whose sums are rounded in the order of the cells.
+///
+/// Source: measured on an Intel Xeon with AVX-512: 0.012, and at least 2.1 with one wrong token in the state.
+const DIFFERENCE_MAX: f32 = 0.5;
+
 /// A configuration of a context.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Setting {
@@ -73,12 +78,6 @@ impl Setting {
     fn has_partial(self) -> bool {
         matches!(self.preset, Preset::TinySwa | Preset::TinyHybrid | Preset::TinyRecurrent)
     }
-
-    /// Returns whether a response does not depend on the cells: always in digital models, otherwise only without flash
-    /// attention.
-    fn is_exact(self) -> bool {
-        self.preset != Preset::TinyKeys || self.flash_attn == Switch::Off
-    }
 }
 
 struct Bed<'m> {
@@ -124,30 +123,21 @@ impl Bed<'_> {
         }
     }
 
-    /// Continues greedily and returns the tokens.
-    fn answer(&mut self, slot: SlotId, n: usize) -> Vec<Token> {
-        let mut logits = self.push(slot, &[11]);
-        let mut answer = Vec::new();
-        for _ in 0..n {
-            let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as Token;
-            answer.push(best);
-            logits = self.push(slot, &[best]);
-        }
-        answer
-    }
-
     /// Asserts that a slot continues like a slot of a separate context that computed these tokens.
-    fn assert_answers_as_fresh(&mut self, slot: SlotId, tokens: &[Token]) {
+    fn assert_continues_as_fresh(&mut self, slot: SlotId, tokens: &[Token]) {
         let n = if self.setting.preset == Preset::TinyRecurrent { 48 } else { 16 };
         assert_eq!(self.llama.n_held(slot), tokens.len() as u32);
-        let answer = self.answer(slot, n);
-        if !self.setting.is_exact() {
-            return;
-        }
         let llama = Llama::open(self.model, &self.setting.config()).unwrap();
         let mut fresh = Bed { setting: self.setting, model: self.model, llama, layout: self.layout.clone() };
         fresh.fill_scattered(A, tokens);
-        assert_eq!(answer, fresh.answer(A, n), "{:?}", self.setting);
+        let mut token = 11;
+        for _ in 0..n {
+            let (logits, expected) = (self.push(slot, &[token]), fresh.push(A, &[token]));
+            let differences = logits.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+            let largest = differences.max_by(f32::total_cmp).unwrap();
+            assert!(largest <= DIFFERENCE_MAX, "{largest}: {:?}", self.setting);
+            token = (0..expected.len()).max_by(|&a, &b| expected[a].total_cmp(&expected[b])).unwrap() as Token;
+        }
     }
 
     /// Returns the payload of a slot's whole blocks, and the bytes of its partial state; for a window they contain the
@@ -185,9 +175,9 @@ fn state_split_and_joined_continues_as_if_it_had_been_computed() {
             let (again, its_section) = bed.payload(B);
             assert_eq!((&again, its_section.len()), (&payload, section.len()), "{setting:?}");
             assert!(its_section == section || setting.preset == Preset::TinySwa, "{setting:?}");
-            bed.assert_answers_as_fresh(B, &prompt);
+            bed.assert_continues_as_fresh(B, &prompt);
             assert_eq!(bed.payload(A), (payload, section), "the source is unchanged");
-            bed.assert_answers_as_fresh(A, &prompt);
+            bed.assert_continues_as_fresh(A, &prompt);
         });
     }
 }
@@ -207,7 +197,7 @@ fn an_exported_range_equals_the_same_part_of_a_whole_export() {
             let refused = StateError::Range { slot: A, start: 128, end: 160 };
             assert_eq!(bed.llama.export_range(A, 128..160), Err(refused));
             assert_eq!(bed.llama.export(B), Err(StateError::Export { slot: B }));
-            bed.assert_answers_as_fresh(A, &tokens(2, 150));
+            bed.assert_continues_as_fresh(A, &tokens(2, 150));
         });
     }
 }
@@ -226,11 +216,11 @@ fn a_copied_prefix_continues_as_if_it_had_been_computed_and_its_source_is_unchan
             let (payload, _) = bed.payload(B);
             let (whole, _) = bed.payload(A);
             assert_eq!(payload[..], whole[..payload.len()], "{setting:?}");
-            bed.assert_answers_as_fresh(B, &prompt[..n_tokens as usize]);
-            bed.assert_answers_as_fresh(A, &prompt);
+            bed.assert_continues_as_fresh(B, &prompt[..n_tokens as usize]);
+            bed.assert_continues_as_fresh(A, &prompt);
             if rewinds {
                 assert!(bed.llama.rewind(B, 40), "a copy can be cut back like its source: {setting:?}");
-                bed.assert_answers_as_fresh(B, &prompt[..40]);
+                bed.assert_continues_as_fresh(B, &prompt[..40]);
             }
         });
     }
@@ -248,7 +238,7 @@ fn refuses_a_copy_that_would_be_wrong() {
                 assert_eq!(bed.llama.copy_prefix(A, B, 64), Err(StateError::Rewind { slot: B, n_tokens: 64 }));
                 assert_eq!(bed.llama.last_position(B), None);
             }
-            bed.assert_answers_as_fresh(A, &tokens(3, 100));
+            bed.assert_continues_as_fresh(A, &tokens(3, 100));
         });
     }
 }
@@ -267,10 +257,10 @@ fn a_slot_is_cut_back_to_a_checkpoint() {
                 let copied = bed.llama.copy_prefix(A, B, 160);
                 assert_eq!(copied.is_err(), is_recurrent, "a recurrent state has no other part to copy");
                 bed.llama.restore_partial(B, &partial, 160).unwrap();
-                bed.assert_answers_as_fresh(B, &prompt[..160]);
+                bed.assert_continues_as_fresh(B, &prompt[..160]);
             }
             bed.llama.restore_partial(A, &partial, 160).unwrap();
-            bed.assert_answers_as_fresh(A, &prompt[..160]);
+            bed.assert_continues_as_fresh(A, &prompt[..160]);
         });
     }
 }
@@ -292,8 +282,8 @@ fn a_state_that_cannot_be_imported_leaves_the_slot_empty_and_others_alone() {
             assert_eq!(wrong_length, Err(StateError::Import { slot: B, n_tokens: n_tokens + 1 }));
             assert_eq!(bed.llama.last_position(B), None);
             bed.llama.import(B, &state, n_tokens).unwrap();
-            bed.assert_answers_as_fresh(B, &prompt);
-            bed.assert_answers_as_fresh(A, &prompt);
+            bed.assert_continues_as_fresh(B, &prompt);
+            bed.assert_continues_as_fresh(A, &prompt);
         });
     }
 }
@@ -311,7 +301,7 @@ fn an_import_without_cells_leaves_the_slot_empty_and_others_alone() {
         let spare = bed.llama.spare_slot().unwrap();
         assert_eq!(bed.llama.import(spare, &state, 500), Err(StateError::Import { slot: spare, n_tokens: 500 }));
         assert_eq!(bed.llama.last_position(spare), None);
-        bed.assert_answers_as_fresh(A, &prompt);
+        bed.assert_continues_as_fresh(A, &prompt);
     });
 }
 
@@ -358,9 +348,9 @@ fn removed_state_that_is_appended_after_computed_tokens_continues_like_computed_
                 bed.llama.append(B, (state, range.clone()), &layout).unwrap();
                 assert_eq!(bed.llama.n_held(B), range.end);
             }
-            bed.assert_answers_as_fresh(B, &prompt[..180]);
+            bed.assert_continues_as_fresh(B, &prompt[..180]);
             assert!(bed.llama.export(A).unwrap() == before, "{setting:?}");
-            bed.assert_answers_as_fresh(A, &prompt);
+            bed.assert_continues_as_fresh(A, &prompt);
         });
     }
 }
@@ -379,7 +369,7 @@ fn a_state_that_cannot_be_appended_leaves_the_slot_empty_and_others_alone() {
                 assert!(bed.llama.append(B, (broken, 50..end), &layout).is_err(), "{setting:?}");
                 assert_eq!(bed.llama.last_position(B), None, "{setting:?}");
             }
-            bed.assert_answers_as_fresh(A, &prompt);
+            bed.assert_continues_as_fresh(A, &prompt);
         });
     }
 }
@@ -404,7 +394,7 @@ fn a_shift_changes_no_byte_of_other_slots() {
         setting.run(|bed| {
             let (before, after) = lend_and_shift(bed, |_| {});
             assert!(before == after, "{setting:?}");
-            bed.assert_answers_as_fresh(A, &tokens(3, 200));
+            bed.assert_continues_as_fresh(A, &tokens(3, 200));
         });
     }
 }
