@@ -290,13 +290,11 @@ mod tests {
     }
 
     fn fields(declared: &[Option<Declaration<'_>>]) -> Vec<Option<&'static str>> {
-        let field = |verdict| match verdict {
-            Mismatch::HashVersion { .. } => "hash_version",
+        let field = |verdict: Mismatch| match verdict {
             Mismatch::Nonsense { field, .. } | Mismatch::Model { field, .. } | Mismatch::Vocabulary { field, .. } => {
                 field
             }
-            Mismatch::Refused { .. } => "refused",
-            Mismatch::DuplicateWorker { .. } => "duplicate_worker",
+            other => other.label(),
         };
         check_all(declared).into_iter().map(|verdict| verdict.map(field)).collect()
     }
