@@ -2,7 +2,7 @@
 //! waits.
 
 use warmpath_bench::model::Preset;
-use warmpath_worker::engine::{EngineConfig, ProbabilitySource, ProbabilityWish};
+use warmpath_worker::engine::EngineConfig;
 
 use super::support::{Answering, Ask, ask, config, start, stop, tokens, until};
 
@@ -10,10 +10,7 @@ use super::support::{Answering, Ask, ask, config, start, stop, tokens, until};
 const MANY_TOKENS: u32 = 6000;
 
 fn with_alternatives(seed: u32) -> Ask {
-    let mut ask = ask(&tokens(seed, 8), MANY_TOKENS);
-    ask.generation.probabilities =
-        Some(ProbabilityWish { n_top: 20, source: ProbabilitySource::Model, of_prompt: false });
-    ask
+    ask(&tokens(seed, 8), MANY_TOKENS).listing(20)
 }
 
 fn two_slots() -> EngineConfig {

@@ -10,8 +10,8 @@ use warmpath_bench::model::real::{gemma3_as, smollm2_as};
 use warmpath_common::ids::Token;
 use warmpath_prompt::{AddSpecial, ParseSpecial, PromptMaker, PromptOptions};
 use warmpath_worker::engine::{
-    AtContextEnd, CachedTokens, CostSource, DiskConfig, EngineConfig, EngineHandle, ProbabilitySource, ProbabilityWish,
-    ShiftConfig, ShiftWish, SpeculationConfig, StoreConfig, Switch,
+    AtContextEnd, CachedTokens, CostSource, DiskConfig, EngineConfig, EngineHandle, ShiftConfig, ShiftWish,
+    SpeculationConfig, StoreConfig, Switch,
 };
 
 use super::draft_models::drafting;
@@ -97,10 +97,7 @@ impl Subject {
 }
 
 fn listed(prompt: &[Token], max_tokens: u32) -> Ask {
-    let mut ask = ask(prompt, max_tokens);
-    ask.generation.probabilities =
-        Some(ProbabilityWish { n_top: 1, source: ProbabilitySource::Model, of_prompt: false });
-    ask
+    ask(prompt, max_tokens).listing(1)
 }
 
 fn cached(answer: &Answer) -> CachedTokens {

@@ -6,8 +6,7 @@ use tempfile::TempDir;
 use warmpath_bench::model::Preset;
 use warmpath_common::ids::Token;
 use warmpath_worker::engine::{
-    EngineConfig, LoadMode, MetadataOverride, MetadataValue, Placement, ProbabilitySource, ProbabilityWish,
-    RopeSettings, TensorOverride,
+    EngineConfig, LoadMode, MetadataOverride, MetadataValue, Placement, RopeSettings, TensorOverride,
 };
 use warmpath_worker_output::logprobs::TokenProbabilities;
 
@@ -43,10 +42,7 @@ struct Response {
 /// Answers one prompt with a new engine.
 async fn answer(config: EngineConfig) -> Response {
     let (engine, _updates) = start(config);
-    let mut ask = ask(&tokens(3, 300), 20);
-    ask.generation.probabilities =
-        Some(ProbabilityWish { n_top: 2, source: ProbabilitySource::Model, of_prompt: false });
-    let answer = ask.answer(&engine).await;
+    let answer = ask(&tokens(3, 300), 20).listing(2).answer(&engine).await;
     stop(engine).await;
     let is_clear = |token: &&TokenProbabilities| token.top[0].logprob - token.top[1].logprob >= CLEAR;
     let n_clear = answer.probabilities.iter().take_while(is_clear).count();

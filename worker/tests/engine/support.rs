@@ -16,7 +16,8 @@ use warmpath_common::lora::{Applied, Scale};
 use warmpath_prompt::MediaRun;
 use warmpath_worker::engine::{
     AdapterFile, Engine, EngineConfig, EngineError, EngineEvent, EngineHandle, EngineUpdate, EventReceiver, Finished,
-    Generation, PastToken, PeerOffer, SampledToken, Sampling, ShiftWish, Started, Submission, events,
+    Generation, PastToken, PeerOffer, ProbabilitySource, ProbabilityWish, SampledToken, Sampling, ShiftWish, Started,
+    Submission, events,
 };
 use warmpath_worker_core::tenants::TenantId;
 use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
@@ -132,6 +133,13 @@ pub fn tokens(seed: u32, n: usize) -> Vec<Token> {
 }
 
 impl Ask {
+    /// Requests the model's probabilities of the tokens, with the `n_top` most likely ones of each.
+    pub fn listing(mut self, n_top: usize) -> Self {
+        self.generation.probabilities =
+            Some(ProbabilityWish { n_top, source: ProbabilitySource::Model, of_prompt: false });
+        self
+    }
+
     pub fn submit(&self, engine: &EngineHandle) -> Result<Answering, EngineError> {
         self.submit_with(engine, None)
     }
