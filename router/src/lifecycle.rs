@@ -17,6 +17,7 @@ mod kv_transfer;
 mod prefix_break_header;
 pub mod queue;
 mod relay;
+mod retry_state;
 mod reuse;
 mod upstream;
 mod whole;
@@ -30,11 +31,10 @@ use axum::response::Response;
 use bytes::Bytes;
 use warmpath_common::cached_share;
 use warmpath_common::ids::RequestId;
-use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::diagnostics::decision_log::DecisionOutcome;
 use warmpath_router_core::diagnostics::prefix_breaks::PromptFingerprint;
 use warmpath_router_core::ledger::BACKOFF_POLL;
-use warmpath_router_core::overload::admission_queue::{Waiter, WaiterId};
+use warmpath_router_core::overload::admission_queue::Waiter;
 use warmpath_router_core::overload::retry::{RetryDecision, Terms, WorkerFailure};
 use warmpath_shell::event_stream;
 use warmpath_shell::trace::Span;
@@ -48,13 +48,14 @@ use crate::prompt::{EndpointKind, Prepared, PreparedPrompt, RawRequest};
 use crate::salt::Salt;
 
 use attempt_target::{AttemptTarget, ask, choose, find_matches};
-use failover::{Failover, Past};
+use failover::Failover;
 use hold::Hold;
 use keepalive::Keepalive;
 use prefix_break_header::PrefixBreakHeader;
-use queue::{AdmitAt, Admitted, QueueRefusal, QueueRequest};
+use queue::{AdmitAt, Admitted, QueueKey, QueueRefusal, QueueRequest};
 use relay::Relay;
-use upstream::{AttemptError, Upstream, UpstreamResponse, WorkerRefusal};
+use retry_state::RetryState;
+use upstream::{AttemptError, Upstream, UpstreamResponse};
 
 /// A request that has arrived whole.
 pub struct IncomingRequest {
@@ -224,10 +225,15 @@ impl Attempts<'_> {
             // Only Warmpath workers take a journal.
             let past = retry_state.past.as_ref().filter(|_| member.stock.is_none());
             let upstream = Upstream { member: &member, limits: &app.requests, comments, past };
+            let start = Instant::now();
             let AttemptError { failure, refusal, retry_after, past } = match upstream.attempt(arrival, &choice).await {
                 Ok(answer) => return Ok((choice, answer)),
                 Err(error) => error,
             };
+            if failure != WorkerFailure::Full {
+                // A slow attempt leaves the request as much time to wait as it had before.
+                arrival.queued_from += start.elapsed();
+            }
             if let Some(past) = past {
                 // The rest of the response gets as much time as a request that has just arrived.
                 arrival.queued_from = Instant::now();
@@ -284,48 +290,6 @@ fn may_repeat(app: &App, failure: WorkerFailure, retry_state: &RetryState) -> bo
     is_granted
 }
 
-/// Attempts and waits of a request so far.
-#[derive(Default)]
-struct RetryState {
-    n_attempts: u32,
-    /// Workers that failed the request, and how. A worker that was only full is paused instead, and may get the request
-    /// later.
-    failures: Vec<(WorkerIdx, WorkerFailure)>,
-    /// Workers that cannot take it.
-    excluded: Vec<WorkerIdx>,
-    /// Response so far, from other workers' journals; `None` for a new response.
-    past: Option<Past>,
-    /// Number of workers that failed after they had sent part of the journal of a response in one piece.
-    n_failovers: u32,
-    last: Option<(WorkerFailure, Option<WorkerRefusal>)>,
-    admit_at: AdmitAt,
-    /// The request's place in the queue, if it has waited.
-    place: Option<WaiterId>,
-    failing_since: Option<Instant>,
-    /// Total time it has waited.
-    waited: Duration,
-}
-
-impl RetryState {
-    fn failed(&mut self, worker: WorkerIdx, failure: WorkerFailure, refusal: Option<WorkerRefusal>) {
-        self.n_attempts += 1;
-        if self.failing_since.is_none() {
-            (self.failing_since, self.waited) = (Some(Instant::now()), Duration::ZERO);
-        }
-        if failure != WorkerFailure::Full {
-            self.failures.push((worker, failure));
-        }
-        self.last = Some((failure, refusal));
-    }
-
-    /// Returns the response after failed attempts: the last worker's own error response, if it sent one.
-    fn give_up(&mut self) -> Option<Result<Response, RequestError>> {
-        let n_attempts = self.n_attempts;
-        let (last, refusal) = self.last.take()?;
-        Some(refusal.map(WorkerRefusal::into_response).ok_or(RequestError::Upstream { n_attempts, last }))
-    }
-}
-
 /// Waits until a worker can start the request, and records it there.
 async fn wait_for_capacity(
     app: &App,
@@ -338,8 +302,14 @@ async fn wait_for_capacity(
         None => app.requests.queue_timeout,
         Some(_) => app.requests.queue_timeout.max(app.requests.response_timeout),
     };
+    let key = QueueKey {
+        model: prepared.model.fingerprint,
+        model_name: prepared.model_name.clone(),
+        wanted: prepared.wanted,
+        tried: retry_state.tried(),
+    };
     let queue_request = QueueRequest {
-        model: &prepared.model.fingerprint,
+        key: &key,
         waiter: Waiter {
             tenant: app.queue.tenant(arrival.key.as_deref().map(ApiKey::tenant), &arrival.headers),
             deadline: arrival.queued_from + queue_timeout,
@@ -350,15 +320,15 @@ async fn wait_for_capacity(
     };
     let start = Instant::now();
     // Called when the request is at the head of the queue: chooses a worker and records the request there in one step.
-    let admitted = app.queue.admit(&queue_request, || {
-        let choice = choose(app, arrival, prepared, retry_state)?;
+    let admitted = app.queue.admit(&queue_request, |permitted| {
+        let choice = choose((app, arrival, prepared), retry_state, permitted)?;
         let service_ms = choice.decision.service_ms;
         Ok(Admitted { value: choice, service_ms })
     });
     let admitted = admitted.await;
     retry_state.waited += start.elapsed();
     let retry_after =
-        || app.fleet.capacity_forecast(Some(&prepared.model)).retry_after(app.queue.n_waiting(queue_request.model) + 1);
+        || app.fleet.capacity_forecast(Some(&prepared.model)).retry_after(app.queue.n_waiting(&key.model) + 1);
     match admitted {
         Ok((choice, place)) => {
             if place.is_some() {

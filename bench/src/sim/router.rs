@@ -273,5 +273,5 @@ fn ask<'a>(
     model: &'a ModelInfo,
     prompt: PromptView<'a>,
 ) -> RouteRequest<'a> {
-    RouteRequest { request_id, model_name: None, model, wanted: None, prompt, affinity: 0, tried: &[], now }
+    RouteRequest { request_id, model_name: None, model, wanted: None, prompt, affinity: 0, tried: &[], only: None, now }
 }

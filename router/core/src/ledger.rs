@@ -80,6 +80,8 @@ pub struct RouteRequest<'a> {
     pub affinity: u64,
     /// Workers at which this request has failed.
     pub tried: &'a [WorkerIdx],
+    /// Workers that the request may use now, because the rests of streams wait for the others; `None` for all.
+    pub only: Option<&'a [WorkerIdx]>,
     /// The current time.
     pub now: Instant,
 }

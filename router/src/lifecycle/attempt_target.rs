@@ -14,6 +14,7 @@ use warmpath_router_core::routing::choose::{ChoiceReason, PromptView};
 use warmpath_router_core::stock::SentRequest;
 use warmpath_shell::trace::{Span, SpanKind};
 
+use super::queue::Permitted;
 use super::{IncomingRequest, RetryState, kv_transfer};
 use crate::decision_history::DecisionHandle;
 use crate::fleet::InFlightGuard;
@@ -60,6 +61,7 @@ pub fn ask<'a>(request_id: &'a RequestId, prepared: &'a Prepared, matches: &'a [
         prompt: prompt_view(prepared, matches),
         affinity: prepared.affinity,
         tried: &[],
+        only: None,
         now: Instant::now(),
     }
 }
@@ -78,10 +80,9 @@ fn prompt_view<'a>(prepared: &'a Prepared, matches: &'a [Match]) -> PromptView<'
 ///
 /// Errors: [`NoWorker`], with the reasons.
 pub(super) fn choose(
-    app: &App,
-    arrival: &IncomingRequest,
-    prepared: &Prepared,
+    (app, arrival, prepared): (&App, &IncomingRequest, &Prepared),
     retry_state: &RetryState,
+    permitted: Permitted<'_>,
 ) -> Result<AttemptTarget, NoWorker> {
     let start = Instant::now();
     let matches = find_matches(app, prepared);
@@ -91,9 +92,8 @@ pub(super) fn choose(
     // The choice and its record happen under one lock, so the next request already counts this one.
     let start = Instant::now();
     let view = app.fleet.view();
-    let tried: Vec<_> =
-        retry_state.failures.iter().map(|(worker, _)| *worker).chain(retry_state.excluded.iter().copied()).collect();
-    let ask = RouteRequest { tried: &tried, now: start, ..ask(&arrival.id, prepared, &matches) };
+    let tried = retry_state.tried();
+    let ask = RouteRequest { tried: &tried, only: permitted, now: start, ..ask(&arrival.id, prepared, &matches) };
     let (mut decision, ticket) = app.fleet.ledger().choose(&view, &ask, &mut rand::rng())?;
     let mut in_flight = app.fleet.in_flight(decision.worker, ticket);
     in_flight.watch(&arrival.id, || sending(prepared, &decision));

@@ -1,21 +1,26 @@
-//! The queue of requests: a request starts at once if a worker has capacity, else it waits in the queue of its model.
+//! The queues of requests: a request starts at once if a worker has capacity, else it waits in a queue.
 //!
-//! Every request waits in its own task. Only the head of a queue checks for capacity, periodically. A request that
-//! starts or leaves notifies the next head. When a client disconnects, its guard is dropped, and with it its place in
-//! the queue.
+//! Requests that can use the same workers wait in one queue, so no request waits behind one for which only other
+//! workers will do. Every request waits in its own task. Only the head of a queue checks for capacity, periodically. A
+//! request that starts or leaves notifies the next head. When a client disconnects, its guard is dropped, and with it
+//! its place in the queue.
+//!
+//! The rest of a stream whose worker has failed precedes all new requests, also those of other queues: they use only
+//! workers that it cannot use.
 //!
 //! Not here: the order (the core's `admission_queue`), a worker's capacity (the core's `admission`), the start itself
 //! (`lifecycle`).
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::http::{HeaderMap, header};
 use tokio::sync::Notify;
-use warmpath_common::model::Fingerprint;
+use warmpath_common::model::{Capability, Fingerprint};
+use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::ledger::NoWorker;
 use warmpath_router_core::overload::admission_queue::{AdmissionQueue, TenantKey, Waiter, WaiterId};
 use warmpath_shell::bearer;
@@ -23,17 +28,43 @@ use warmpath_shell::bearer;
 use crate::config::{QUEUE_POLL, QUEUE_REST};
 use crate::metrics::Metrics;
 
-/// The queue of each model. Most of the time all of them are empty.
+/// All queues. Most of the time there are none.
 pub struct RequestQueue {
     waiting_max: usize,
     /// The queues. The lock is held for one entry, one departure or one start, never across `.await`.
-    queues: Mutex<HashMap<Fingerprint, ModelQueue>>,
+    queues: Mutex<HashMap<QueueKey, ModelQueue>>,
     /// Number of requests in all queues, so that a request that need not wait takes no lock.
     n_waiting: AtomicUsize,
+    /// Id of the next request that waits for the first time.
+    next_id: AtomicU64,
     /// Keyed hash, so that clients cannot choose keys that collide.
     hasher: RandomState,
     metrics: Arc<Metrics>,
 }
+
+/// Properties of a request that decide which workers it can use.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct QueueKey {
+    /// Fingerprint of the model.
+    pub(super) model: Fingerprint,
+    /// Name of the model in the request.
+    pub(super) model_name: Option<String>,
+    /// Capability that the worker needs.
+    pub(super) wanted: Option<Capability>,
+    /// Workers that cannot take the request, in ascending order.
+    pub(super) tried: Vec<WorkerIdx>,
+}
+
+impl QueueKey {
+    /// Returns whether requests of the other queue differ only in the workers that cannot take them.
+    fn is_sibling(&self, other: &Self) -> bool {
+        let of = |key: &Self| (key.model, key.wanted);
+        self != other && of(self) == of(other) && self.model_name == other.model_name
+    }
+}
+
+/// Workers that a request at the head of its queue may use; `None` for all.
+pub(super) type Permitted<'a> = Option<&'a [WorkerIdx]>;
 
 struct ModelQueue {
     waiters: AdmissionQueue,
@@ -52,7 +83,7 @@ pub(super) enum AdmitAt {
 
 /// A request that is to start.
 pub(super) struct QueueRequest<'a> {
-    pub(super) model: &'a Fingerprint,
+    pub(super) key: &'a QueueKey,
     pub(super) waiter: Waiter,
     pub(super) admit_at: AdmitAt,
     /// Former place of the request in the queue, if an earlier start failed.
@@ -84,6 +115,7 @@ impl RequestQueue {
             waiting_max,
             queues: Mutex::default(),
             n_waiting: AtomicUsize::new(0),
+            next_id: AtomicU64::new(0),
             hasher: RandomState::new(),
             metrics,
         }
@@ -101,20 +133,23 @@ impl RequestQueue {
 
     /// Returns the number of requests that wait for a model.
     pub fn n_waiting(&self, model: &Fingerprint) -> usize {
-        self.lock().get(model).map_or(0, |queue| queue.waiters.len())
+        let queues = self.lock();
+        let of_model = queues.iter().filter(|(key, _)| key.model == *model);
+        of_model.map(|(_, queue)| queue.waiters.len()).sum()
     }
 
     /// Starts a request when its turn has come; returns the result of the start, and its place in the queue.
     ///
+    /// `start` gets the workers that the request may use.
     /// Errors: every [`QueueRefusal`].
     pub(super) async fn admit<T>(
         &self,
         request: &QueueRequest<'_>,
-        mut start: impl FnMut() -> Result<Admitted<T>, NoWorker>,
+        mut start: impl FnMut(Permitted<'_>) -> Result<Admitted<T>, NoWorker>,
     ) -> Result<(T, Option<WaiterId>), QueueRefusal> {
         // The usual case: nothing waits, and a worker has capacity. It takes no lock of the queue.
         if request.admit_at == AdmitAt::AtOnce && self.n_waiting.load(Ordering::Relaxed) == 0 {
-            match start() {
+            match start(None) {
                 Ok(started) => return Ok((started.value, None)),
                 Err(refusal) if is_worth_waiting(&refusal, request.waiter.deadline) => {}
                 Err(refusal) => return Err(QueueRefusal::NoWorker(refusal)),
@@ -124,27 +159,20 @@ impl RequestQueue {
             return Err(QueueRefusal::Late);
         }
         let mut waiting = self.enter(request)?;
-        let mut step = if request.admit_at == AdmitAt::AtOnce { waiting.advance(&mut start) } else { NextStep::Poll };
+        let mut step =
+            if request.admit_at == AdmitAt::AtOnce { waiting.advance(&mut start) } else { NextStep::Poll(QUEUE_POLL) };
         loop {
-            let is_head = match step {
+            let interval = match step {
                 NextStep::Admitted(value) => return Ok((value, Some(waiting.id))),
                 NextStep::Refused(refused) => return Err(refused),
-                NextStep::Poll => true,
-                NextStep::BackOff => false,
-                NextStep::Rest(pause) => {
-                    waiting.stand_aside();
-                    let until = (Instant::now() + pause.min(QUEUE_REST)).min(request.waiter.deadline);
-                    tokio::time::sleep_until(until.into()).await;
-                    waiting.come_back(request.waiter)?;
-                    step = waiting.advance(&mut start);
-                    continue;
-                }
+                NextStep::Poll(interval) => Some(interval),
+                NextStep::BackOff => None,
             };
             // The head polls, because capacity changes without a message. The others wait until they are notified.
             tokio::select! {
                 () = waiting.notifier.notified() => {}
                 () = tokio::time::sleep_until(request.waiter.deadline.into()) => {}
-                () = tokio::time::sleep(QUEUE_POLL), if is_head => {}
+                () = tokio::time::sleep(interval.unwrap_or_default()), if interval.is_some() => {}
             }
             step = waiting.advance(&mut start);
         }
@@ -152,43 +180,51 @@ impl RequestQueue {
 
     fn enter(&self, request: &QueueRequest<'_>) -> Result<QueuedRequest<'_>, QueueRefusal> {
         let mut queues = self.lock();
-        let queue = queues.entry(*request.model).or_insert_with(|| ModelQueue {
+        let queue = queues.entry(request.key.clone()).or_insert_with(|| ModelQueue {
             waiters: AdmissionQueue::new(self.waiting_max),
             notifiers: HashMap::new(),
         });
-        let entered = match request.place {
-            Some(id) => queue.waiters.re_enter(id, request.waiter),
-            None => queue.waiters.enter(request.waiter),
-        };
-        let entered = entered.map_err(|_| {
+        let id = request.place.unwrap_or_else(|| WaiterId(self.next_id.fetch_add(1, Ordering::Relaxed)));
+        let entered = queue.waiters.enter(id, request.waiter);
+        let displaced = entered.map_err(|_| {
             self.metrics.queue_outcomes.with_label_values(&["rejected"]).inc();
             QueueRefusal::Full
         })?;
-        entered.displaced.iter().for_each(|id| queue.notify(*id));
+        displaced.iter().for_each(|id| queue.notify(*id));
         let notifier = Arc::new(Notify::new());
-        queue.notifiers.insert(entered.id, Arc::clone(&notifier));
+        queue.notifiers.insert(id, Arc::clone(&notifier));
         self.count(&queues);
         Ok(QueuedRequest {
             queue: self,
-            model: *request.model,
-            id: entered.id,
+            key: request.key.clone(),
+            id,
             deadline: request.waiter.deadline,
+            is_continuation: request.waiter.is_continuation,
             notifier,
             since: Instant::now(),
             outcome: "client_gone",
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Fingerprint, ModelQueue>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<QueueKey, ModelQueue>> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn count(&self, queues: &HashMap<Fingerprint, ModelQueue>) {
-        // Requests that have left the queue for a while count as waiting, too.
+    fn count(&self, queues: &HashMap<QueueKey, ModelQueue>) {
         let n = queues.values().map(|queue| queue.notifiers.len()).sum();
         self.n_waiting.store(n, Ordering::Relaxed);
         self.metrics.queue_requests.set(i64::try_from(n).unwrap_or(i64::MAX));
     }
+}
+
+/// Returns the workers that new requests of a queue may use: those that none of the rests of streams in its sibling
+/// queues can use. `None` if no rest of a stream waits there.
+fn permitted(queues: &HashMap<QueueKey, ModelQueue>, key: &QueueKey) -> Option<Vec<WorkerIdx>> {
+    let siblings = queues.iter().filter(|(other, queue)| queue.waiters.has_continuation() && key.is_sibling(other));
+    siblings.map(|(sibling, _)| sibling.tried.clone()).reduce(|mut all, tried| {
+        all.retain(|worker| tried.contains(worker));
+        all
+    })
 }
 
 /// Returns whether a worker may have capacity before the deadline.
@@ -215,11 +251,8 @@ impl ModelQueue {
 enum NextStep<T> {
     Admitted(T),
     Refused(QueueRefusal),
-    /// The request is the head: it checks for capacity again soon.
-    Poll,
-    /// The request is the head, and all workers of its model are paused for this time: other requests may pass
-    /// meanwhile.
-    Rest(Duration),
+    /// The request is the head: it checks for capacity again after this time.
+    Poll(Duration),
     /// Another request is the head: this one waits to be notified.
     BackOff,
 }
@@ -227,19 +260,21 @@ enum NextStep<T> {
 /// A waiting request; dropping this gives up its place.
 struct QueuedRequest<'a> {
     queue: &'a RequestQueue,
-    model: Fingerprint,
+    key: QueueKey,
     id: WaiterId,
     deadline: Instant,
+    is_continuation: bool,
     notifier: Arc<Notify>,
     since: Instant,
     outcome: &'static str,
 }
 
 impl QueuedRequest<'_> {
-    fn advance<T>(&mut self, start: &mut impl FnMut() -> Result<Admitted<T>, NoWorker>) -> NextStep<T> {
+    fn advance<T>(&mut self, start: &mut impl FnMut(Permitted<'_>) -> Result<Admitted<T>, NoWorker>) -> NextStep<T> {
         let mut queues = self.queue.lock();
         let now = Instant::now();
-        let queue = queues.get_mut(&self.model).expect("a queue exists as long as a request waits in it");
+        let permitted = if self.is_continuation { None } else { permitted(&queues, &self.key) };
+        let queue = queues.get_mut(&self.key).expect("a queue exists as long as a request waits in it");
         queue.waiters.expire(now).into_iter().for_each(|id| queue.notify(id));
         if !queue.waiters.contains(self.id) {
             let is_late = now >= self.deadline;
@@ -249,14 +284,14 @@ impl QueuedRequest<'_> {
         if queue.waiters.head() != Some(self.id) {
             return NextStep::BackOff;
         }
-        match start() {
+        match start(permitted.as_deref()) {
             Ok(started) => {
                 queue.waiters.start(self.id, (started.service_ms * 1e3) as u64);
                 self.outcome = "admitted";
                 NextStep::Admitted(started.value)
             }
             Err(refusal) if is_worth_waiting(&refusal, self.deadline) => {
-                refusal.rest().map_or(NextStep::Poll, NextStep::Rest)
+                NextStep::Poll(refusal.rest().map_or(QUEUE_POLL, |pause| pause.min(QUEUE_REST)))
             }
             Err(refusal) => {
                 self.outcome = "no_worker";
@@ -266,41 +301,15 @@ impl QueuedRequest<'_> {
     }
 }
 
-impl QueuedRequest<'_> {
-    /// Leaves the queue for a while, because the requests behind this one may be for another model of the same servers.
-    fn stand_aside(&self) {
-        let mut queues = self.queue.lock();
-        if let Some(queue) = queues.get_mut(&self.model) {
-            queue.waiters.leave(self.id);
-            queue.notify_head();
-        }
-    }
-
-    /// Returns to the former place in the queue.
-    ///
-    /// Errors: [`QueueRefusal::Full`] if other requests have taken every place meanwhile.
-    fn come_back(&mut self, waiter: Waiter) -> Result<(), QueueRefusal> {
-        let mut queues = self.queue.lock();
-        let queue = queues.get_mut(&self.model).expect("a queue exists as long as a request waits in it");
-        let Ok(entered) = queue.waiters.re_enter(self.id, waiter) else {
-            self.outcome = "evicted";
-            return Err(QueueRefusal::Full);
-        };
-        debug_assert_eq!(entered.id, self.id, "no id is given twice");
-        entered.displaced.iter().for_each(|id| queue.notify(*id));
-        Ok(())
-    }
-}
-
 impl Drop for QueuedRequest<'_> {
     fn drop(&mut self) {
         let mut queues = self.queue.lock();
-        if let Some(queue) = queues.get_mut(&self.model) {
+        if let Some(queue) = queues.get_mut(&self.key) {
             queue.waiters.leave(self.id);
             queue.notifiers.remove(&self.id);
             queue.notify_head();
             if queue.notifiers.is_empty() {
-                queues.remove(&self.model);
+                queues.remove(&self.key);
             }
         }
         self.queue.count(&queues);
@@ -310,3 +319,6 @@ impl Drop for QueuedRequest<'_> {
         metrics.queue_wait.observe(self.since.elapsed().as_secs_f64());
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -195,6 +195,7 @@ impl World {
             prompt: PromptView::Known { n_tokens: tokens, keys: &keys, matches: &matches, media: &[] },
             affinity: 0,
             tried: &tried,
+            only: None,
             now,
         };
         let choice = router.fleet.ledger().choose(&view, &ask, &mut self.rng.0);

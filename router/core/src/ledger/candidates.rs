@@ -88,7 +88,8 @@ impl Ledger {
             }
         }
         // Without a worker that has capacity the request waits in the router's queue.
-        let with_room = field.iter().filter(|(_, capacity, _)| *capacity == Capacity::Yes);
+        let may_use = |candidate: &Candidate<'_>| request.only.is_none_or(|only| only.contains(&candidate.worker.idx));
+        let with_room = field.iter().filter(|(at, capacity, _)| *capacity == Capacity::Yes && may_use(at));
         let Some(least) = with_room.map(|(_, _, trust)| *trust).min() else {
             if !field.is_empty() {
                 reasons.insert(Unavailable::Busy, field.len());
@@ -97,8 +98,9 @@ impl Ledger {
         };
         // The others stay candidates even when full, since waiting for a long prefix can pay. They must be trusted as
         // much as the best worker with capacity.
-        let is_candidate =
-            |(_, capacity, trust): &(_, Capacity, Trust)| *trust <= least && *capacity != Capacity::Unmeasured;
+        let is_candidate = |(at, capacity, trust): &(Candidate<'_>, Capacity, Trust)| {
+            *trust <= least && *capacity != Capacity::Unmeasured && may_use(at)
+        };
         field.retain(is_candidate);
         let mut candidates: Vec<_> = field.into_iter().map(|(candidate, _, _)| candidate).collect();
         add_pressure(&mut candidates, self.reuse.ratio());

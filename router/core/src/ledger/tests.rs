@@ -26,7 +26,7 @@ fn id(text: &str) -> RequestId {
 
 fn request<'a>(request_id: &'a RequestId, model: &'a ModelInfo, prompt: PromptView<'a>) -> RouteRequest<'a> {
     let (model_name, now) = (Some("m"), Instant::now());
-    RouteRequest { wanted: None, request_id, model_name, model, prompt, affinity: 0, tried: &[], now }
+    RouteRequest { wanted: None, request_id, model_name, model, prompt, affinity: 0, tried: &[], only: None, now }
 }
 
 struct World {
@@ -88,6 +88,22 @@ fn a_burst_spreads_before_any_worker_has_reported() {
         counts[decision.worker.0 as usize] += 1;
     }
     assert_eq!(counts, [3, 3, 3]);
+}
+
+#[test]
+fn a_request_that_may_use_only_some_workers_waits_for_them() {
+    let mut world = World::new(3);
+    let (request_id, model) = (id("limited"), model());
+    let prompt = PromptView::Estimated { n_tokens: 100 };
+    let mut choose = |only: &[WorkerIdx]| {
+        let request = RouteRequest { only: Some(only), now: world.now, ..request(&request_id, &model, prompt) };
+        let chosen = world.ledger.choose(&world.fleet, &request, &mut SmallRng::seed_from_u64(1));
+        chosen.map(|(decision, _ticket)| decision.worker)
+    };
+    for idx in [2, 1, 0].map(WorkerIdx) {
+        assert_eq!(choose(&[idx]), Ok(idx));
+    }
+    assert_eq!(choose(&[]).map_err(|refusal| refusal.is_overload()), Err(true));
 }
 
 #[test]

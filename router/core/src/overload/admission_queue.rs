@@ -22,9 +22,9 @@ use std::time::Instant;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TenantKey(pub u64);
 
-/// Id of a waiting request; smaller ids arrived earlier.
+/// Id of a request that waits or has waited; smaller ids came first. No two requests have the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct WaiterId(u64);
+pub struct WaiterId(pub u64);
 
 /// A request that is about to wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,15 +35,6 @@ pub struct Waiter {
     pub deadline: Instant,
     /// Whether it is the rest of a stream that has begun elsewhere.
     pub is_continuation: bool,
-}
-
-/// Place of a request in the queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Enqueued {
-    /// Id of the request in the queue.
-    pub id: WaiterId,
-    /// Request that was evicted to make room for it.
-    pub displaced: Option<WaiterId>,
 }
 
 /// Error: the queue is full, and no other tenant has enough waiting requests to give up one.
@@ -60,7 +51,6 @@ pub struct QueueFull {
 #[derive(Debug, Clone)]
 pub struct AdmissionQueue {
     waiting_max: usize,
-    next_id: u64,
     /// Tag of the request that was started last. Units: microseconds of a worker's time.
     served_us: u64,
     tenants: HashMap<TenantKey, Tenant>,
@@ -89,7 +79,6 @@ impl AdmissionQueue {
     pub fn new(waiting_max: usize) -> Self {
         Self {
             waiting_max,
-            next_id: 0,
             served_us: 0,
             tenants: HashMap::new(),
             waiting: HashMap::new(),
@@ -114,33 +103,31 @@ impl AdmissionQueue {
         self.waiting.contains_key(&id)
     }
 
+    /// Returns whether the rest of a stream waits.
+    pub fn has_continuation(&self) -> bool {
+        !self.continuations.is_empty()
+    }
+
     /// Returns the request that is to start next.
     pub fn head(&self) -> Option<WaiterId> {
         self.continuations.first().copied().or_else(|| self.order.first().map(|&(_, id, _)| id))
     }
 
-    /// Adds a request to the queue.
+    /// Adds a request to the queue, and returns the request that was evicted to make room for it.
     ///
+    /// A request that was started without success enters again with its old id, and so has its old place.
     /// Errors: [`QueueFull`] if the queue is full and no tenant has at least two more requests in it than this one.
-    pub fn enter(&mut self, waiter: Waiter) -> Result<Enqueued, QueueFull> {
-        let id = WaiterId(self.next_id);
-        self.re_enter(id, waiter)
-    }
-
-    /// Puts back a request that was started without success, under its old id, or under a new one if that is taken.
-    ///
-    /// Errors: [`QueueFull`], as [`AdmissionQueue::enter`].
-    pub fn re_enter(&mut self, id: WaiterId, waiter: Waiter) -> Result<Enqueued, QueueFull> {
-        let id = if self.contains(id) { WaiterId(self.next_id) } else { id };
+    /// Panics: if a request with this id waits already.
+    pub fn enter(&mut self, id: WaiterId, waiter: Waiter) -> Result<Option<WaiterId>, QueueFull> {
+        assert!(!self.contains(id), "no two requests have the same id");
         let has_place = waiter.is_continuation || self.waiting.len() - self.continuations.len() < self.waiting_max;
         let displaced = if has_place { None } else { Some(self.displace(waiter.tenant)?) };
         let served_us = self.served_us;
-        self.next_id = self.next_id.max(id.0 + 1);
         self.waiting.insert(id, waiter);
         self.deadlines.insert((waiter.deadline, id));
         if waiter.is_continuation {
             self.continuations.insert(id);
-            return Ok(Enqueued { id, displaced });
+            return Ok(displaced);
         }
         self.change(waiter.tenant, |tenant| {
             if tenant.waiting.is_empty() {
@@ -148,7 +135,7 @@ impl AdmissionQueue {
             }
             tenant.waiting.insert(id);
         });
-        Ok(Enqueued { id, displaced })
+        Ok(displaced)
     }
 
     /// Records that the request at the head starts, and how much worker time it takes.

@@ -48,6 +48,7 @@ impl World {
             prompt: PromptView::Estimated { n_tokens: 100 },
             affinity: 0,
             tried,
+            only: None,
             now: self.now,
         };
         let (decision, ticket) = self.ledger.choose(&self.fleet, &request, &mut SmallRng::seed_from_u64(1))?;

@@ -98,26 +98,46 @@ struct Pair {
     queue: AdmissionQueue,
     naive: Naive,
     now: Instant,
+    ids: Ids,
     n_entered: usize,
     n_gone: usize,
+}
+
+/// Ids of requests, in the order of their arrival.
+#[derive(Default)]
+struct Ids(u64);
+
+impl Ids {
+    fn next(&mut self) -> WaiterId {
+        self.0 += 1;
+        WaiterId(self.0)
+    }
+
+    /// Adds a new request to the queue, which has a place for it.
+    fn enter(&mut self, queue: &mut AdmissionQueue, waiter: Waiter) -> WaiterId {
+        let id = self.next();
+        assert_eq!(queue.enter(id, waiter), Ok(None));
+        id
+    }
 }
 
 impl Pair {
     fn new() -> Self {
         let (queue, naive) = (AdmissionQueue::new(PLACES), Naive::default());
-        Self { queue, naive, now: Instant::now(), n_entered: 0, n_gone: 0 }
+        Self { queue, naive, now: Instant::now(), ids: Ids::default(), n_entered: 0, n_gone: 0 }
     }
 
     fn apply(&mut self, op: Op) -> Result<(), TestCaseError> {
         match op {
             Op::Enter { tenant, patience_ms, is_continuation } => {
                 let deadline = self.now + Duration::from_millis(patience_ms);
-                self.enter(Waiter { tenant: TenantKey(tenant), deadline, is_continuation }, None)?;
+                let id = self.ids.next();
+                self.enter(id, Waiter { tenant: TenantKey(tenant), deadline, is_continuation })?;
             }
             Op::Start { service_us } => drop(self.start(service_us)?),
             Op::StartWithoutWorker { service_us } => {
                 if let Some((id, waiter)) = self.start(service_us)? {
-                    self.enter(waiter, Some(id))?;
+                    self.enter(id, waiter)?;
                 }
             }
             Op::Leave(nth) => {
@@ -143,15 +163,11 @@ impl Pair {
         Ok(())
     }
 
-    fn enter(&mut self, waiter: Waiter, id: Option<WaiterId>) -> Result<(), TestCaseError> {
+    fn enter(&mut self, id: WaiterId, waiter: Waiter) -> Result<(), TestCaseError> {
         let victim = self.naive.victim(waiter.tenant);
         let is_full = !waiter.is_continuation && self.naive.new_ones().count() == PLACES;
-        let entered = match id {
-            Some(id) => self.queue.re_enter(id, waiter),
-            None => self.queue.enter(waiter),
-        };
-        match entered {
-            Ok(Enqueued { id, displaced }) => {
+        match self.queue.enter(id, waiter) {
+            Ok(displaced) => {
                 prop_assert_eq!(displaced, victim.filter(|_| is_full));
                 prop_assert!(!is_full || displaced.is_some());
                 displaced.map(|id| self.naive.remove(id));
@@ -206,13 +222,13 @@ proptest! {
         n_tenants in 2u64..4,
     ) {
         let deadline = Instant::now();
-        let mut queue = AdmissionQueue::new(64);
+        let (mut queue, mut ids) = (AdmissionQueue::new(64), Ids::default());
         let mut owner = HashMap::new();
         let mut given_us = vec![0u64; n_tenants as usize];
         for tenant in (0..n_tenants).map(TenantKey) {
             // The first tenant sends all its requests at once, the others one by one.
             for _ in 0..if tenant.0 == 0 { 20 } else { 1 } {
-                owner.insert(queue.enter(Waiter { deadline, ..waiter(tenant.0) }).expect("a place").id, tenant);
+                owner.insert(ids.enter(&mut queue, Waiter { deadline, ..waiter(tenant.0) }), tenant);
             }
         }
         for service_us in services_us {
@@ -220,7 +236,7 @@ proptest! {
             let tenant = owner[&id];
             prop_assert!(queue.start(id, service_us));
             given_us[tenant.0 as usize] += service_us;
-            owner.insert(queue.enter(Waiter { deadline, ..waiter(tenant.0) }).expect("a place").id, tenant);
+            owner.insert(ids.enter(&mut queue, Waiter { deadline, ..waiter(tenant.0) }), tenant);
             let (least, most) = (given_us.iter().min(), given_us.iter().max());
             prop_assert!(most.unwrap() - least.unwrap() <= 2 * 1000, "at most twice the longest request apart: {:?}", given_us);
         }
@@ -233,36 +249,36 @@ fn waiter(tenant: u64) -> Waiter {
 
 #[test]
 fn the_rest_of_a_stream_precedes_new_requests_and_takes_no_place() {
-    let mut queue = AdmissionQueue::new(1);
-    let new = queue.enter(waiter(0)).expect("a place").id;
+    let (mut queue, mut ids) = (AdmissionQueue::new(1), Ids::default());
+    let new = ids.enter(&mut queue, waiter(0));
     let rest = Waiter { is_continuation: true, ..waiter(0) };
-    let rests: Vec<_> = (0..2).map(|_| queue.enter(rest).expect("it needs none")).collect();
-    assert!(rests.iter().all(|rest| rest.displaced.is_none()) && queue.len() == 3);
-    assert_eq!(queue.enter(waiter(0)), Err(QueueFull { waiting_max: 1 }));
+    let rests = [(); 2].map(|()| ids.enter(&mut queue, rest));
+    assert_eq!(queue.len(), 3);
+    assert_eq!(queue.enter(ids.next(), waiter(0)), Err(QueueFull { waiting_max: 1 }));
     assert!(!queue.start(new, 10), "it is not at the head");
-    assert!(queue.start(rests[0].id, 1000) && queue.leave(rests[1].id));
+    assert!(queue.start(rests[0], 1000) && queue.leave(rests[1]));
     assert_eq!(queue.head(), Some(new));
     assert_eq!(queue.served_us, 0, "its time was charged when the stream began");
 }
 
 #[test]
 fn a_flood_displaces_itself_and_not_the_others() {
-    let mut queue = AdmissionQueue::new(4);
-    let flood: Vec<_> = (0..4).map(|_| queue.enter(waiter(0)).expect("a place").id).collect();
-    assert_eq!(queue.enter(waiter(0)), Err(QueueFull { waiting_max: 4 }));
-    let other = queue.enter(waiter(1)).expect("a place of the flood's");
-    assert_eq!(other.displaced, Some(flood[3]), "the newest request of the tenant with the most");
-    assert_eq!(queue.enter(waiter(1)).expect("another").displaced, Some(flood[2]));
-    assert!(queue.enter(waiter(1)).is_err(), "two each: no tenant has more");
+    let (mut queue, mut ids) = (AdmissionQueue::new(4), Ids::default());
+    let flood = [(); 4].map(|()| ids.enter(&mut queue, waiter(0)));
+    let mut enter = |tenant| queue.enter(ids.next(), waiter(tenant));
+    assert_eq!(enter(0), Err(QueueFull { waiting_max: 4 }));
+    assert_eq!(enter(1), Ok(Some(flood[3])), "the newest request of the tenant with the most");
+    assert_eq!(enter(1), Ok(Some(flood[2])));
+    assert!(enter(1).is_err(), "two each: no tenant has more");
 }
 
 #[test]
 fn a_later_tenant_starts_at_the_others_tag() {
-    let mut queue = AdmissionQueue::new(8);
-    let first: Vec<_> = (0..3).map(|_| queue.enter(waiter(0)).expect("a place").id).collect();
+    let (mut queue, mut ids) = (AdmissionQueue::new(8), Ids::default());
+    let first = [(); 3].map(|()| ids.enter(&mut queue, waiter(0)));
     assert!(queue.start(first[0], 100));
     assert!(queue.start(first[1], 100));
-    let late: Vec<_> = (0..2).map(|_| queue.enter(waiter(1)).expect("a place").id).collect();
+    let late = [(); 2].map(|()| ids.enter(&mut queue, waiter(1)));
     assert_eq!(queue.head(), Some(late[0]), "its tenant has used less time");
     assert!(queue.start(late[0], 150));
     assert_eq!(queue.head(), Some(first[2]), "its tenant began at the others' tag, not at zero");
@@ -270,27 +286,24 @@ fn a_later_tenant_starts_at_the_others_tag() {
 
 #[test]
 fn a_request_that_could_not_start_gets_its_old_place_back() {
-    let mut queue = AdmissionQueue::new(8);
-    let ids: Vec<_> = (0..2).map(|_| queue.enter(waiter(0)).expect("a place").id).collect();
-    assert!(queue.start(ids[0], 10));
-    queue.re_enter(ids[0], waiter(0)).expect("a place");
-    assert_eq!(queue.head(), Some(ids[0]));
-    assert_ne!(queue.re_enter(ids[1], waiter(0)).expect("a place").id, ids[1], "that one still waits");
-    let mut other = AdmissionQueue::new(8);
-    assert_eq!(other.re_enter(ids[1], waiter(0)).expect("a place").id, ids[1]);
-    assert_ne!(other.enter(waiter(0)).expect("a place").id, ids[1]);
+    let (mut queue, mut ids) = (AdmissionQueue::new(8), Ids::default());
+    let first = ids.enter(&mut queue, waiter(0));
+    ids.enter(&mut queue, waiter(0));
+    assert!(queue.start(first, 10));
+    assert_eq!(queue.enter(first, waiter(0)), Ok(None));
+    assert_eq!(queue.head(), Some(first));
 }
 
 #[test]
 fn a_queue_without_places_accepts_no_request() {
-    assert_eq!(AdmissionQueue::new(0).enter(waiter(0)), Err(QueueFull { waiting_max: 0 }));
+    assert_eq!(AdmissionQueue::new(0).enter(WaiterId(0), waiter(0)), Err(QueueFull { waiting_max: 0 }));
 }
 
 #[test]
 fn the_record_of_tenants_that_left_is_bounded() {
-    let mut queue = AdmissionQueue::new(4);
+    let (mut queue, mut ids) = (AdmissionQueue::new(4), Ids::default());
     for tenant in 0..100 {
-        let id = queue.enter(waiter(tenant)).expect("a place").id;
+        let id = ids.enter(&mut queue, waiter(tenant));
         assert!(queue.start(id, 1000));
         assert!(queue.tenants.len() <= 4);
     }

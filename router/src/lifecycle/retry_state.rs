@@ -1,0 +1,62 @@
+//! The attempts and waits of a request so far.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use axum::response::Response;
+use warmpath_router_core::WorkerIdx;
+use warmpath_router_core::overload::admission_queue::WaiterId;
+use warmpath_router_core::overload::retry::WorkerFailure;
+
+use super::failover::Past;
+use super::queue::AdmitAt;
+use super::upstream::WorkerRefusal;
+use crate::error::RequestError;
+
+/// Attempts and waits of a request so far.
+#[derive(Default)]
+pub(super) struct RetryState {
+    pub(super) n_attempts: u32,
+    /// Workers that failed the request, and how. A worker that was only full is paused instead, and may get the request
+    /// later.
+    pub(super) failures: Vec<(WorkerIdx, WorkerFailure)>,
+    /// Workers that cannot take it.
+    pub(super) excluded: Vec<WorkerIdx>,
+    /// Response so far, from other workers' journals; `None` for a new response.
+    pub(super) past: Option<Past>,
+    /// Number of workers that failed after they had sent part of the journal of a response in one piece.
+    pub(super) n_failovers: u32,
+    pub(super) last: Option<(WorkerFailure, Option<WorkerRefusal>)>,
+    pub(super) admit_at: AdmitAt,
+    /// The request's place in the queue, if it has waited.
+    pub(super) place: Option<WaiterId>,
+    pub(super) failing_since: Option<Instant>,
+    /// Total time it has waited.
+    pub(super) waited: Duration,
+}
+
+impl RetryState {
+    pub(super) fn failed(&mut self, worker: WorkerIdx, failure: WorkerFailure, refusal: Option<WorkerRefusal>) {
+        self.n_attempts += 1;
+        if self.failing_since.is_none() {
+            (self.failing_since, self.waited) = (Some(Instant::now()), Duration::ZERO);
+        }
+        if failure != WorkerFailure::Full {
+            self.failures.push((worker, failure));
+        }
+        self.last = Some((failure, refusal));
+    }
+
+    /// Returns the workers that cannot take the request, in ascending order.
+    pub(super) fn tried(&self) -> Vec<WorkerIdx> {
+        let failed = self.failures.iter().map(|(worker, _)| *worker);
+        failed.chain(self.excluded.iter().copied()).collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    /// Returns the response after failed attempts: the last worker's own error response, if it sent one.
+    pub(super) fn give_up(&mut self) -> Option<Result<Response, RequestError>> {
+        let n_attempts = self.n_attempts;
+        let (last, refusal) = self.last.take()?;
+        Some(refusal.map(WorkerRefusal::into_response).ok_or(RequestError::Upstream { n_attempts, last }))
+    }
+}
