@@ -173,13 +173,23 @@ fn an_older_state_is_accepted_only_from_a_second_stream() {
         assert_eq!(reader.open(), None);
         assert!(matches!(reader.apply(frame(old, begin())), Ok(FrameEffect::Opened(_))), "its clock was set back");
     }
-    let mut reader = known(stamp(5));
-    for (next, is_believed) in [(older_life, false), (stamp(6), true), (older_life, false), (stamp(6), true)] {
-        reader.open();
-        let answer = reader.apply(frame(next, begin()));
-        assert_eq!(answer.is_ok(), is_believed, "of two alternating states only the newer is accepted: {answer:?}");
+    for (streams, why) in [
+        (
+            vec![(older_life, false), (stamp(6), true), (older_life, false), (stamp(6), true)],
+            "of two alternating states only the newer is accepted",
+        ),
+        (vec![(older_life, false), (stamp(4), false), (stamp(4), true)], "the second stream is of another boot"),
+        (vec![(stamp(4), false), (stamp(3), false), (stamp(3), true)], "the second stream is older than the first"),
+    ] {
+        let mut reader = known(stamp(5));
+        for (next, is_accepted) in streams {
+            reader.open();
+            let answer = reader.apply(frame(next, begin()));
+            assert_eq!(answer.is_ok(), is_accepted, "{why}: {answer:?}");
+        }
     }
     let other = Stamp { worker_uid: WorkerUid(9), boot_epoch: 1, seq: 0 };
+    let mut reader = known(stamp(5));
     reader.open();
     assert!(reader.apply(frame(other, begin())).is_ok(), "another worker has its own time");
 }
@@ -223,8 +233,12 @@ fn impossible_frames_end_the_stream() {
         let answer = live(vec![(6, update(Vec::new(), Some(load)))]);
         assert!(matches!(answer, Err(Violation::Load { field: "prefill_tokens_per_s", .. })), "{answer:?}");
     }
-    let load = Load { n_decoding: 5, ..idle() };
-    assert!(matches!(live(vec![(6, update(Vec::new(), Some(load)))]), Err(Violation::Load { .. })));
+    let repeated = Load { busy_slots: vec![SlotId(0); 5], ..idle() };
+    for load in [repeated, Load { n_decoding: 5, ..idle() }] {
+        assert!(matches!(live(vec![(6, update(Vec::new(), Some(load)))]), Err(Violation::Load { .. })));
+    }
+    let all_busy = Load { busy_slots: (0..4).map(SlotId).collect(), n_decoding: 4, ..idle() };
+    assert!(live(vec![(6, update(Vec::new(), Some(all_busy)))]).is_ok(), "every slot may be busy");
 }
 
 proptest! {

@@ -41,6 +41,10 @@ fn uncached_work_costs_its_delay_and_its_eviction() {
     assert_eq!(with(500, COLD), 18_250.0, "half of it has room");
     assert_eq!(with(5000, COLD), 18_000.0);
     assert_eq!(with(0, PrefillWork { cached_tokens: 1000, ..COLD }), 0.0);
+    let (fast, full) = (FleetMeans { prefill_tokens_per_ms: 2.0, ..FLEET }, Load { free_cells: 0, ..idle() });
+    let fetching = PrefillWork { fetched_tokens: 400, ..COLD };
+    let (delay, eviction) = (18.0 * 300.0, 0.5 * (300.0 + 19.0 * 200.0));
+    assert_eq!(pressure(fetching, &worker_load(&full, Unreported::default()), fast), delay + eviction);
 }
 
 #[test]
@@ -154,6 +158,14 @@ fn an_unmeasured_worker_counts_as_fast_as_the_best() {
     );
     assert_eq!(Speeds::measured_or(&fleet[0], assumed).prefill_tokens_per_ms, 0.5);
     assert_eq!(Speeds::assumed([].iter()), SPEEDS_DEFAULT);
+}
+
+#[test]
+fn an_old_time_to_encode_fades_too() {
+    let own = Speeds { encode_ms_per_token: 8.0, ..SPEEDS };
+    let at = |age| own.faded(SPEEDS, Duration::from_secs(age)).encode_ms_per_token;
+    assert_eq!(at(30), 8.0);
+    assert!(at(1_000_000) < 2.01, "{}", at(1_000_000));
 }
 
 proptest! {
