@@ -28,7 +28,7 @@ use crate::app_state::Serving;
 use crate::engine::{self, CompiledSchema, EngineError, EventReceiver, Generation, PeerOffer, Submission};
 use crate::error::RequestError;
 use crate::metrics::Metrics;
-use crate::request::generation::CheckContext;
+use crate::request::generation::{CheckContext, seed_of_choice};
 use crate::request::{BodyReader, CommonFields, PRIORITY_ABS_MAX, Request, ShiftFields};
 use crate::response_format::WantedSchema;
 
@@ -228,7 +228,7 @@ fn submit(serving: &Serving, mut draft: PreparedRequest) -> Result<Vec<Submitted
         for k in 0..draft.n {
             let mut generation = draft.generation.clone();
             // The same seed would give the same text for each choice.
-            generation.sampling.seed = generation.sampling.seed.map(|seed| seed.wrapping_add(k));
+            generation.sampling.seed = generation.sampling.seed.map(|seed| seed_of_choice(seed, k));
             let (events, receiver) = engine::events();
             let past = draft.past.tokens(submitted.len());
             let said = past.iter().map(|past| past.sampled.token);

@@ -11,6 +11,7 @@ mod params;
 mod shift;
 mod staging;
 mod state;
+mod window;
 
 pub(super) use layout::RopeFactors;
 pub(crate) use params::with_rope;
@@ -42,6 +43,7 @@ use adapters::Adapters;
 use embeddings::EmbeddingBatch;
 use params::ModelParams;
 use staging::StagingBuffer;
+use window::Window;
 
 /// Callback that receives the loaded share of a model and returns whether to continue.
 pub(crate) type Progress = Box<dyn FnMut(f32) -> bool + Send>;
@@ -167,8 +169,8 @@ pub(crate) struct Llama<'m> {
     n_slots: u16,
     kv_unified: bool,
     spare: Spare,
-    /// Tokens visible through a sliding window; 0 if there is none.
-    window_tokens: u32,
+    /// Window of the layers with local attention.
+    window: Window,
     /// Whether a part of the state is recurrent and cannot be cut.
     has_recurrent: bool,
     /// Number of each slot's first tokens that may be in cells shared with another slot; also for the spare sequence.
@@ -192,7 +194,7 @@ impl<'m> Llama<'m> {
             n_slots: config.n_slots,
             kv_unified: config.kv_unified_settled(),
             spare: Spare::of(config),
-            window_tokens: window_tokens(model, config),
+            window: Window::suggested(model, config),
             has_recurrent: model.is_recurrent() || model.is_hybrid(),
             n_shared: vec![0; usize::from(config.n_slots) + 1],
             staging: StagingBuffer::new(devices::host_memory(&config.placement)),
@@ -204,7 +206,8 @@ impl<'m> Llama<'m> {
         Self { adapters, ..self }
     }
 
-    /// Returns the kind of memory, determined by a trial with two tokens, which also warms the model up.
+    /// Returns the kind of memory, determined by a trial with two tokens, which also warms the model up and settles
+    /// whether there is a window.
     ///
     /// Errors: the reason if the model cannot decode at all. Source: llama.cpp's `common_context_can_seq_rm`.
     pub(super) fn probe_memory(&mut self, model: &LlamaModel) -> Result<MemoryKind, String> {
@@ -221,14 +224,28 @@ impl<'m> Llama<'m> {
                 "it has no KV cache or recurrent state, so it cannot generate text; --embedding serves it".to_owned()
             );
         }
+        let exported = self.export(slot).map(<[u8]>::len).and_then(|whole| Ok((whole, self.partial(slot)?.len())));
+        if let Ok(n_bytes) = exported {
+            self.settle_window(n_bytes);
+        }
         let rewinds = self.rewind(slot, 1);
         self.context.clear_kv_cache();
         Ok(match (rewinds, model.is_hybrid(), model.is_recurrent()) {
             (_, true, _) => MemoryKind::Hybrid,
             (false, ..) | (_, _, true) => MemoryKind::Recurrent,
-            (true, ..) if self.window_tokens > 0 => MemoryKind::Sliding,
+            (true, ..) if self.window != Window::None => MemoryKind::Sliding,
             (true, ..) => MemoryKind::Full,
         })
+    }
+
+    /// Corrects the suggested window, given the sizes of a slot's whole state and of its part that cannot be cut. Full
+    /// attention has no such part, and llama.cpp then exports the whole state.
+    fn settle_window(&mut self, (whole_bytes, partial_bytes): (usize, usize)) {
+        self.window = match self.window {
+            _ if partial_bytes >= whole_bytes => Window::None,
+            Window::None => Window::UNKNOWN,
+            suggested => suggested,
+        };
     }
 
     /// Returns the shortest time of several decodes of one token in an empty context; `None` if llama.cpp fails.
@@ -279,15 +296,14 @@ impl<'m> Llama<'m> {
     /// A sliding window's oldest cells may have been reused, or were not imported.
     fn resumes(&self, slot: SlotId, n_keep: u32) -> bool {
         let first = self.context.kv_cache_seq_pos_min(i32::from(slot.0));
-        let needed = if self.window_tokens == 0 { 0 } else { n_keep.saturating_sub(self.window_tokens) };
-        self.has_recurrent || u32::try_from(first).is_ok_and(|first| first <= needed)
+        self.has_recurrent || u32::try_from(first).is_ok_and(|first| first <= self.window.first_needed(n_keep))
     }
 
     /// Returns the smallest number of tokens to which a slot can be cut back: more than 0 if a sliding window's oldest
     /// cells are gone.
     pub(super) fn rewinds_to(&self, slot: SlotId) -> u32 {
         let first = u32::try_from(self.context.kv_cache_seq_pos_min(i32::from(slot.0))).unwrap_or(0);
-        if first == 0 || self.has_recurrent { 0 } else { first + self.window_tokens }
+        if self.has_recurrent { 0 } else { self.window.kept_min(first) }
     }
 
     /// Removes a slot's sequence; this cannot fail.
@@ -398,12 +414,6 @@ impl<'m> Llama<'m> {
             drafts: config.speculation.is_some() && probed.memory.rewinds_anywhere(),
         }
     }
-}
-
-/// Returns the size of the model's sliding window; 0 if it has none.
-fn window_tokens(model: &LlamaModel, config: &EngineConfig) -> u32 {
-    let file = |key: &str| model.meta_val_str(key).ok();
-    config.metadata(&file).number("attention.sliding_window").unwrap_or(0)
 }
 
 /// Returns the context that the model supports; 0 if its file does not have it.

@@ -109,11 +109,7 @@ async fn on_disk<T: Send + 'static>(
 fn identity(serving: &Serving) -> SlotIdentity {
     let facts = serving.engine.facts();
     SlotIdentity {
-        common: Identity {
-            model: facts.model_fingerprint,
-            kv: facts.kv_fingerprint,
-            block_size_tokens: facts.block_size_tokens,
-        },
+        common: Identity::new(facts.model_fingerprint, &facts.kv_fingerprint.to_string(), facts.block_size_tokens),
         n_streams: if facts.kv_unified { 1 } else { u32::from(facts.n_slots) },
     }
 }

@@ -380,6 +380,12 @@ fn resolve_seed(WholeNumber(seed): WholeNumber) -> Option<u32> {
     (low != u32::MAX).then_some(low)
 }
 
+/// Returns the seed of a request's choice `k`: never the one with which llama.cpp draws a random seed.
+pub fn seed_of_choice(seed: u32, k: u32) -> u32 {
+    let n_seeds = u64::from(u32::MAX);
+    u32::try_from((u64::from(seed) + u64::from(k)) % n_seeds).expect("a remainder is below the divisor")
+}
+
 fn within<T: PartialOrd + Display>(
     param: &'static str,
     value: Option<T>,

@@ -205,7 +205,7 @@ fn difference(file: &SlotIdentity, own: &SlotIdentity) -> Option<&'static str> {
     if file.common.model != own.common.model {
         Some("another model")
     } else if file.common.kv != own.common.kv {
-        Some("another layout of the KV state")
+        Some("another layout of the KV state or another llama.cpp")
     } else if file.n_streams != own.n_streams {
         Some("another --kv-unified or number of slots")
     } else {

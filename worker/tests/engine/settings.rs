@@ -5,6 +5,7 @@
 use tempfile::TempDir;
 use warmpath_bench::model::Preset;
 use warmpath_common::ids::Token;
+use warmpath_common::model::MemoryKind;
 use warmpath_worker::engine::{
     EngineConfig, LoadMode, MetadataOverride, MetadataValue, Placement, RopeSettings, TensorOverride,
 };
@@ -80,6 +81,28 @@ async fn state_of_another_rotation_or_another_model_s_value_is_never_used() {
     let again = answer(one_slot(Some(&saved))).await;
     assert_eq!(again.tokens, first.tokens);
     assert!(again.cached_tokens > 200, "the state that was stored first is missing: {again:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_window_of_the_file_that_llama_cpp_ignores_changes_nothing() {
+    let windowed = |config: EngineConfig| EngineConfig {
+        metadata_overrides: vec![MetadataOverride {
+            key: "llama.attention.sliding_window".to_owned(),
+            value: MetadataValue::Int(64),
+        }],
+        ..config
+    };
+    let (engine, _updates) = start(windowed(one_slot(None)));
+    assert_eq!(engine.facts().memory, MemoryKind::Full);
+    stop(engine).await;
+    let expected = answer(one_slot(None)).await;
+    let clear = &expected.tokens[..expected.n_clear];
+    let saved = TempDir::new().unwrap();
+    for is_stored in [false, true] {
+        let given = answer(windowed(one_slot(Some(&saved)))).await;
+        assert!(!clear.is_empty() && given.tokens.starts_with(clear), "{given:?} {expected:?}");
+        assert_eq!(given.cached_tokens > 200, is_stored, "{given:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

@@ -101,6 +101,28 @@ async fn moved_state_gives_the_answer_of_the_same_moves_by_hand() {
 }
 
 #[tokio::test]
+async fn requests_that_start_together_use_the_same_moved_state() {
+    let (whole, cut) = conversation();
+    for config in kinds(&slots(3)) {
+        let mut by_hand = ByHand::new(&config);
+        by_hand.compute(&whole);
+        by_hand.shift(60, 80);
+        by_hand.compute(&cut[220..]);
+        let expected = by_hand.answer(12);
+        let (engine, _updates) = start(config);
+        ask(&whole, 1).answer(&engine).await;
+        // They arrive during a step of this one.
+        let busy = ask(&tokens(5, 30), 400).submit(&engine).unwrap();
+        let together = [(); 2].map(|()| reusing(&cut, 12).submit(&engine).unwrap());
+        for running in together {
+            assert_eq!(running.answer().await.tokens, expected);
+        }
+        drop(busy);
+        stop(engine).await;
+    }
+}
+
+#[tokio::test]
 async fn a_conversation_keeps_its_moved_state_from_turn_to_turn() {
     let (whole, cut) = conversation();
     let (engine, _updates) = start(slots(2));

@@ -7,8 +7,11 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 use warmpath_bench::model::Preset;
+use warmpath_common::model::ModelInfo;
 use warmpath_worker::config::Config;
 use warmpath_worker::engine::SelfTest;
+use warmpath_worker::store::slot_file::{self, SlotFileError};
+use warmpath_worker::store::{Identity, SlotIdentity};
 
 use crate::cache::{compute, prompt};
 use crate::harness::{TestWorker, folder, model, tiny};
@@ -181,6 +184,57 @@ async fn resume(kind: Preset, (buffer, saved): (&str, Saved)) {
     for (answer, expected) in futures::future::join_all(answers).await.iter().zip(&expected) {
         assert_eq!(&answer["choices"], expected, "{kind:?} {buffer}");
     }
+}
+
+#[tokio::test]
+async fn checkpoints_within_this_worker_s_larger_blocks_are_not_used() {
+    for kind in [Preset::TinySwa, Preset::TinyRecurrent, Preset::TinyHybrid] {
+        let saves = saves(&format!("blocks-{kind:?}"));
+        let flags = format!("--slots 1 --flash-attn off --kv-unified off --slot-save-path {}", saves.display());
+        let start = async |n| TestWorker::start_model(&model(kind, 1), &format!("{flags} --block-size {n}")).await;
+        // The checkpoint at the end of the prompt is after 17 blocks of 16 tokens.
+        let first = prompt(1, 280);
+        let tokens = first.as_array().expect("an array");
+        let branches = [260, 275].map(|at| {
+            let other = prompt(3, 60);
+            json!([&tokens[..at], other.as_array().expect("an array")].concat())
+        });
+        let worker = start(16).await;
+        compute(&worker, &first).await;
+        worker.until("a slot shows the prompt", async |worker| holding(worker, 280).await.is_some()).await;
+        assert_eq!(act(&worker, (0, "save"), "one.bin").await.0, 200);
+        worker.stop().await.expect("a good end");
+
+        let worker = start(32).await;
+        let body = |prompt: &Value| json!({"prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": true});
+        for branch in &branches {
+            let mut uncached = body(branch);
+            uncached["cache_prompt"] = json!(false);
+            let expected = worker.ask(COMPLETIONS, uncached).await["choices"].clone();
+            worker.ask("/cache/clear", json!({})).await;
+            assert_eq!(act(&worker, (0, "restore"), "one.bin").await.0, 200);
+            // Another prompt moves the restored state to the store.
+            compute(&worker, &prompt(7, 100)).await;
+            assert_eq!(worker.ask(COMPLETIONS, body(branch)).await["choices"], expected, "{kind:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_file_belongs_to_one_release_of_llama_cpp() {
+    let saves = saves("release");
+    let flags = format!("--slots 1 --flash-attn off --kv-unified off --slot-save-path {}", saves.display());
+    let worker = TestWorker::start(&flags).await;
+    compute(&worker, &prompt(1, 300)).await;
+    assert_eq!(act(&worker, (0, "save"), "one.bin").await.0, 200);
+    let summary = worker.get_json("/internal/v1/summary").await;
+    let info: ModelInfo = serde_json::from_value(summary["model"].clone()).expect("a model");
+    let (model, kv, block_size_tokens) = (info.fingerprint, info.kv_fingerprint, info.block_size_tokens);
+    let of_any_release = Identity { model, kv, block_size_tokens };
+    let of_this_release = Identity::new(model, &kv.to_string(), block_size_tokens);
+    let read = |common| slot_file::read(&saves.join("one.bin"), SlotIdentity { common, n_streams: 1 });
+    assert!(read(of_this_release).is_ok());
+    assert!(matches!(read(of_any_release), Err(SlotFileError::Foreign { .. })));
 }
 
 #[tokio::test]

@@ -59,6 +59,13 @@ impl Sequence {
         NewChunk { prefix: self.prefix(), blocks, n_bytes, priority: 0, tenant: self.tenant(), now_ms }
     }
 
+    /// Returns a checkpoint after this many blocks.
+    fn new_checkpoint(&self, n_blocks: usize, now_ms: u64) -> NewChunk<'_> {
+        let tokens = &self.tokens[..n_blocks * BLOCK as usize];
+        let prefix = Prefix { chain: &self.chain[..n_blocks], tokens, ..self.prefix() };
+        NewChunk { prefix, ..self.new_chunk(0..n_blocks, now_ms) }
+    }
+
     /// Stores all missing blocks and returns the new chunks.
     fn store(&self, index: &mut ChunkIndex, now_ms: u64) -> Vec<ChunkId> {
         let missing = index.missing(&self.prefix());
@@ -138,9 +145,9 @@ fn a_collision_after_another_prefix_finds_no_block() {
 fn finds_checkpoints_of_the_same_tokens_only_and_without_chunks() {
     let mut index = ChunkIndex::new(limits(100, 0));
     let sequence = Sequence::new(0..17);
-    let late = index.insert_checkpoint(&sequence.new_chunk(0..6, 1)).unwrap();
-    let early = index.insert_checkpoint(&sequence.new_chunk(0..2, 2)).unwrap();
-    assert_eq!(index.insert_checkpoint(&sequence.new_chunk(0..2, 3)), Err(NotStored::Taken));
+    let late = index.insert_checkpoint(&sequence.new_checkpoint(6, 1)).unwrap();
+    let early = index.insert_checkpoint(&sequence.new_checkpoint(2, 2)).unwrap();
+    assert_eq!(index.insert_checkpoint(&sequence.new_checkpoint(2, 3)), Err(NotStored::Taken));
     let point = |chunk, n_blocks, n_bytes| StoredCheckpoint { chunk, n_blocks, tier: Tier::Ram, n_bytes };
     assert_eq!(index.checkpoints(&sequence.prefix()), [point(early, 2, 20), point(late, 6, 60)]);
     assert_eq!(sequence.n_stored(&index), 0);
@@ -188,8 +195,13 @@ fn refuses_malformed_duplicate_too_large_and_orphaned_chunks() {
     index.insert(&sequence.new_chunk(0..4, 1)).unwrap();
     assert_eq!(index.insert(&sequence.new_chunk(3..5, 1)), Err(NotStored::Taken));
     assert_eq!(index.insert(&sequence.new_chunk(5..6, 1)), Err(NotStored::NoParent));
-    let checkpoint = NewChunk { blocks: 1..2, ..sequence.new_chunk(0..2, 1) };
-    assert_eq!(index.insert_checkpoint(&checkpoint), Err(NotStored::Malformed));
+    let late_start = NewChunk { blocks: 1..2, ..sequence.new_checkpoint(2, 1) };
+    let cut_back = NewChunk { blocks: 0..1, ..sequence.new_checkpoint(2, 1) };
+    let five = Sequence::new(0..5);
+    let within_a_block = NewChunk { prefix: five.prefix(), ..sequence.new_checkpoint(2, 1) };
+    for checkpoint in [late_start, cut_back, within_a_block] {
+        assert_eq!(index.insert_checkpoint(&checkpoint), Err(NotStored::Malformed));
+    }
     let nothing = ChunkIndex::new(limits(0, 0)).insert(&sequence.new_chunk(0..1, 1));
     assert_eq!(nothing, Err(NotStored::TooLarge));
     index.check_invariants();

@@ -104,11 +104,14 @@ impl ChunkIndex {
         self.admit(record, found.pieces.last().map(|piece| piece.chunk), (new.tenant, new.now_ms))
     }
 
-    /// Stores a checkpoint at the end of `new.blocks`, which start at 0; the blocks themselves need not be stored.
-    ///
-    /// Frees space like [`Self::insert`]. Errors: see [`NotStored`].
+    /// Stores a checkpoint at the end of `new.blocks`, which start at 0 and are all tokens of `new.prefix`, because a
+    /// partial state cannot be cut back to them. The blocks need not be stored. Frees space like [`Self::insert`].
+    /// Errors: see [`NotStored`].
     pub fn insert_checkpoint(&mut self, new: &NewChunk<'_>) -> Result<ChunkId, NotStored> {
         let record = self.record_of(StateKind::Checkpoint, new)?;
+        if record.tokens.len() != new.prefix.tokens.len() {
+            return Err(NotStored::Malformed);
+        }
         self.admit(record, None, (new.tenant, new.now_ms))
     }
 

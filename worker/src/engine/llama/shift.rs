@@ -1,6 +1,7 @@
 //! Moving tokens of a slot to other positions.
 //!
-//! llama.cpp records the new positions immediately and rotates the keys at the next decode. It rotates a cell for all
+//! llama.cpp records the new positions immediately and rotates the keys at the next decode. An export before that would
+//! give another slot keys of the old positions, so one token is decoded immediately. llama.cpp rotates a cell for all
 //! sequences that share it, so in a shared buffer a slot first gets its own cells. It also rotates the cells that were
 //! not moved, by zero. If that changes them (keys that are rounded again, or scaled), shifting is refused, because it
 //! would change other slots' state.
@@ -47,13 +48,14 @@ impl Llama<'_> {
     /// Keeps a slot's first `n_kept` tokens, makes the moves, and drops all other tokens. The moves are in ascending
     /// order of both the old and the new positions, which may have gaps.
     ///
-    /// Until the next decode, the keys of moved tokens are not yet rotated to their new positions.
-    /// Cost: one pass over all keys in the buffer at the next decode; in a shared buffer possibly an export and an
-    /// import.
-    /// Errors: `Export`, `Import`, `Rewind`; the slot is then empty.
+    /// Cost: if tokens move, a pass over all keys in the buffer and a decode of one token; in a shared buffer possibly
+    /// an export and an import.
+    /// Errors: `Export`, `Import`, `Rewind`, `Decode`; the slot is then empty.
     pub(in crate::engine) fn shift(&mut self, slot: SlotId, n_kept: u32, moves: &[Move]) -> Result<(), StateError> {
         let n_shared = self.n_shared[usize::from(slot.0)];
-        if moves.iter().any(|one| one.from_token != one.to_token && one.from_token < n_shared) {
+        let mut real = moves.iter().filter(|one| one.from_token != one.to_token).peekable();
+        let has_moves = real.peek().is_some();
+        if real.any(|one| one.from_token < n_shared) {
             self.own_cells(slot)?;
         }
         let mut n_tokens = n_kept;
@@ -72,7 +74,8 @@ impl Llama<'_> {
             let moved = self.context.kv_cache_seq_add(i32::from(slot.0), Some(from), Some(to), by);
             debug_assert!(moved.is_ok(), "positions are i32s");
         }
-        self.cut_back(slot, n_tokens)
+        self.cut_back(slot, n_tokens)?;
+        if has_moves { self.settle(slot, n_tokens) } else { Ok(()) }
     }
 
     fn drop_tokens(&mut self, slot: SlotId, (from, to): (u32, Option<u32>)) {

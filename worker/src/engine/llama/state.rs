@@ -21,6 +21,7 @@ use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::token::LlamaToken;
 use warmpath_common::ids::SlotId;
 
+use super::window::Window;
 use super::{Llama, Spare};
 use crate::engine::kv::codec::{CodecError, StateFrame, StateLayout, join};
 
@@ -133,8 +134,8 @@ impl Llama<'_> {
     /// Removes all tokens after the first `n_kept` from a slot; returns a state of each of the given ranges, for
     /// [`Self::append`].
     ///
-    /// Cost: a decode of one token, and an export: of the removed tokens in a shared buffer, otherwise of all tokens.
-    /// Errors: `Decode`, `Rewind`, `Import`, `Range`, `Export`, `Codec`; the slot is then empty.
+    /// Cost: an export: of the removed tokens in a shared buffer, otherwise of all tokens.
+    /// Errors: `Rewind`, `Range`, `Export`, `Codec`; the slot is then empty.
     pub(in crate::engine) fn take_out(
         &mut self,
         (slot, n_kept): (SlotId, u32),
@@ -142,8 +143,6 @@ impl Llama<'_> {
         layout: &StateLayout,
     ) -> Result<Vec<Vec<u8>>, StateError> {
         let n_held = self.n_held(slot);
-        // This rotates the keys of shifted tokens before the export.
-        self.settle(slot, n_held)?;
         let frame = self.frame(slot);
         let taken = self.export_range(slot, n_kept..n_held).and_then(|state| {
             let export = layout.parse_with_gaps(state)?;
@@ -202,7 +201,7 @@ impl Llama<'_> {
             }
             return self.expect_tokens(to, n_tokens);
         }
-        if self.window_tokens > 0 && !self.has_recurrent {
+        if self.window != Window::None && !self.has_recurrent {
             return self.copy_stream(from, to, n_tokens);
         }
         let n_held = self.n_held(from);
@@ -270,7 +269,7 @@ impl Llama<'_> {
     /// then dropped.
     ///
     /// Errors: `Decode`, `Rewind`, `Import`; the slot is then empty.
-    fn settle(&mut self, slot: SlotId, n_tokens: u32) -> Result<(), StateError> {
+    pub(in crate::engine::llama) fn settle(&mut self, slot: SlotId, n_tokens: u32) -> Result<(), StateError> {
         let mut batch = LlamaBatch::new(1, 1);
         let position = i32::try_from(n_tokens).expect("a position is below the context's size, an i32");
         let added = batch.add(LlamaToken(0), position, &[i32::from(slot.0)], false);

@@ -52,6 +52,13 @@ fn accepts_stop_as_text_or_array_and_drops_empty_texts() {
 }
 
 #[test]
+fn each_choice_has_a_seed_of_its_own_that_is_not_random() {
+    let last = u32::MAX - 1;
+    let seeds = [(7, 0), (7, 1), (last, 0), (last, 1), (last, 2)].map(|(seed, k)| seed_of_choice(seed, k));
+    assert_eq!(seeds, [7, 8, last, 0, 1]);
+}
+
+#[test]
 fn accepts_any_integer_as_a_seed() {
     let seed = |body| resolve(body).unwrap().sampling.seed;
     assert_eq!(seed(r#"{"seed": 7}"#), Some(7));

@@ -173,7 +173,7 @@ fn a_pin_keeps_what_is_stored_before_and_after_it() {
     // Another chain follows the pin's first chunk and is not pinned.
     Sequence::new((0..8).chain(500..508)).store(&mut index, 1);
     index.insert(&pinned.new_chunk(4..8, 1)).unwrap();
-    index.insert_checkpoint(&NewChunk { n_bytes: 40, ..pinned.new_chunk(0..7, 1) }).unwrap();
+    index.insert_checkpoint(&NewChunk { n_bytes: 40, ..pinned.new_checkpoint(7, 1) }).unwrap();
     for other in other_sequences(20) {
         other.store(&mut index, 2);
     }

@@ -186,7 +186,7 @@ impl Model {
     fn store_checkpoint(&mut self, which: usize, n_blocks: usize) {
         self.for_prompt(which, |model, prompt| {
             let n_blocks = n_blocks.min(prompt.chain.len());
-            let new = NewChunk { n_bytes: 17, ..prompt.new_chunk(0..n_blocks, model.now_ms) };
+            let new = NewChunk { n_bytes: 17, ..prompt.new_checkpoint(n_blocks, model.now_ms) };
             let is_taken = n_blocks > 0 && model.has_hash(StateKind::Checkpoint, &prompt.chain[n_blocks - 1]);
             match model.index.insert_checkpoint(&new) {
                 Ok(id) => model.note_stored(id, prompt, n_blocks),

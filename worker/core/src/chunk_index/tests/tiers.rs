@@ -200,7 +200,7 @@ fn adopts_the_files_of_an_earlier_process_in_any_order() {
     let (first, second) = (Sequence::new(0..24), Sequence::new((0..12).chain(100..110)));
     first.store(&mut index, 1);
     second.store(&mut index, 2);
-    index.insert_checkpoint(&first.new_chunk(0..10, 3)).unwrap();
+    index.insert_checkpoint(&first.new_checkpoint(10, 3)).unwrap();
     write_all(&mut index);
     let mut files = files(&index);
     files.reverse();

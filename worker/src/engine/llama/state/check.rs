@@ -42,6 +42,7 @@ impl Llama<'_> {
         self.decode_any(model, slot, 1)?;
         let state = self.export(slot)?.to_vec();
         let partial = self.partial(slot)?;
+        self.settle_window((state.len(), partial.len()));
         self.context.clear_kv_cache();
         Ok(read(&state, &partial, block_tokens)?.layout().clone())
     }
