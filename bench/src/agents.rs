@@ -178,7 +178,7 @@ async fn compare(args: &AgentsArgs, session: &Session, prefixes: &Prefixes) -> a
     let programs = Programs {
         worker: bin_dir(args.bin_dir.as_deref())?.join("warmpath-worker"),
         peer: args.against.map(|Peer::LlamaServer| peers::llama_server()).transpose()?,
-        peer_best: Vec::new(),
+        peer_chosen: Vec::new(),
         model: args.model.clone(),
         threads: args.threads,
         self_test_cache: self_test_cache.path().to_owned(),

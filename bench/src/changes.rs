@@ -4,14 +4,16 @@
 //! run with and without KV state from other workers, each with a fleet of its own. Not here: the transfer of a single
 //! prefix (`transfer`), the same questions in virtual time (`sim`).
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::ensure;
 use clap::Args;
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use crate::chat_load::Shape;
 use crate::client::{ChatClient, Message};
@@ -60,20 +62,20 @@ struct Sample {
     cached_tokens: u64,
 }
 
-/// Result with or without transfers.
+/// Result with or without transfers. A hit ratio is absent if no response ended in its time.
 #[derive(Debug, Serialize)]
 struct Row {
     transfers: &'static str,
     /// Hit ratio of the other workers while the new one warms up.
-    others_hit_ratio: f64,
+    others_hit_ratio: Option<f64>,
     /// Hit ratio of the new worker in its first ten seconds.
-    new_hit_ratio: f64,
+    new_hit_ratio: Option<f64>,
     /// Time after which a new worker's hit ratio is 0.9 of the others'; absent if it never is.
     warm_after_s: Option<f64>,
     /// Hit ratio before the restarts.
-    before_hit_ratio: f64,
+    before_hit_ratio: Option<f64>,
     /// Hit ratio from the first restart to the end of the last.
-    restart_hit_ratio: f64,
+    restart_hit_ratio: Option<f64>,
     /// Requests that failed.
     n_failed: usize,
 }
@@ -105,21 +107,28 @@ pub async fn run(args: &ChangesArgs) -> anyhow::Result<()> {
         "share of before",
         "failed",
     ]);
-    for row in &rows {
-        let percent = |ratio: f64| format!("{:.1} %", ratio * 100.0);
-        table.add_row([
-            row.transfers.to_owned(),
-            percent(row.others_hit_ratio),
-            percent(row.new_hit_ratio),
-            row.warm_after_s.map_or("never".to_owned(), |seconds| format!("{seconds:.0}")),
-            percent(row.before_hit_ratio),
-            percent(row.restart_hit_ratio),
-            format!("{:.2}", row.restart_hit_ratio / row.before_hit_ratio.max(1e-9)),
-            row.n_failed.to_string(),
-        ]);
-    }
+    table.add_rows(rows.iter().map(Row::cells));
     println!("{table}");
     Ok(())
+}
+
+impl Row {
+    fn cells(&self) -> [String; 8] {
+        let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+        let percent = |ratio: Option<f64>| or_dash(ratio.map(|ratio| format!("{:.1} %", ratio * 100.0)));
+        let before = self.before_hit_ratio.filter(|before| *before > 0.0);
+        let share = self.restart_hit_ratio.zip(before).map(|(during, before)| during / before);
+        [
+            self.transfers.to_owned(),
+            percent(self.others_hit_ratio),
+            percent(self.new_hit_ratio),
+            self.warm_after_s.map_or("never".to_owned(), |seconds| format!("{seconds:.0}")),
+            percent(self.before_hit_ratio),
+            percent(self.restart_hit_ratio),
+            or_dash(share.map(|share| format!("{share:.2}"))),
+            self.n_failed.to_string(),
+        ]
+    }
 }
 
 async fn measure(args: &ChangesArgs, (transfers, router_args): (&'static str, Vec<String>)) -> anyhow::Result<Row> {
@@ -143,7 +152,8 @@ async fn measure(args: &ChangesArgs, (transfers, router_args): (&'static str, Ve
     let new_hit_ratio = hit_ratio(of(Duration::ZERO, Duration::from_secs(10)).filter(is_new));
     let is_warm = |from: &u64| {
         let (from, to) = (Duration::from_secs(*from), Duration::from_secs(*from) + WINDOW);
-        hit_ratio(of(from, to).filter(is_new)) >= WARM_SHARE * others_hit_ratio
+        let new_hit_ratio = hit_ratio(of(from, to).filter(is_new));
+        new_hit_ratio.zip(others_hit_ratio).is_some_and(|(new, others)| new >= WARM_SHARE * others)
     };
     let warm_after_s = (0..args.after.saturating_sub(WINDOW.as_secs())).find(is_warm).map(|from| from as f64);
     drop(fleet);
@@ -151,32 +161,45 @@ async fn measure(args: &ChangesArgs, (transfers, router_args): (&'static str, Ve
     let mut fleet = Fleet::start(args.fleet.spec(router_args)?).await?;
     let load = Load::start(&fleet, &args.shape)?;
     tokio::time::sleep(before).await;
-    let first = load.started.elapsed();
-    for worker in 0..fleet.workers.len() {
-        fleet.workers[worker].terminate(END_TIMEOUT).await?;
-        fleet.restart_worker(worker).await?;
-    }
+    let restarts = span(load.started, restart_all(&mut fleet)).await?;
     tokio::time::sleep(after).await;
-    let last = load.started.elapsed();
     let (samples, n_failed_here) = load.end().await;
     n_failed += n_failed_here;
-    let within = |from, to| hit_ratio(samples.iter().filter(move |sample| (from..to).contains(&sample.at)));
+    let within = |time: Range<Duration>| hit_ratio(samples.iter().filter(move |sample| time.contains(&sample.at)));
     Ok(Row {
         transfers,
         others_hit_ratio,
         new_hit_ratio,
         warm_after_s,
         // The first half of the load fills the caches.
-        before_hit_ratio: within(first / 2, first),
-        restart_hit_ratio: within(first, last),
+        before_hit_ratio: within(restarts.start / 2..restarts.start),
+        restart_hit_ratio: within(restarts),
         n_failed,
     })
 }
 
-fn hit_ratio<'a>(samples: impl Iterator<Item = &'a Sample>) -> f64 {
+async fn restart_all(fleet: &mut Fleet) -> anyhow::Result<()> {
+    for worker in 0..fleet.workers.len() {
+        fleet.workers[worker].terminate(END_TIMEOUT).await?;
+        fleet.restart_worker(worker).await?;
+    }
+    Ok(())
+}
+
+/// Returns when `change` begins and ends, as time from `started`.
+///
+/// Errors: those of the change.
+async fn span(started: Instant, change: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<Range<Duration>> {
+    let begins = started.elapsed();
+    change.await?;
+    Ok(begins..started.elapsed())
+}
+
+/// Returns the hit ratio of responses; `None` if there are none.
+fn hit_ratio<'a>(samples: impl Iterator<Item = &'a Sample>) -> Option<f64> {
     let (cached, prompt) =
         samples.fold((0, 0), |(cached, prompt), sample| (cached + sample.cached_tokens, prompt + sample.prompt_tokens));
-    summary::hit_ratio(prompt, cached)
+    (prompt > 0).then(|| summary::hit_ratio(prompt, cached))
 }
 
 /// Conversations that run until they are stopped; when one ends, a new one of the same tenant follows.
@@ -232,5 +255,41 @@ async fn converse(
             prompt_tokens: answer.prompt_tokens,
             cached_tokens: answer.cached_tokens,
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_lasts_no_longer_than_its_steps() {
+        let started = Instant::now();
+        let wait = |seconds| tokio::time::sleep(Duration::from_secs(seconds));
+        wait(60).await;
+        let change = async {
+            wait(10).await;
+            Ok(())
+        };
+        let restarts = span(started, change).await.expect("the change succeeds");
+        wait(30).await;
+        assert_eq!(restarts, Duration::from_secs(60)..Duration::from_secs(70));
+    }
+
+    #[test]
+    fn a_time_without_responses_has_no_hit_ratio() {
+        let sample = Sample { at: Duration::ZERO, worker: String::new(), prompt_tokens: 10, cached_tokens: 9 };
+        assert_eq!(hit_ratio([&sample].into_iter()), Some(0.9));
+        assert_eq!(hit_ratio(std::iter::empty()), None);
+        let row = Row {
+            transfers: "on",
+            others_hit_ratio: Some(0.9),
+            new_hit_ratio: None,
+            warm_after_s: None,
+            before_hit_ratio: Some(0.8),
+            restart_hit_ratio: None,
+            n_failed: 0,
+        };
+        assert_eq!(row.cells(), ["on", "90.0 %", "-", "never", "80.0 %", "-", "-", "0"]);
     }
 }

@@ -159,11 +159,18 @@ impl Server {
         Ok(())
     }
 
+    /// Returns how the process has ended; `None` while it runs.
+    ///
+    /// Errors: the system does not know.
+    pub fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
+        self.child.try_wait().with_context(|| format!("asking for the state of {}", self.name))
+    }
+
     /// Checks that the process runs.
     ///
     /// Errors: it has ended; its log is in the message.
     pub fn ensure_alive(&mut self) -> anyhow::Result<()> {
-        match self.child.try_wait()? {
+        match self.ended()? {
             None => Ok(()),
             Some(status) => bail!("{} ended with {status}; its log:\n{}", self.name, self.log()),
         }

@@ -1,9 +1,9 @@
 //! `warmpath-bench fleets`: runs the same conversations with our fleet and with llama-servers behind other gateways.
 //!
 //! The load itself is in `chat_load`; our own policies are compared in `policies`. Every fleet has the same number of
-//! servers, slots and threads, on the same machine, one fleet after the other. llama-server runs with the settings that
-//! are best for it on this machine, as our worker's self-test finds them. A round runs all fleets once, with texts of
-//! its own; the rounds are shown one by one.
+//! servers, slots and threads, on the same machine, one fleet after the other. llama-server runs with the setting that
+//! our worker's self-test chooses for the model and the machine. A round runs all fleets once, with texts of its own;
+//! the rounds are shown one by one.
 
 use std::path::PathBuf;
 
@@ -68,14 +68,14 @@ pub async fn run(args: &FleetsArgs) -> anyhow::Result<()> {
     let (mut rows, mut settings) = (Vec::new(), None);
     for round in 0..args.rounds.max(1) {
         let shape = Shape { seed: args.shape.seed + round, ..args.shape.clone() };
-        let (answers, best) = ours(args, &shape).await.context("our fleet")?;
+        let (answers, chosen) = ours(args, &shape).await.context("our fleet")?;
         rows.push(Row::new(round, "Warmpath".to_owned(), &answers));
         let Some(llama_server) = &llama_server else { continue };
-        let best_text = format!("llama-server gets {}", best.join(" "));
-        eprintln!("round {round}: {best_text}");
-        settings = Some(best_text);
+        let chosen_text = format!("llama-server gets {}", chosen.join(" "));
+        eprintln!("round {round}: {chosen_text}");
+        settings = Some(chosen_text);
         for &gateway in &args.against {
-            let answers = theirs(args, &shape, (gateway, llama_server, &best)).await;
+            let answers = theirs(args, &shape, (gateway, llama_server, &chosen)).await;
             let answers = answers.with_context(|| format!("llama-servers behind {gateway}"))?;
             rows.push(Row::new(round, format!("llama-server behind {gateway}"), &answers));
         }
@@ -107,20 +107,20 @@ fn collect(rows: &[Row], settings: Option<String>) -> Figures {
     figures
 }
 
-/// Returns the answers of our fleet, and the settings that are best for llama-server.
+/// Returns the answers of our fleet, and the setting that its workers' self-test chose for llama-server.
 async fn ours(args: &FleetsArgs, shape: &Shape) -> anyhow::Result<(Answers, [String; 3])> {
     let fleet = Fleet::start(args.fleet.spec(Vec::new())?).await?;
     let answers = drive_spread(&[ChatClient::new(&fleet.router.base_url(), None)?], shape).await?;
-    Ok((answers, peers::llama_server_best(&fleet.workers[0].log())?))
+    Ok((answers, peers::llama_server_chosen(&fleet.workers[0].log())?))
 }
 
 async fn theirs(
     args: &FleetsArgs,
     shape: &Shape,
-    (gateway, llama_server, best): (Gateway, &PathBuf, &[String]),
+    (gateway, llama_server, chosen): (Gateway, &PathBuf, &[String]),
 ) -> anyhow::Result<Answers> {
     let spec = args.fleet.spec(Vec::new())?;
-    let flags = [&args.fleet.flags(), best].concat();
+    let flags = [&args.fleet.flags(), chosen].concat();
     let mut servers = Vec::new();
     for _ in 0..spec.n_workers {
         servers.push(peers::start_llama_server(llama_server, &spec.model, &flags).await?);

@@ -22,6 +22,7 @@ use crate::figures::{self, Figures, FiguresArgs, Measure, Unit};
 use crate::fleet::{Server, bin_dir};
 use crate::peers::{self, Gateway};
 use crate::prompts::words;
+use crate::summary::median;
 
 /// Number of fake workers.
 const N_WORKERS: u64 = 3;
@@ -104,12 +105,25 @@ struct Measured {
     n_failed: u64,
 }
 
+impl Measured {
+    /// Returns the median of each figure; `None` without rounds.
+    fn median(rounds: &[Self]) -> Option<Self> {
+        let of = |figure: fn(&Self) -> f64| median(&rounds.iter().map(figure).collect::<Vec<_>>());
+        Some(Self {
+            requests_per_s: of(|round| round.requests_per_s)?,
+            latency_us_p50: of(|round| round.latency_us_p50)?,
+            latency_us_p99: of(|round| round.latency_us_p99)?,
+            n_failed: rounds.iter().map(|round| round.n_failed).sum(),
+        })
+    }
+}
+
 /// Row of the table.
 #[derive(Debug, Serialize)]
 struct Row {
     #[serde(flatten)]
     case: Case,
-    /// Round with the median of the requests.
+    /// Medians of the rounds.
     #[serde(flatten)]
     measured: Measured,
     #[serde(skip)]
@@ -195,9 +209,8 @@ async fn measure_all(
                     rounds[idx].push(measured);
                 }
             }
-            for ((through, _), mut rounds) in targets.iter().zip(rounds) {
-                rounds.sort_by(|a, b| a.requests_per_s.total_cmp(&b.requests_per_s));
-                let measured = rounds[rounds.len() / 2];
+            for ((through, _), rounds) in targets.iter().zip(rounds) {
+                let measured = Measured::median(&rounds).context("there is no round")?;
                 rows.push(Row { case: Case { through: through.clone(), kib, history }, measured, rounds });
             }
         }
@@ -319,6 +332,23 @@ mod tests {
         let found: Vec<_> = figures.iter().map(|figure| (figure.row.case.as_str(), figure.median)).collect();
         assert_eq!(found, [("32 KiB, seen", 20.0), ("32 KiB, seen", 0.5), ("32 KiB, seen", 2.5)]);
         assert_eq!(figures[0].samples, [10.0, 20.0, 40.0]);
+    }
+
+    #[test]
+    fn every_figure_is_the_median_of_the_rounds() {
+        let round = |requests_per_s, latency_us_p50, latency_us_p99| Measured {
+            requests_per_s,
+            latency_us_p50,
+            latency_us_p99,
+            n_failed: 0,
+        };
+        let shown = |rounds: &[Measured]| {
+            Measured::median(rounds).map(|m| [m.requests_per_s, m.latency_us_p50, m.latency_us_p99])
+        };
+        let rounds = [round(40.0, 1.0, 9.0), round(20.0, 3.0, 5.0), round(10.0, 2.0, 8.0)];
+        assert_eq!(shown(&rounds[..2]), Some([30.0, 2.0, 7.0]));
+        assert_eq!(shown(&rounds), Some([20.0, 2.0, 8.0]));
+        assert_eq!(shown(&[]), None);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Other gateways and servers, started beside ours: nginx, SMG, llama-server; and wrk, which drives load.
 //!
 //! What is measured is in `overhead` and `fleets`; `scripts/` builds or fetches the programs. Each program gets a free
-//! port, a temporary folder, and the settings that are best for it.
+//! port and a temporary folder.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -141,12 +141,13 @@ pub fn llama_server() -> anyhow::Result<PathBuf> {
     Ok(peer("llama-server/llama-server"))
 }
 
-/// Returns the flags with which llama-server is fastest on this machine: split buffers, and flash attention if the
-/// worker's self-test found that it pays on the same machine with the same library. `worker_log` is the log of a worker
-/// that is ready.
+/// Returns the setting of llama-server that the worker's self-test chose on the same machine with the same library:
+/// split buffers, and flash attention if it pays. The test weighs a request of many answer tokens and few new prompt
+/// tokens, so the setting may be slower than the defaults at prefill. `worker_log` is the log of a worker that is
+/// ready.
 ///
 /// Errors: the log does not contain the settings.
-pub fn llama_server_best(worker_log: &str) -> anyhow::Result<[String; 3]> {
+pub fn llama_server_chosen(worker_log: &str) -> anyhow::Result<[String; 3]> {
     let settled = settled(worker_log).context("the worker's log does not say on what it has settled")?;
     let flash_attn = if settled.contains("flash_attn=true") { "on" } else { "off" };
     Ok(["--flash-attn", flash_attn, "--no-kv-unified"].map(str::to_owned))
@@ -286,10 +287,10 @@ mod tests {
     fn llama_server_gets_flash_attention_where_the_worker_has_settled_on_it() {
         let log = "INFO engine: chosen flash_attn=true kv_unified=true\n  INFO start: ready model=\"b\" flash_attn=false kv_unified=true took_s=1\n";
         assert_eq!(settled(log).as_deref(), Some("flash_attn=false kv_unified=true"));
-        let best = |log: &str| llama_server_best(log).map(|best| best.join(" ")).ok();
-        assert_eq!(best(log).as_deref(), Some("--flash-attn off --no-kv-unified"));
-        assert_eq!(best(&log.replace("false", "true")).as_deref(), Some("--flash-attn on --no-kv-unified"));
-        assert_eq!(best("listening on http://127.0.0.1:1"), None);
+        let chosen = |log: &str| llama_server_chosen(log).map(|chosen| chosen.join(" ")).ok();
+        assert_eq!(chosen(log).as_deref(), Some("--flash-attn off --no-kv-unified"));
+        assert_eq!(chosen(&log.replace("false", "true")).as_deref(), Some("--flash-attn on --no-kv-unified"));
+        assert_eq!(chosen("listening on http://127.0.0.1:1"), None);
     }
 
     #[test]

@@ -157,11 +157,11 @@ async fn start(args: &SpeculationArgs, n_streams: u16, self_test_cache: &Path) -
     }
     if let Some(Peer::LlamaServer) = args.against {
         let program = peers::llama_server()?;
-        let best = peers::llama_server_best(&contenders[0].server.log())?;
+        let chosen = peers::llama_server_chosen(&contenders[0].server.log())?;
         for spec_type in &args.against_types {
             let own = ["--host", "127.0.0.1", "--port", "0", "--spec-type", spec_type].map(str::to_owned);
             let draft = if spec_type.contains("draft-simple") { &draft[..] } else { &[] };
-            let args = [&own[..], draft, &common, &best].concat();
+            let args = [&own[..], draft, &common, &chosen].concat();
             contenders.push(Contender::start(format!("llama-server, {spec_type}"), &program, &args).await?);
         }
     }

@@ -93,14 +93,14 @@ pub async fn run(args: &WorkerArgs) -> anyhow::Result<()> {
     let mut programs = Programs {
         worker: bin_dir(args.bin_dir.as_deref())?.join("warmpath-worker"),
         peer: args.against.map(|Peer::LlamaServer| peers::llama_server()).transpose()?,
-        peer_best: Vec::new(),
+        peer_chosen: Vec::new(),
         model: args.model.file()?,
         threads: args.threads,
         self_test_cache: self_test_cache.path().to_owned(),
     };
     let (tokens_per_word, log) = tokens_per_word(&programs).await.context("counting the tokens of a word")?;
-    programs.peer_best = peers::llama_server_best(&log)?.to_vec();
-    eprintln!("{} gets {}", Contender::PeerBest.name(), programs.peer_best.join(" "));
+    programs.peer_chosen = peers::llama_server_chosen(&log)?.to_vec();
+    eprintln!("{} gets {}", Contender::PeerChosen.name(), programs.peer_chosen.join(" "));
     let bench = Bench { programs, tokens_per_word, seed: args.seed, repeat: args.repeat.max(1) };
     let scenarios = if args.scenarios.is_empty() { Scenario::ALL.to_vec() } else { args.scenarios.clone() };
     let mut outcome = Outcome::default();

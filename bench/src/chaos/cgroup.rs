@@ -16,15 +16,24 @@ struct Version {
     usage: &'static str,
     limit: &'static str,
     no_limit: &'static str,
+    /// File with a line `oom_kill N`.
+    events: &'static str,
 }
 
 const VERSIONS: [Version; 2] = [
-    Version { root: "/sys/fs/cgroup", usage: "memory.current", limit: "memory.max", no_limit: "max" },
+    Version {
+        root: "/sys/fs/cgroup",
+        usage: "memory.current",
+        limit: "memory.max",
+        no_limit: "max",
+        events: "memory.events",
+    },
     Version {
         root: "/sys/fs/cgroup/memory",
         usage: "memory.usage_in_bytes",
         limit: "memory.limit_in_bytes",
         no_limit: "-1",
+        events: "memory.oom_control",
     },
 ];
 
@@ -78,6 +87,15 @@ impl Cgroup {
         self.set(self.version.no_limit)
     }
 
+    /// Returns the number of processes that the kernel has killed because the group had no memory left.
+    ///
+    /// Errors: the kernel does not count them.
+    pub fn n_oom_kills(&self) -> anyhow::Result<u64> {
+        let events = std::fs::read_to_string(self.file(self.version.events))?;
+        let n_kills = events.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        n_kills.and_then(|n| n.trim().parse().ok()).with_context(|| format!("no number of kills in {events:?}"))
+    }
+
     fn set(&self, limit: &str) -> anyhow::Result<()> {
         let file = self.file(self.version.limit);
         std::fs::write(&file, limit).with_context(|| format!("writing {limit} to {}", file.display()))
@@ -111,7 +129,9 @@ mod tests {
         let grow = |mib: u32| format!("x=$(head -c {} /dev/zero | tr '\\0' x); test ${{#x}} -gt 0", mib << 20);
         cgroup.limit_growth(24 << 20).expect("a limit above the usage");
         assert!(run(&grow(1)).success());
+        assert_eq!(cgroup.n_oom_kills().ok(), Some(0));
         assert!(!run(&grow(64)).success());
+        assert!(cgroup.n_oom_kills().is_ok_and(|n_kills| n_kills > 0));
         cgroup.lift_limit().expect("no limit");
         assert!(run(&grow(64)).success());
     }

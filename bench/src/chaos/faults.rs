@@ -4,9 +4,11 @@
 //! request always has candidates.
 
 use std::net::SocketAddr;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::ExitStatus;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
 use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
@@ -58,6 +60,8 @@ const SLOW_RUNNING: Duration = Duration::from_millis(20);
 ///
 /// Source: less than half of its cache in memory, so it reaches the limit under load.
 const SPARE_BYTES: u64 = 24 << 20;
+/// Signal with which the kernel kills a process whose control group has no memory left.
+const SIGKILL: i32 = 9;
 
 impl Fault {
     /// Returns the fault's name, as `--faults` takes it.
@@ -189,16 +193,24 @@ async fn starve(fleet: &mut Fleet, worker: usize) -> anyhow::Result<String> {
     tokio::time::sleep(LASTS).await;
     cgroup.lift_limit()?;
     let name = Place::Worker(worker).name();
-    let target = match fleet.workers[worker].ensure_alive() {
-        Ok(()) => {
+    let target = match fleet.workers[worker].ended()? {
+        None => {
             fleet.drain_worker(worker).await?;
             name
         }
-        // The kernel kills a process whose group has no memory left.
-        Err(_) => format!("{name}, killed by the kernel"),
+        Some(status) => {
+            let by_kernel = is_killed_by_kernel(status, cgroup.n_oom_kills()?);
+            ensure!(by_kernel, "{name} ended with {status}; its log:\n{}", fleet.workers[worker].log());
+            format!("{name}, killed by the kernel")
+        }
     };
     fleet.restart_worker(worker, Served::Fleets).await?;
     Ok(target)
+}
+
+/// Returns whether a process ended for lack of memory, and not by a fault of its own.
+fn is_killed_by_kernel(status: ExitStatus, n_oom_kills: u64) -> bool {
+    status.signal() == Some(SIGKILL) && n_oom_kills > 0
 }
 
 /// Restarts every worker, each after the routers use the previous one again.
@@ -221,4 +233,22 @@ async fn stay_mute(listener: std::net::TcpListener) -> anyhow::Result<()> {
         connections.push(accepted?.0);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_kill_for_lack_of_memory_is_the_kernels() {
+        let (killed, aborted, segfault) = (9, 6, 11);
+        // A wait status has the exit code in its second byte, and the signal in its first.
+        let panicked = 101 << 8;
+        let by_kernel = |wait_status, n_oom_kills| is_killed_by_kernel(ExitStatus::from_raw(wait_status), n_oom_kills);
+        assert!(by_kernel(killed, 1));
+        assert!(!by_kernel(killed, 0));
+        for wait_status in [aborted, segfault, panicked, 0] {
+            assert!(!by_kernel(wait_status, 1), "{wait_status}");
+        }
+    }
 }

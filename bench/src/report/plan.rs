@@ -30,7 +30,7 @@ pub enum Part {
     Fleets,
     /// The worker's cache beside llama-server's.
     Worker,
-    /// Prefill and decode of worker and llama-server; only if named, because it takes ten minutes.
+    /// Prefill and decode of worker and llama-server; only if named, because it takes more than ten minutes.
     Throughput,
     /// Latency and throughput of router and gateways in front of workers that answer immediately.
     Overhead,
@@ -89,17 +89,22 @@ impl Part {
         }
     }
 
-    /// Returns a description of the measurement, in one or two lines.
+    /// Returns a description of the measurement, in some lines.
     pub fn about(self) -> &'static str {
         match self {
             Self::Fleets => {
-                "Three servers with one thread each serve the same conversations; llama-server has its best setting."
+                "Three servers with one thread each serve the same conversations; llama-server has the setting that the\n\
+                 worker's self-test chose for this model and machine."
             }
             Self::Worker => {
                 "Prompt tokens computed, and TTFT of prompts with a cached prefix (warm) and without (cold); each\n\
-                 server starts anew for each scenario."
+                 server starts anew for each scenario. llama-server runs twice: with its defaults, and with the\n\
+                 setting that the worker's self-test chose for this model and machine."
             }
-            Self::Throughput => "Tokens per second of all sequences together.",
+            Self::Throughput => {
+                "Tokens per second of all sequences together. llama-server runs with its defaults, and with the setting\n\
+                 that the worker's self-test chose for this model and machine."
+            }
             Self::Overhead => {
                 "Workers that answer immediately. In *seen* chats only the last message is new, in *new* chats all\n\
                  are. nginx and SMG do not tokenize."

@@ -32,7 +32,10 @@ pub enum Kind {
     TenthQueue,
     /// SGLang's: the longest prefix while the fleet is balanced, the shortest queue otherwise.
     SglangSwitch,
-    /// Dynamo's: prefill blocks to compute plus blocks in use.
+    /// Dynamo's: blocks to prefill plus different blocks in use, each with those of the request.
+    ///
+    /// Source: `worker_logit` and `potential_blocks_and_tokens` of Dynamo's kv-router, at its default weights, without
+    /// output blocks.
     DynamoCost,
     /// llm-d's: weighted scores of prefix, queue and cache use.
     LlmdScorers,
@@ -110,14 +113,40 @@ struct Account {
     sent: HashMap<RequestId, Booked>,
     unreported: Unreported,
     prefill_tokens: u64,
-    prompt_tokens: u64,
+    active: ActiveBlocks,
+}
+
+/// Whole blocks of the prompts in flight, each with the number of its prompts, for [`Kind::DynamoCost`].
+#[derive(Debug, Default)]
+struct ActiveBlocks(HashMap<u32, u32>);
+
+impl ActiveBlocks {
+    fn add(&mut self, ids: &[u32]) {
+        ids.iter().for_each(|id| *self.0.entry(*id).or_default() += 1);
+    }
+
+    fn remove(&mut self, ids: &[u32]) {
+        for id in ids {
+            let Some(n_prompts) = self.0.get_mut(id) else { continue };
+            *n_prompts -= 1;
+            if *n_prompts == 0 {
+                self.0.remove(id);
+            }
+        }
+    }
+
+    /// Returns the number of different blocks with those of another prompt.
+    fn n_with(&self, ids: &[u32]) -> usize {
+        self.0.len() + ids.iter().filter(|id| !self.0.contains_key(id)).count()
+    }
 }
 
 #[derive(Debug)]
 struct Booked {
     filling: PendingBlocks,
     prefill_tokens: u64,
-    prompt_tokens: u64,
+    /// Blocks in [`Account::active`].
+    active_ids: Vec<u32>,
     is_unreported: bool,
     is_prefilling: bool,
 }
@@ -179,7 +208,7 @@ impl Rival {
         self.first_token(worker, id);
         let account = &mut self.accounts[worker.0 as usize];
         if let Some(booked) = account.sent.remove(id) {
-            account.prompt_tokens -= booked.prompt_tokens;
+            account.active.remove(&booked.active_ids);
             self.pending.remove(booked.filling);
         }
     }
@@ -195,20 +224,25 @@ impl Rival {
 
     fn book(&mut self, chosen: &Candidate<'_>, seen: &Seen<'_>, filling: PendingBlocks) {
         let worker = chosen.worker.idx;
-        let prompt_tokens = u64::from(seen.request.prompt_tokens);
-        let prefill_tokens = prompt_tokens - u64::from(chosen.work.cached_tokens);
+        let prefill_tokens = u64::from(seen.request.prompt_tokens) - u64::from(chosen.work.cached_tokens);
         self.reuse.count(u64::from(chosen.work.cached_tokens), prefill_tokens);
         self.recent_work.give(worker, prefill_tokens);
-        let booked = Booked { filling, prefill_tokens, prompt_tokens, is_unreported: true, is_prefilling: true };
+        let active_ids =
+            if self.kind == Kind::DynamoCost { self.whole_blocks(seen.request).to_vec() } else { Vec::new() };
         let account = &mut self.accounts[worker.0 as usize];
+        account.active.add(&active_ids);
+        let booked = Booked { filling, prefill_tokens, active_ids, is_unreported: true, is_prefilling: true };
         account.sent.insert(seen.id.clone(), booked);
         account.unreported.n_requests += 1;
         account.unreported.prefill_tokens += prefill_tokens;
         account.prefill_tokens += prefill_tokens;
-        account.prompt_tokens += prompt_tokens;
         if self.kind == Kind::Sticky {
             self.homes.extend(seen.request.ids.iter().map(|id| (*id, worker)));
         }
+    }
+
+    fn whole_blocks<'r>(&self, request: &'r Request) -> &'r [u32] {
+        &request.ids[..(request.prompt_tokens / self.shape.block_tokens) as usize]
     }
 
     fn n_requests(&self, candidate: &Candidate<'_>) -> u64 {
@@ -241,8 +275,9 @@ impl Rival {
             Kind::SglangSwitch => self.sglang(candidates),
             Kind::DynamoCost => least(candidates, |c| {
                 let account = &self.accounts[c.worker.idx.0 as usize];
+                let n_blocks = account.active.n_with(self.whole_blocks(seen.request));
                 let prefill = account.prefill_tokens as f64 + uncached(c);
-                prefill + account.prompt_tokens as f64 + f64::from(c.work.prompt_tokens)
+                prefill / f64::from(self.shape.block_tokens) + n_blocks as f64
             }),
             Kind::LlmdScorers => self.llmd(candidates),
         }
@@ -289,4 +324,22 @@ impl Rival {
 /// Returns the first candidate with the smallest `value`.
 fn least<'c, 'a>(candidates: &'c [Candidate<'a>], value: impl Fn(&Candidate<'a>) -> f64) -> Option<&'c Candidate<'a>> {
     candidates.iter().min_by(|a, b| value(a).total_cmp(&value(b)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_that_several_prompts_share_are_active_once() {
+        let mut active = ActiveBlocks::default();
+        active.add(&[1, 2, 3]);
+        active.add(&[1, 2, 4]);
+        assert_eq!(active.n_with(&[]), 4);
+        assert_eq!(active.n_with(&[1, 2, 3, 5]), 5);
+        active.remove(&[1, 2, 3]);
+        assert_eq!(active.n_with(&[1, 2, 3]), 4);
+        active.remove(&[1, 2, 4]);
+        assert_eq!(active.n_with(&[1]), 1);
+    }
 }

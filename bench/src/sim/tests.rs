@@ -61,6 +61,18 @@ fn two_prompts_at_once_share_the_worker_and_two_workers_do_not() {
 }
 
 #[test]
+fn dynamos_rule_counts_a_block_that_a_running_prompt_shares_once() {
+    let workers = vec![worker::Shape { decode_step_ms: 100.0, ..WORKER }; 2];
+    let mut sibling = line(1500.0, 1100, 0..11);
+    sibling.hash_ids[10] = 99;
+    // The first prompt still decodes. In blocks, its worker costs 1 + 11 + 1, the idle one 11 + 11.
+    let served = served(vec![line(0.0, 1100, 0..11), sibling], &Scene { workers, ..scene("dynamo", 2) });
+    let workers: Vec<_> = served.iter().flatten().map(|served| served.worker).collect();
+    assert_eq!(workers.len(), 2);
+    assert_eq!(workers[0], workers[1]);
+}
+
+#[test]
 fn who_starts_from_what_another_computes_waits_for_that_alone() {
     let mut sibling = line(1.0, 1050, 0..11);
     sibling.hash_ids[10] = 99;

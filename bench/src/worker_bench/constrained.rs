@@ -81,7 +81,7 @@ pub type Rates = BTreeMap<Rule, Vec<f64>>;
 /// Errors: a server that does not start, a request that fails, a response that ends early.
 pub async fn measure(programs: &Programs, texts: Texts, n: u32) -> anyhow::Result<BTreeMap<Contender, Rates>> {
     let mut contenders = vec![Contender::Worker];
-    contenders.extend(programs.peer.is_some().then_some(Contender::PeerBest));
+    contenders.extend(programs.peer.is_some().then_some(Contender::PeerChosen));
     let setup = Setup { n_slots: N_SLOTS, slot_context_tokens: SLOT_CONTEXT_TOKENS, ..Setup::default() };
     let mut rates = BTreeMap::new();
     for contender in contenders {
@@ -154,7 +154,7 @@ value  ::= string | [0-9]{1,9} | "null" | "[" (value (", " value)*)? "]"
 pub const TITLE: &str = "Decode, constrained and free, in tokens/s; must reach 0.90x:";
 
 /// Servers that have a column of [`rows`].
-const COLUMNS: [Contender; 2] = [Contender::Worker, Contender::PeerBest];
+const COLUMNS: [Contender; 2] = [Contender::Worker, Contender::PeerChosen];
 
 /// Returns an empty table for [`rows`].
 pub fn section() -> Section {
@@ -205,7 +205,7 @@ mod tests {
             let rates = [vec![100.0, 90.0, 200.0], vec![schema; 3], vec![grammar; 3]];
             Rule::ALL.into_iter().zip(rates).collect()
         };
-        let measured = [(Contender::Worker, rates(89.0, 91.0)), (Contender::PeerBest, rates(50.0, 20.0))].into();
+        let measured = [(Contender::Worker, rates(89.0, 91.0)), (Contender::PeerChosen, rates(50.0, 20.0))].into();
         let (rows, verdicts) = rows(4, &measured);
         let passed: Vec<bool> = verdicts.iter().map(|verdict| verdict.passed).collect();
         assert_eq!(passed, [false, true]);

@@ -24,8 +24,8 @@ pub enum Contender {
     Worker,
     /// `warmpath-worker --disable-prefix-cache`.
     WorkerUncached,
-    /// llama-server with the settings that are best for it on a CPU.
-    PeerBest,
+    /// llama-server with the setting that the worker's self-test chose.
+    PeerChosen,
     /// llama-server at its defaults.
     PeerDefaults,
 }
@@ -36,7 +36,7 @@ impl Contender {
         match self {
             Self::Worker => "warmpath-worker",
             Self::WorkerUncached => "warmpath-worker, cache off",
-            Self::PeerBest => "llama-server, best",
+            Self::PeerChosen => "llama-server, chosen",
             Self::PeerDefaults => "llama-server, defaults",
         }
     }
@@ -46,13 +46,13 @@ impl Contender {
         match self {
             Self::Worker | Self::PeerDefaults => "defaults",
             Self::WorkerUncached => "cache off",
-            Self::PeerBest => "best",
+            Self::PeerChosen => "chosen",
         }
     }
 
     /// Returns whether it is llama-server.
     pub fn is_peer(self) -> bool {
-        matches!(self, Self::PeerBest | Self::PeerDefaults)
+        matches!(self, Self::PeerChosen | Self::PeerDefaults)
     }
 }
 
@@ -77,8 +77,8 @@ const PEER_SLOTS_DEFAULT: u16 = 4;
 /// Returns the command line of `contender`, without port and model.
 ///
 /// With its default of four slots, llama-server has one KV buffer for all of them; with any given number, split ones.
-/// `peer_best` are its best settings; its RAM cache is on by default.
-pub fn settings(contender: Contender, setup: &Setup, peer_best: &[String]) -> Vec<String> {
+/// `peer_chosen` is the setting that the self-test chose; its RAM cache is on by default.
+pub fn settings(contender: Contender, setup: &Setup, peer_chosen: &[String]) -> Vec<String> {
     let mut args: Vec<String> = Vec::new();
     let context_tokens_total = u32::from(setup.n_slots) * setup.slot_context_tokens;
     args.extend(["--ctx-size".to_owned(), context_tokens_total.to_string()]);
@@ -88,8 +88,8 @@ pub fn settings(contender: Contender, setup: &Setup, peer_best: &[String]) -> Ve
     if contender == Contender::WorkerUncached {
         args.push("--disable-prefix-cache".to_owned());
     }
-    if contender == Contender::PeerBest {
-        args.extend_from_slice(peer_best);
+    if contender == Contender::PeerChosen {
+        args.extend_from_slice(peer_chosen);
     }
     if let Some(mib) = setup.cache_ram_mib {
         args.extend(["--cache-ram".to_owned(), mib.to_string()]);
@@ -110,8 +110,8 @@ pub struct Programs {
     pub worker: PathBuf,
     /// Path of `llama-server`, if it takes part.
     pub peer: Option<PathBuf>,
-    /// The best settings for llama-server.
-    pub peer_best: Vec<String>,
+    /// Flags of llama-server that the worker's self-test chose.
+    pub peer_chosen: Vec<String>,
     /// GGUF file that all serve.
     pub model: PathBuf,
     /// Number of threads of each server.
@@ -137,7 +137,7 @@ impl Programs {
         };
         args.extend(["--model".to_owned(), self.model.display().to_string()]);
         args.extend(["--threads".to_owned(), self.threads.to_string()]);
-        args.extend(settings(contender, setup, &self.peer_best));
+        args.extend(settings(contender, setup, &self.peer_chosen));
         Running::start(contender, program, &args).await
     }
 }
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     fn line(contender: Contender, setup: &Setup) -> String {
-        settings(contender, setup, &["--best".to_owned()]).join(" ")
+        settings(contender, setup, &["--chosen".to_owned()]).join(" ")
     }
 
     #[test]
@@ -228,8 +228,8 @@ mod tests {
         let setup = Setup { n_slots: 4, slot_context_tokens: 8192, ..Setup::default() };
         assert_eq!(line(Contender::Worker, &setup), "--ctx-size 32768 --parallel 4");
         assert_eq!(line(Contender::WorkerUncached, &setup), "--ctx-size 32768 --parallel 4 --disable-prefix-cache");
-        let best = "--ctx-size 32768 --parallel 4 --best";
-        assert_eq!(line(Contender::PeerBest, &setup), best);
+        let chosen = "--ctx-size 32768 --parallel 4 --chosen";
+        assert_eq!(line(Contender::PeerChosen, &setup), chosen);
     }
 
     #[test]
@@ -244,6 +244,6 @@ mod tests {
         let cache_disk = Some("/d".into());
         let setup = Setup { cache_ram_mib: Some(32), cache_disk, tools_first: true, ..Setup::default() };
         assert!(line(Contender::Worker, &setup).ends_with("--cache-ram 32 --cache-disk /d --tools-first"));
-        assert!(line(Contender::PeerBest, &setup).ends_with("--best --cache-ram 32"));
+        assert!(line(Contender::PeerChosen, &setup).ends_with("--chosen --cache-ram 32"));
     }
 }

@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn counts_are_compared_with_the_better_peer() {
-        let peers = [(Contender::PeerBest, computed(900, 40)), (Contender::PeerDefaults, computed(900, 30))];
+        let peers = [(Contender::PeerChosen, computed(900, 40)), (Contender::PeerDefaults, computed(900, 30))];
         let with = |worker| [vec![(Contender::Worker, worker)], peers.to_vec()].concat();
         check(Scenario::Interleaved12, &with(computed(900, 30)), &[("30", true)]);
         check(Scenario::Interleaved12, &with(computed(900, 31)), &[("31", false)]);

@@ -208,7 +208,7 @@ mod tests {
         let passed: Vec<_> =
             waits.verdicts(Contender::Worker).into_iter().map(|verdict| (verdict.reached, verdict.passed)).collect();
         assert_eq!(passed, [("2.100x".to_owned(), false), ("0.500x".to_owned(), true)]);
-        assert_eq!(waits.verdicts(Contender::PeerBest), []);
-        assert_eq!(waits.row(Contender::PeerBest).len(), Waits::section().header.len());
+        assert_eq!(waits.verdicts(Contender::PeerChosen), []);
+        assert_eq!(waits.row(Contender::PeerChosen).len(), Waits::section().header.len());
     }
 }

@@ -84,7 +84,7 @@ impl Scenario {
 
     /// Returns the servers that take part if llama-server does.
     pub fn contenders(self) -> Vec<Contender> {
-        let mut contenders = vec![Contender::Worker, Contender::PeerBest, Contender::PeerDefaults];
+        let mut contenders = vec![Contender::Worker, Contender::PeerChosen, Contender::PeerDefaults];
         match self {
             Self::SixTurnChat => contenders.push(Contender::WorkerUncached),
             Self::Restart => contenders.retain(|&contender| contender != Contender::PeerDefaults),

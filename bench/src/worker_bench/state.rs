@@ -272,7 +272,7 @@ mod tests {
     fn what_came_back_is_a_part_of_what_was_held() {
         let restart = Restart { held_tokens: 1000, came_back_tokens: 949, cold_ttft_ms: 300.0, after_ttft_ms: 9.0 };
         assert!(!restart.verdicts(Contender::Worker)[0].passed);
-        assert!(restart.verdicts(Contender::PeerBest).is_empty());
+        assert!(restart.verdicts(Contender::PeerChosen).is_empty());
         assert_eq!(restart.row(Contender::Worker)[2], "949 (94.9 %)");
         assert_eq!(restart.row(Contender::Worker).len(), Restart::section().header.len());
     }
@@ -292,7 +292,7 @@ mod tests {
         assert_eq!(passed(footprint(Some(1101), 0.95)), [false, true]);
         assert_eq!(passed(footprint(Some(0), 0.5)), [true, false]);
         assert_eq!(footprint(None, 0.9).verdicts(), []);
-        assert_eq!(footprint(None, 0.9).row(Contender::PeerBest).len(), Footprint::section().header.len());
+        assert_eq!(footprint(None, 0.9).row(Contender::PeerChosen).len(), Footprint::section().header.len());
     }
 
     #[test]

@@ -42,7 +42,7 @@ impl Section {
 }
 
 /// Servers that have a column of [`reuse_row`].
-const REUSE_COLUMNS: [Contender; 3] = [Contender::Worker, Contender::PeerBest, Contender::PeerDefaults];
+const REUSE_COLUMNS: [Contender; 3] = [Contender::Worker, Contender::PeerChosen, Contender::PeerDefaults];
 
 /// Returns an empty table for [`reuse_row`].
 pub fn reuse_section() -> Section {
