@@ -137,7 +137,8 @@ struct Fetch {
 }
 
 impl Fetch {
-    async fn run(self, order: FetchOrder, metrics: &Metrics) -> Result<(), FetchError> {
+    /// Executes an order; the progress counts what was received whatever the outcome.
+    async fn run(self, order: FetchOrder, metrics: &Metrics) -> (Result<(), FetchError>, FetchProgress) {
         let began = Instant::now();
         let mut progress = FetchProgress::new(&order);
         let tokens = self.tokens.as_deref();
@@ -157,7 +158,7 @@ impl Fetch {
         self.count((&fetched, &progress), took, metrics);
         order.inbox.end(took);
         self.engine.wake();
-        fetched
+        (fetched, progress)
     }
 
     fn count(&self, (fetched, progress): (&Result<(), FetchError>, &FetchProgress), took: Duration, metrics: &Metrics) {

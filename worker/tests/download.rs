@@ -7,6 +7,7 @@ use std::error::Error as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tokio::sync::watch;
@@ -16,7 +17,10 @@ use warmpath_worker::download::{
     RepositoryProjector, fetch,
 };
 
-use hub::{COMMIT, FakeHub, Fault, SECOND_COMMIT, TOKEN, content};
+use hub::{COMMIT, FakeHub, Fault, PlainTag, SECOND_COMMIT, TOKEN, content};
+
+/// Time limit of every wait in these tests.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A machine with an empty cache.
 struct Machine {
@@ -362,6 +366,52 @@ async fn a_model_of_a_plain_url_is_downloaded_again_when_its_host_has_another_ve
     machine.hub.is_down(true);
     fetch_source(&source(false)).await.expect("the stored file is used");
     fetch_source(&source(true)).await.expect("the stored file is used");
+}
+
+#[tokio::test]
+async fn a_file_that_is_replaced_during_its_download_has_no_bytes_of_the_former_version() {
+    for (tag, begins) in [
+        // The host sends a part of the new version, although the request asks for one of the former version.
+        (PlainTag::Strong, &[0, 1000, 0][..]),
+        (PlainTag::Weak, &[0, 0]),
+        (PlainTag::Missing, &[0, 0]),
+    ] {
+        let machine = Machine::new().await;
+        machine.hub.tag_plain(tag);
+        machine.hub.fault("tiny-Q4_K_M.gguf", Fault::ReplacedAfter(1000));
+        let file = machine.folder.path().join("x.gguf");
+        let url = machine.hub.endpoint.join("plain/tiny-Q4_K_M.gguf").expect("an address");
+        fetch_source(&ModelSource::Url { url, file: file.clone(), offline: false }).await.expect("fetched");
+        assert!(fs::read(&file).expect("the file exists") == hub::replaced(), "{tag:?}");
+        assert_eq!(machine.hub.begins("tiny-Q4_K_M.gguf"), begins, "{tag:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_download_of_a_plain_url_continues_after_a_kill_only_with_a_strong_etag() {
+    for (tag, begin) in [(PlainTag::Strong, 1000), (PlainTag::Weak, 0), (PlainTag::Missing, 0)] {
+        let machine = Machine::new().await;
+        machine.hub.tag_plain(tag);
+        machine.hub.fault("tiny-Q4_K_M.gguf", Fault::SilentAfter(1000));
+        let file = machine.folder.path().join("x.gguf");
+        let url = machine.hub.endpoint.join("plain/tiny-Q4_K_M.gguf").expect("an address");
+        let source = ModelSource::Url { url, file: file.clone(), offline: false };
+        let killed = source.clone();
+        let killed = tokio::spawn(async move { fetch_source(&killed).await });
+        let partial = machine.folder.path().join("x.gguf.incomplete");
+        let deadline = Instant::now() + PATIENCE;
+        while fs::metadata(&partial).map_or(0, |metadata| metadata.len()) < 1000 {
+            assert!(Instant::now() < deadline, "timeout: the first part is on the disk");
+            tokio::task::yield_now().await;
+        }
+        killed.abort();
+        assert!(killed.await.is_err_and(|error| error.is_cancelled()));
+        machine.hub.fault("tiny-Q4_K_M.gguf", Fault::CutAfter(content("tiny-Q4_K_M.gguf").len()));
+        fetch_source(&source).await.expect("fetched");
+        assert_content(&file, "tiny-Q4_K_M.gguf");
+        assert_eq!(machine.hub.begins("tiny-Q4_K_M.gguf"), [0, begin], "{tag:?}");
+        assert!(!partial.exists() && !machine.folder.path().join("x.gguf.incomplete.etag").exists());
+    }
 }
 
 #[tokio::test]

@@ -38,12 +38,50 @@ pub struct Remote<'a> {
 }
 
 /// ETags of local files, by which a newer version on the host is recognized.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Validators {
     /// ETag of the complete local file; if the host still has this version, nothing is transferred.
-    pub whole: Option<String>,
-    /// ETag of the partial local file.
-    pub partial: Option<String>,
+    whole: Option<String>,
+    /// Strong ETag of the partial local file; without one it cannot be resumed.
+    partial: Option<String>,
+    /// File with the partial file's ETag, so that another process can resume the transfer.
+    partial_etag: PathBuf,
+}
+
+impl Validators {
+    /// Returns the ETag of the complete file, and that of the partial one from its file.
+    pub fn read(whole: Option<String>, partial_etag: PathBuf) -> Self {
+        let partial = std::fs::read_to_string(&partial_etag).ok().filter(|etag| is_strong(etag));
+        Self { whole, partial, partial_etag }
+    }
+
+    /// Returns whether the partial file can be resumed.
+    pub fn can_resume(&self) -> bool {
+        self.partial.is_some()
+    }
+
+    /// Records the ETag of a partial file that begins now. It is written before the first byte, because the process may
+    /// be killed at any time.
+    ///
+    /// Errors: `File`.
+    fn begin(&mut self, etag: Option<&str>) -> Result<(), DownloadError> {
+        self.partial = etag.filter(|etag| is_strong(etag)).map(str::to_owned);
+        let path = &self.partial_etag;
+        match &self.partial {
+            Some(etag) => std::fs::write(path, etag).map_err(|source| DownloadError::file("write", path, source)),
+            None => match std::fs::remove_file(path) {
+                Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                    Err(DownloadError::file("delete", path, source))
+                }
+                _ => Ok(()),
+            },
+        }
+    }
+}
+
+/// Returns whether an ETag guarantees equal bytes, and is complete. Source: RFC 9110, section 8.8.3.
+fn is_strong(etag: &str) -> bool {
+    etag.len() >= 2 && etag.starts_with('"') && etag.ends_with('"')
 }
 
 /// Outcome of a transfer.
@@ -64,17 +102,26 @@ pub async fn transfer(
     partial: &Path,
     progress: &mut DownloadProgress,
 ) -> Result<(), DownloadError> {
-    transfer_if_changed(web, remote, (partial, &mut Validators::default()), progress).await.map(drop)
+    transfer_version(web, remote, (partial, None), progress).await.map(drop)
 }
 
-/// Downloads a file that may change to `path`, unless the complete local file is up to date. The ETag of the partial
-/// file is kept in `validators`, and in a file beside it.
+/// Downloads a file that may change to `partial`, unless the complete local file is up to date.
 ///
 /// Errors: like [`transfer`].
 pub async fn transfer_if_changed(
     web: &Web,
     remote: &Remote<'_>,
-    (path, validators): (&Path, &mut Validators),
+    (partial, validators): (&Path, &mut Validators),
+    progress: &mut DownloadProgress,
+) -> Result<Transferred, DownloadError> {
+    transfer_version(web, remote, (partial, Some(validators)), progress).await
+}
+
+/// Downloads a file to `path`; it may change if there are `validators`.
+async fn transfer_version(
+    web: &Web,
+    remote: &Remote<'_>,
+    (path, mut validators): (&Path, Option<&mut Validators>),
     progress: &mut DownloadProgress,
 ) -> Result<Transferred, DownloadError> {
     let host = host(&remote.url);
@@ -87,6 +134,7 @@ pub async fn transfer_if_changed(
     let mut attempts = Attempts::default();
     loop {
         let before = partial.len;
+        let validators = validators.as_deref_mut();
         let mut attempt = Attempt { web, remote, what: &what, partial: &mut partial, validators, progress };
         let arrived = attempt.run().await;
         match arrived {
@@ -216,7 +264,8 @@ struct Attempt<'a> {
     remote: &'a Remote<'a>,
     what: &'a str,
     partial: &'a mut PartialFile,
-    validators: &'a mut Validators,
+    /// Validators; `None` if the content never changes.
+    validators: Option<&'a mut Validators>,
     progress: &'a mut DownloadProgress,
 }
 
@@ -237,11 +286,22 @@ impl Attempt<'_> {
                 self.partial.clear().await?;
                 return Err(AttemptFailure::transient("it does not have this part of the file"));
             }
+            StatusCode::PARTIAL_CONTENT if self.is_other_version(etag.as_deref()) => {
+                self.partial.clear().await?;
+                return Err(AttemptFailure::transient("it sends a part of another version of the file"));
+            }
             StatusCode::PARTIAL_CONTENT => self.check_part(&answer)?,
-            _ => self.partial.clear().await?,
+            _ => {
+                // In this order, the bytes on the disk never have the ETag of another version.
+                self.partial.clear().await?;
+                if let Some(validators) = &mut self.validators {
+                    validators.begin(etag.as_deref())?;
+                }
+            }
         }
+        // A part may come without an ETag, as the request names the expected one.
+        let etag = etag.or_else(|| self.partial_etag().cloned());
         // The disk must have room for the whole file before the first byte is written.
-        self.validators.partial.clone_from(&etag);
         let announced = answer.content_length().map(|rest| self.partial.len + rest);
         let size = self.remote.size.or(announced);
         if let Some(size) = size {
@@ -263,16 +323,26 @@ impl Attempt<'_> {
 
     async fn ask(&mut self) -> Result<HostResponse, AttemptFailure> {
         let mut headers = Vec::new();
-        if self.partial.len > 0 {
+        let etag = self.partial_etag();
+        // Without a strong ETag, the rest may be that of another version.
+        if self.partial.len > 0 && (self.validators.is_none() || etag.is_some()) {
             headers.push((header::RANGE, format!("bytes={}-", self.partial.len)));
-            // A weak ETag does not guarantee equal bytes.
-            let strong = self.validators.partial.as_ref().filter(|etag| !etag.starts_with("W/"));
-            headers.extend(strong.map(|etag| (header::IF_RANGE, etag.clone())));
-        } else if let Some(etag) = &self.validators.whole {
+            headers.extend(etag.map(|etag| (header::IF_RANGE, etag.clone())));
+        } else if let Some(etag) = self.validators.as_ref().and_then(|validators| validators.whole.as_ref()) {
             headers.push((header::IF_NONE_MATCH, etag.clone()));
         }
         let Remote { url, token, .. } = self.remote;
         self.web.get(&HostRequest { url: url.clone(), token: *token, headers, what: self.what }).await
+    }
+
+    /// Returns the strong ETag of the partial file.
+    fn partial_etag(&self) -> Option<&String> {
+        self.validators.as_ref()?.partial.as_ref()
+    }
+
+    /// Returns whether an ETag is not that of the partial file.
+    fn is_other_version(&self, etag: Option<&str>) -> bool {
+        self.partial_etag().zip(etag).is_some_and(|(own, sent)| own != sent)
     }
 
     /// Checks that the sent range begins at the end of the file.

@@ -1,7 +1,8 @@
 //! A model at any address: kept under its name, and downloaded again when the host has a newer version.
 //!
 //! Hosts other than the hub give no checksum, so versions are distinguished only by ETag and size. A file is kept
-//! together with its ETag. Not here: addresses on the hub, which are treated as its files (`config::source`).
+//! together with its ETag, and so is a partial file from its first byte on. Not here: addresses on the hub, which are
+//! treated as its files (`config::source`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -58,9 +59,9 @@ async fn ensure(web: &Web, url: Url, path: &Path, progress: &mut DownloadProgres
         info!(path = %path.display(), "using the downloaded model; its host sent no ETag, so newer versions cannot be detected");
         return Ok(());
     }
-    let mut validators = Validators { whole, partial: read(&partial_etag) };
+    let mut validators = Validators::read(whole, partial_etag.clone());
     // Without an ETag, the partial file may belong to another version.
-    if validators.partial.is_none() && partial.exists() {
+    if !validators.can_resume() && partial.exists() {
         fs::remove_file(&partial).map_err(|source| DownloadError::file("delete", &partial, source))?;
     }
     progress.begin(&path.file_name().unwrap_or_default().to_string_lossy(), 0);
@@ -81,12 +82,10 @@ async fn ensure(web: &Web, url: Url, path: &Path, progress: &mut DownloadProgres
         }
         Ok(Transferred::Unchanged) => {
             let _ = fs::remove_file(&partial);
+            let _ = fs::remove_file(&partial_etag);
             Ok(())
         }
         Err(error) => {
-            if let Some(etag) = &validators.partial {
-                let _ = fs::write(&partial_etag, etag);
-            }
             if has_file && error.is_transient() {
                 warn!(%error, "the host does not respond; using the downloaded model");
                 return Ok(());

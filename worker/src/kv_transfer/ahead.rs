@@ -15,7 +15,7 @@ use tokio::time::sleep;
 use tracing::info;
 use warmpath_common::prefetch::HotPrefix;
 
-use super::peer::FetchError;
+use super::peer::{FetchError, FetchProgress};
 use super::{Fetch, PeerHint, StateFetcher};
 use crate::engine::{EngineHandle, FetchOrder, PeerOffer};
 
@@ -98,10 +98,11 @@ impl StateFetcher {
         let n_prefixes = prefixes.len();
         for (hint, prefix) in prefixes {
             let started = Instant::now();
-            let n_bytes = self.fetch_ahead(&hint, prefix, (n_left, engine)).await;
-            n_left = n_left.saturating_sub(n_bytes);
-            if n_bytes > 0 {
-                n_fetched += 1;
+            let Some(progress) = self.fetch_ahead(&hint, prefix, (n_left, engine)).await else { continue };
+            // The engine has stored the verified blocks of a failed run, too.
+            n_left = n_left.saturating_sub(progress.state_bytes());
+            n_fetched += usize::from(progress.n_blocks() > 0);
+            if progress.n_bytes() > 0 {
                 sleep(started.elapsed().min(PAUSE_MAX)).await;
             }
         }
@@ -109,28 +110,32 @@ impl StateFetcher {
         info!(n_prefixes, n_fetched, mib, took_s, "fetched prefixes from other workers");
     }
 
-    /// Fetches the missing part of a prefix, and returns its size; 0 if no block was missing or received.
-    async fn fetch_ahead(&self, hint: &PeerHint, prefix: HotPrefix, (room, engine): (u64, &EngineHandle)) -> u64 {
-        let Some(exchange) = engine.facts().exchange else { return 0 };
-        let Some(peer) = self.peer(hint) else { return 0 };
+    /// Fetches the missing part of a prefix, and returns how much of it was received; `None` if nothing was ordered, or
+    /// the other worker stays busy.
+    async fn fetch_ahead(
+        &self,
+        hint: &PeerHint,
+        prefix: HotPrefix,
+        (room, engine): (u64, &EngineHandle),
+    ) -> Option<FetchProgress> {
+        let exchange = engine.facts().exchange?;
+        let peer = self.peer(hint)?;
         for _ in 0..TRIES_MAX {
             // A worker without a speed has failed recently.
-            let Some(speed) = peer.speed(Instant::now()) else { return 0 };
+            let speed = peer.speed(Instant::now())?;
             let (order, ordered) = oneshot::channel::<FetchOrder>();
             let offer = PeerOffer { n_blocks: hint.n_blocks(), speed, order };
             engine.prefetch(prefix.clone(), room, offer);
-            let Ok(order) = ordered.await else { return 0 };
-            let n_bytes = order.run.block_bytes * order.run.blocks.len() as u64;
+            let order = ordered.await.ok()?;
             let (peer, engine, tokens) = (Arc::clone(&peer), engine.clone(), self.access.tokens.clone());
             let layout = exchange.identity.fingerprint();
             let fetch = Fetch { peer, engine, tokens, layout, direction: PREFETCHED };
             match fetch.run(order, &self.metrics).await {
-                Ok(()) => return n_bytes,
-                Err(FetchError::Refused(StatusCode::SERVICE_UNAVAILABLE)) => sleep(BUSY_PAUSE).await,
-                Err(_) => return 0,
+                (Err(FetchError::Refused(StatusCode::SERVICE_UNAVAILABLE)), _) => sleep(BUSY_PAUSE).await,
+                (_, progress) => return Some(progress),
             }
         }
-        0
+        None
     }
 
     /// Records that another worker or a router has requested state, or has received it.

@@ -43,6 +43,11 @@ const SPEED_AT_FIRST: PeerSpeed = PeerSpeed { ms_per_byte: 8e-6, latency_ms: 5.0
 /// Weight of the newest measurement in an average. Source: as in `restore_costs`.
 const NEWEST_WEIGHT: f64 = 0.3;
 
+/// Half-life of the excess of a measured speed's times over [`SPEED_AT_FIRST`].
+///
+/// Source: as in `restore_costs`: a slow worker is tried again every few minutes.
+const HALF_LIFE: Duration = Duration::from_secs(60);
+
 /// Time after a run's first byte from which its measured rate is used.
 ///
 /// Source: the first bytes arrive in bursts.
@@ -115,6 +120,8 @@ impl FetchError {
 #[derive(Debug)]
 pub struct FetchProgress {
     reader: RunReader,
+    /// Size of a block's state.
+    block_bytes: u64,
     n_bytes: u64,
     /// Time from the request to the head of the response, and the time of that head.
     head: Option<(Duration, Instant)>,
@@ -123,7 +130,8 @@ pub struct FetchProgress {
 impl FetchProgress {
     /// Returns the progress of an order that has not begun.
     pub fn new(order: &FetchOrder) -> Self {
-        Self { reader: RunReader::new(order.run.clone()), n_bytes: 0, head: None }
+        let reader = RunReader::new(order.run.clone());
+        Self { reader, block_bytes: order.run.block_bytes, n_bytes: 0, head: None }
     }
 
     /// Returns the bytes that were received.
@@ -136,12 +144,17 @@ impl FetchProgress {
         self.reader.n_received()
     }
 
+    /// Returns the size of the verified blocks' state.
+    pub fn state_bytes(&self) -> u64 {
+        self.block_bytes * self.n_blocks() as u64
+    }
+
     /// Returns whether there is a rest of the run, and a block of it takes longer to receive than to compute.
     fn is_slow(&self, order: &FetchOrder, now: Instant) -> bool {
         let Some((_, head_at)) = self.head.filter(|_| self.reader.n_left() > 0) else { return false };
         let elapsed = now.saturating_duration_since(head_at);
         // The head of a record arrives alone and does not show the rate, so the first block may take its whole time.
-        let n_blocks = (self.n_bytes as f64 / order.run.block_bytes as f64).max(1.0);
+        let n_blocks = (self.n_bytes as f64 / self.block_bytes as f64).max(1.0);
         elapsed >= RATE_AFTER && elapsed.as_secs_f64() * 1e3 / n_blocks > order.prefill_ms_per_block
     }
 }
@@ -156,8 +169,42 @@ pub struct Peer {
 
 #[derive(Debug, Clone, Copy)]
 struct KnownPeer {
+    /// Speed at the last measurement.
     speed: PeerSpeed,
+    /// Time of the last measurement; `None` before the first one.
+    measured_at: Option<Instant>,
     paused_until: Option<Instant>,
+}
+
+impl KnownPeer {
+    /// Returns the speed, whose excess over the assumed one fades. Otherwise a single bad measurement would prevent
+    /// fetches from the worker, and thus any better measurement, forever.
+    fn speed(&self, now: Instant) -> PeerSpeed {
+        let Some(measured_at) = self.measured_at else { return self.speed };
+        let age = now.saturating_duration_since(measured_at);
+        let left = 0.5_f64.powf(age.as_secs_f64() / HALF_LIFE.as_secs_f64());
+        let faded = |measured: f64, first: f64| measured.min(first + (measured - first).max(0.0) * left);
+        PeerSpeed {
+            ms_per_byte: faded(self.speed.ms_per_byte, SPEED_AT_FIRST.ms_per_byte),
+            latency_ms: faded(self.speed.latency_ms, SPEED_AT_FIRST.latency_ms),
+        }
+    }
+
+    /// Updates the speed by a fetch that took this long from the request on.
+    fn measure(&mut self, (progress, took): (&FetchProgress, Duration), now: Instant) {
+        let Some((latency, _)) = progress.head.filter(|_| progress.n_bytes > 0) else { return };
+        let mut speed = self.speed(now);
+        speed.latency_ms += NEWEST_WEIGHT * (latency.as_secs_f64() * 1e3 - speed.latency_ms);
+        // Less than a block only shows that the block's bytes take longer than this. The rate of some hundred bytes
+        // would be that of a single packet.
+        let is_part = progress.n_bytes < progress.block_bytes;
+        let n_bytes = progress.n_bytes.max(progress.block_bytes);
+        let ms_per_byte = took.saturating_sub(latency).as_secs_f64() * 1e3 / n_bytes as f64;
+        if !is_part || ms_per_byte > speed.ms_per_byte {
+            speed.ms_per_byte += NEWEST_WEIGHT * (ms_per_byte - speed.ms_per_byte);
+        }
+        (self.speed, self.measured_at) = (speed, Some(now));
+    }
 }
 
 impl Peer {
@@ -175,7 +222,7 @@ impl Peer {
         let mut pooled = legacy::Client::builder(TokioExecutor::new());
         pooled.pool_timer(TokioTimer::new()).pool_idle_timeout(CONNECTION_IDLE_MAX);
         let client = pooled.build(Connector::new(secured, CONNECT_TIMEOUT));
-        let known = Mutex::new(KnownPeer { speed: SPEED_AT_FIRST, paused_until: None });
+        let known = Mutex::new(KnownPeer { speed: SPEED_AT_FIRST, measured_at: None, paused_until: None });
         Some(Self { base: base.clone(), client, known })
     }
 
@@ -184,10 +231,11 @@ impl Peer {
         &self.base
     }
 
-    /// Returns the measured speed; `None` during the pause after a failure.
+    /// Returns the measured speed, which approaches the assumed one with time if it is slower; `None` during the pause
+    /// after a failure.
     pub fn speed(&self, now: Instant) -> Option<PeerSpeed> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.paused_until.is_none_or(|until| until <= now).then_some(known.speed)
+        known.paused_until.is_none_or(|until| until <= now).then(|| known.speed(now))
     }
 
     /// Updates the speed, or starts a pause, by the outcome of a fetch.
@@ -196,11 +244,7 @@ impl Peer {
         if fetched.as_ref().is_err_and(FetchError::is_fault) {
             known.paused_until = Some(now + PAUSE);
         }
-        let Some((latency, _)) = progress.head.filter(|_| progress.n_bytes > 0) else { return };
-        let latency_ms = latency.as_secs_f64() * 1e3;
-        let ms_per_byte = (took.as_secs_f64() * 1e3 - latency_ms).max(0.0) / progress.n_bytes as f64;
-        known.speed.latency_ms += NEWEST_WEIGHT * (latency_ms - known.speed.latency_ms);
-        known.speed.ms_per_byte += NEWEST_WEIGHT * (ms_per_byte - known.speed.ms_per_byte);
+        known.measure((progress, took), now);
     }
 
     /// Fetches a run and gives the engine each of its records.
@@ -280,19 +324,26 @@ mod tests {
     use crate::store::Identity;
     use crate::store::exchange::WantedRun;
 
-    /// Returns whether a run of which this much has come is slow, if computing a block of 1,000 bytes takes 100 ms.
-    fn is_slow(n_blocks_left: usize, n_bytes: u64, since_head_ms: u64) -> bool {
+    const BLOCK_BYTES: u64 = 1000;
+
+    /// Returns the order of a run of blocks, of which each takes 100 ms to compute.
+    fn order(n_blocks: usize, now: Instant) -> FetchOrder {
         let run = WantedRun {
             identity: Identity::new(Fingerprint([0; 32]), "", 16),
             root: BlockHash([0; 32]),
             first_block: 0,
             parent: None,
-            blocks: vec![BlockHash([1; 32]); n_blocks_left],
+            blocks: vec![BlockHash([1; 32]); n_blocks],
             tokens: Vec::new(),
-            block_bytes: 1000,
+            block_bytes: BLOCK_BYTES,
         };
+        FetchOrder { run, prefill_ms_per_block: 100.0, deadline: now, inbox: Arc::new(Inbox::default()) }
+    }
+
+    /// Returns whether a run of which this much has come is slow.
+    fn is_slow(n_blocks_left: usize, n_bytes: u64, since_head_ms: u64) -> bool {
         let now = Instant::now();
-        let order = FetchOrder { run, prefill_ms_per_block: 100.0, deadline: now, inbox: Arc::new(Inbox::default()) };
+        let order = order(n_blocks_left, now);
         let progress = FetchProgress { n_bytes, head: Some((Duration::ZERO, now)), ..FetchProgress::new(&order) };
         progress.is_slow(&order, now + Duration::from_millis(since_head_ms))
     }
@@ -312,5 +363,64 @@ mod tests {
     #[test]
     fn a_run_that_has_come_is_not_slow() {
         assert!(!is_slow(0, 8000, 5000));
+    }
+
+    /// Returns a worker after a fetch that ended with this outcome.
+    fn after(outcome: Result<(), FetchError>, (n_bytes, latency_ms, rest_ms): (u64, u64, u64), now: Instant) -> Peer {
+        let tls = warmpath_shell::tls::ClientFiles::default().open().expect("the system's roots");
+        let peer = Peer::new(&Url::parse("http://127.0.0.1:1").expect("a URL"), (&tls, None)).expect("a host");
+        let [latency, rest] = [latency_ms, rest_ms].map(Duration::from_millis);
+        let progress = FetchProgress { n_bytes, head: Some((latency, now)), ..FetchProgress::new(&order(8, now)) };
+        peer.learn(&outcome, (&progress, latency + rest), now);
+        peer
+    }
+
+    fn is_near(speed: PeerSpeed, (ms_per_byte, latency_ms): (f64, f64)) -> bool {
+        let is_near = |found: f64, expected: f64| (found - expected).abs() < 1e-9;
+        is_near(speed.ms_per_byte, ms_per_byte) && is_near(speed.latency_ms, latency_ms)
+    }
+
+    #[test]
+    fn a_slow_worker_is_assumed_to_be_faster_as_time_passes_and_a_fast_one_stays_fast() {
+        let now = Instant::now();
+        let speed = |peer: &Peer, n_half_lives| peer.speed(now + n_half_lives * HALF_LIFE).expect("it did not fail");
+        let first = SPEED_AT_FIRST.ms_per_byte;
+        let slow = after(Err(FetchError::Slow), (2000, 105, 2000), now);
+        let excess = NEWEST_WEIGHT * (1.0 - first);
+        assert!(is_near(speed(&slow, 0), (first + excess, 35.0)), "{:?}", speed(&slow, 0));
+        assert!(is_near(speed(&slow, 1), (first + excess / 2.0, 20.0)), "{:?}", speed(&slow, 1));
+        assert!(is_near(speed(&slow, 60), (first, 5.0)), "{:?}", speed(&slow, 60));
+        let fast = after(Ok(()), (8000, 0, 0), now);
+        for n_half_lives in [0, 1, 60] {
+            assert!(is_near(speed(&fast, n_half_lives), (0.7 * first, 3.5)), "{:?}", speed(&fast, n_half_lives));
+        }
+    }
+
+    #[test]
+    fn a_measurement_is_averaged_with_what_is_left_of_the_earlier_ones() {
+        let now = Instant::now();
+        let peer = after(Err(FetchError::Slow), (2000, 105, 2000), now);
+        let later = now + 60 * HALF_LIFE;
+        let progress =
+            FetchProgress { n_bytes: 8000, head: Some((Duration::ZERO, later)), ..FetchProgress::new(&order(8, now)) };
+        peer.learn(&Ok(()), (&progress, Duration::ZERO), later);
+        let speed = peer.speed(later).expect("it did not fail");
+        assert!(is_near(speed, (0.7 * SPEED_AT_FIRST.ms_per_byte, 3.5)), "{speed:?}");
+    }
+
+    #[test]
+    fn less_than_a_block_shows_only_that_a_block_takes_longer() {
+        let now = Instant::now();
+        let first = SPEED_AT_FIRST.ms_per_byte;
+        for (outcome, n_bytes, rest_ms, expected) in [
+            (FetchError::Slow, 10, 1000, first + NEWEST_WEIGHT * (1.0 - first)),
+            (FetchError::Slow, BLOCK_BYTES - 1, 1000, first + NEWEST_WEIGHT * (1.0 - first)),
+            (FetchError::NotWanted, BLOCK_BYTES - 1, 0, first),
+            (FetchError::NotWanted, BLOCK_BYTES, 0, first * (1.0 - NEWEST_WEIGHT)),
+        ] {
+            let peer = after(Err(outcome), (n_bytes, 5, rest_ms), now);
+            let speed = peer.speed(now).expect("it did not fail");
+            assert!(is_near(speed, (expected, 5.0)), "{n_bytes} bytes, {rest_ms} ms: {speed:?}");
+        }
     }
 }

@@ -54,6 +54,19 @@ pub enum Fault {
     PathOutside,
     /// The list of files has one file per page.
     ManyPages,
+    /// A response stops after this number of bytes, and does not end.
+    SilentAfter(usize),
+    /// A response ends after this number of bytes, and further ones have another version of a plain URL.
+    ReplacedAfter(usize),
+}
+
+/// ETag of plain URLs, which never decides whether a range is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PlainTag {
+    #[default]
+    Strong,
+    Weak,
+    Missing,
 }
 
 /// A hub and the host of its files.
@@ -72,6 +85,7 @@ struct Shared {
     is_gated: AtomicBool,
     is_down: AtomicBool,
     is_replaced: AtomicBool,
+    plain_tag: Mutex<PlainTag>,
     n_requests: AtomicUsize,
     n_with_token: AtomicUsize,
     n_with_token_elsewhere: AtomicUsize,
@@ -122,8 +136,12 @@ impl FakeHub {
 
     /// Replaces the content of plain URLs.
     pub fn replace_plain(&self) {
-        self.shared.faults.lock().expect("unbroken").clear();
-        self.shared.is_replaced.store(true, Ordering::Relaxed);
+        self.shared.replace_plain();
+    }
+
+    /// Sets the kind of ETag of plain URLs.
+    pub fn tag_plain(&self, tag: PlainTag) {
+        *self.shared.plain_tag.lock().expect("unbroken") = tag;
     }
 
     /// Returns the offsets from which responses had a file's content.
@@ -158,6 +176,11 @@ async fn serve(router: Router) -> Url {
 }
 
 impl Shared {
+    fn replace_plain(&self) {
+        self.faults.lock().expect("unbroken").clear();
+        self.is_replaced.store(true, Ordering::Relaxed);
+    }
+
     fn fault_of(&self, name: &str) -> Option<Fault> {
         self.faults.lock().expect("unbroken").get(name).copied()
     }
@@ -263,12 +286,19 @@ async fn plain(State(shared): State<Arc<Shared>>, Path(path): Path<String>, head
         return refusal;
     }
     let content = if shared.is_replaced.load(Ordering::Relaxed) { replaced() } else { content(&path) };
-    let tag = format!("\"{}\"", &hex::encode(Sha256::digest(&content))[..8]);
-    if headers.get(header::IF_NONE_MATCH).is_some_and(|known| *known == tag) {
+    let strong = format!("\"{}\"", &hex::encode(Sha256::digest(&content))[..8]);
+    let tag = match *shared.plain_tag.lock().expect("unbroken") {
+        PlainTag::Strong => Some(strong),
+        PlainTag::Weak => Some(format!("W/{strong}")),
+        PlainTag::Missing => None,
+    };
+    if headers.get(header::IF_NONE_MATCH).is_some_and(|known| tag.as_ref().is_some_and(|tag| known == tag)) {
         return StatusCode::NOT_MODIFIED.into_response();
     }
     let mut response = bytes_of(&shared, &path, &content, &headers);
-    response.headers_mut().insert(header::ETAG, tag.parse().expect("a header"));
+    if let Some(tag) = tag {
+        response.headers_mut().insert(header::ETAG, tag.parse().expect("a header"));
+    }
     response
 }
 
@@ -291,9 +321,12 @@ fn bytes_of(shared: &Shared, name: &str, content: &[u8], headers: &HeaderMap) ->
         bytes[0] ^= 1;
     }
     let length = bytes.len();
-    let is_cut = matches!(fault, Some(Fault::CutAfter(n)) if n < length);
-    if let Some(Fault::CutAfter(n)) = fault {
+    let is_cut = matches!(fault, Some(Fault::CutAfter(n) | Fault::ReplacedAfter(n)) if n < length);
+    if let Some(Fault::CutAfter(n) | Fault::ReplacedAfter(n) | Fault::SilentAfter(n)) = fault {
         bytes.truncate(n);
+    }
+    if matches!(fault, Some(Fault::ReplacedAfter(_))) {
+        shared.replace_plain();
     }
     let sent = stream::iter([Ok::<_, std::io::Error>(Bytes::from(bytes))]);
     // The bytes must be sent before the connection ends.
@@ -301,7 +334,11 @@ fn bytes_of(shared: &Shared, name: &str, content: &[u8], headers: &HeaderMap) ->
         tokio::time::sleep(CUT_PAUSE).await;
         Err(std::io::Error::other("cut"))
     });
-    let body = if is_cut { Body::from_stream(sent.chain(cut)) } else { Body::from_stream(sent) };
+    let body = match fault {
+        Some(Fault::SilentAfter(_)) => Body::from_stream(sent.chain(stream::pending())),
+        _ if is_cut => Body::from_stream(sent.chain(cut)),
+        _ => Body::from_stream(sent),
+    };
     let mut response = Response::new(body);
     let mut set = |name, value: String| response.headers_mut().insert(name, value.parse().expect("a header"));
     set(header::CONTENT_LENGTH, length.to_string());

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use warmpath_bench::model::Preset;
 use warmpath_common::block_hash::{BlockHash, ChainRoot, block_chain};
 use warmpath_common::headers::{CACHE_SALT, KV_FETCHED, KV_PEER};
+use warmpath_worker::config::Config;
 use warmpath_worker::engine::CostSource;
 use warmpath_worker_core::restore_costs::Costs;
 
@@ -19,7 +20,16 @@ const FLAGS: &str = "--slots 3 --block-size 32 --cache-ram 64 --kv-unified off -
 
 /// Returns a worker that assumes this time per computed token, and no time for restoring state.
 pub async fn slow_worker(prefill_ms_per_token: f64, flags: &str) -> TestWorker {
-    let change = move |config: &mut warmpath_worker::config::Config| {
+    slow_worker_changed(prefill_ms_per_token, flags, |_| {}).await
+}
+
+/// Returns a worker as [`slow_worker`] does, with a change of its configuration.
+pub async fn slow_worker_changed(
+    prefill_ms_per_token: f64,
+    flags: &str,
+    change: impl FnOnce(&mut Config),
+) -> TestWorker {
+    let change = move |config: &mut Config| {
         config.engine.costs = CostSource::Given(Costs {
             prefill_ms_per_token,
             copy_ms_per_token: Some(0.0001),
@@ -28,6 +38,7 @@ pub async fn slow_worker(prefill_ms_per_token: f64, flags: &str) -> TestWorker {
             read_ms_per_byte: 0.0,
             suffix_rounding: None,
         });
+        change(config);
     };
     TestWorker::start_changed(tiny(), &format!("{FLAGS} {flags}"), change).await
 }

@@ -2,14 +2,27 @@
 //!
 //! Not here: whether the tokens are correct in every layout (the engine's tests), the choice (the router's tests).
 
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::Uri;
+use bytes::Bytes;
+use futures::{StreamExt, stream};
 use serde_json::{Value, json};
+use tokio::net::TcpListener;
 use warmpath_common::prefetch::{HotList, HotPrefix, Prefetch, PrefetchItem, pack, unpack};
 
 use crate::cache::{compute, prompt};
 use crate::harness::{TestWorker, tiny};
-use crate::kv_transfer::{answer, question, slow_worker, uncached};
+use crate::kv_transfer::{answer, question, slow_worker, slow_worker_changed, uncached};
 
 const PATH: &str = "/internal/v1/kv";
+
+/// Time between the bytes of a breaking peer's response and its end.
+const BREAK_AFTER: Duration = Duration::from_millis(100);
 
 /// Returns the prefixes that a worker lists.
 async fn listed(worker: &TestWorker) -> Vec<HotPrefix> {
@@ -56,6 +69,53 @@ async fn a_worker_fetches_listed_prefixes_once_and_later_answers_are_the_uncache
     other.ask(PATH, wanted(holder.base(), &prefixes)).await;
     other.until("the last list is fetched", async |other| fetched(other, "ok").await == 6.0).await;
     assert_eq!(other.try_metric("kv_transfer_blocks_total{direction=\"prefetched\"}").await, Some(60.0));
+}
+
+/// Returns the base URL of a peer that sends the first half of a worker's state and then ends the response, and the
+/// times of its requests.
+async fn breaking_peer(holder: &TestWorker) -> (String, Arc<Mutex<Vec<Instant>>>) {
+    let requests = Arc::new(Mutex::new(Vec::new()));
+    let (base, seen) = (holder.base().to_owned(), Arc::clone(&requests));
+    let respond = async move |uri: Uri| {
+        seen.lock().expect("no test panics here").push(Instant::now());
+        let good = reqwest::get(format!("{base}{uri}")).await.expect("the holder responds");
+        let good = good.bytes().await.expect("the whole run");
+        let half = stream::iter([good.slice(..good.len() / 2)]);
+        let end = stream::once(async {
+            tokio::time::sleep(BREAK_AFTER).await;
+            Bytes::new()
+        });
+        Body::from_stream(half.chain(end).map(Ok::<_, Infallible>))
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+    let address = listener.local_addr().expect("it is bound");
+    tokio::spawn(async move { axum::serve(listener, Router::new().fallback(respond)).await });
+    (format!("http://{address}"), requests)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn parts_of_prefixes_count_for_the_room_of_a_list_and_are_followed_by_pauses() {
+    let holder = slow_worker(100.0, "").await;
+    for seed in 1..=8 {
+        compute(&holder, &prompt(seed, 640)).await;
+    }
+    let prefixes = listed(&holder).await;
+    assert_eq!(prefixes.len(), 8);
+    let resident = holder.get_json("/cache?entries=0").await["tiers"]["resident"].clone();
+    let [bytes, tokens] = ["bytes", "tokens"].map(|name| resident[name].as_u64().expect("a number"));
+    // There is room for two prefixes. A chunk of 256 tokens arrives of each.
+    let ram_bytes = bytes / tokens * 2 * 640;
+    let other = slow_worker_changed(100.0, "", |config| config.engine.store.ram_bytes = ram_bytes).await;
+    let (peer, requests) = breaking_peer(&holder).await;
+    other.ask(PATH, wanted(&peer, &prefixes)).await;
+    // Lists are fetched one after the other.
+    let marker = HotPrefix { tokens: prefixes[0].tokens[..320].to_vec(), ..prefixes[0].clone() };
+    other.ask(PATH, wanted(holder.base(), &[marker])).await;
+    other.until("the last list is fetched", async |other| fetched(other, "ok").await == 1.0).await;
+    assert_eq!(fetched(&other, "cut_off").await, 3.0);
+    let requests = requests.lock().expect("no test panics here");
+    let gaps: Vec<Duration> = requests.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(gaps.len() == 2 && gaps.iter().all(|gap| *gap >= 2 * BREAK_AFTER), "{gaps:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

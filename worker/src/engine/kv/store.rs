@@ -5,11 +5,13 @@
 //!
 //! Not here: eviction (the core's `chunk_index`), the files (`crate::store`), the format of state (`codec`).
 
+mod clock;
+
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tracing::{debug, info, warn};
@@ -20,6 +22,8 @@ use warmpath_worker_core::chunk_index::{
 use warmpath_worker_core::restore_costs::Costs;
 use warmpath_worker_core::slot_plan::{PrefixSource, SlotPlan};
 use warmpath_worker_core::tenants::Tenant;
+
+use clock::{Clock, past_ms};
 
 use super::codec::{PayloadPart, StateFrame, StateLayout};
 use crate::engine::api::CachedTokens;
@@ -62,23 +66,6 @@ pub(crate) struct Codec {
     pub memory: MemoryKind,
 }
 
-/// Clock in milliseconds since 1970 that never goes back.
-struct Clock {
-    started: Instant,
-    started_ms: u64,
-}
-
-impl Clock {
-    fn start() -> Self {
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self { started: Instant::now(), started_ms: to_ms(since_1970) }
-    }
-
-    fn now_ms(&self) -> u64 {
-        self.started_ms + to_ms(self.started.elapsed())
-    }
-}
-
 /// A sequence whose state is to be stored.
 pub(crate) struct SequenceState<'a> {
     pub prefix: Prefix<'a>,
@@ -107,8 +94,9 @@ impl Cache {
 
     /// Adds the files that an earlier process left on disk.
     pub(crate) fn adopt(&mut self, disk: Disk, files: Vec<StoredFile>) {
-        let used_ms = |file: &StoredFile| to_ms(file.used_at.duration_since(UNIX_EPOCH).unwrap_or_default());
-        let records: Vec<(ChunkRecord, u64)> = files.iter().map(|file| (file.record.clone(), used_ms(file))).collect();
+        let now_ms = self.clock.now_ms();
+        let record = |file: &StoredFile| (file.record.clone(), past_ms(file.used_at, now_ms));
+        let records: Vec<(ChunkRecord, u64)> = files.iter().map(record).collect();
         let n_bytes: u64 = files.iter().map(|file| file.record.n_bytes).sum();
         let mut n_adopted = 0;
         for (file, outcome) in files.into_iter().zip(self.index.adopt(&records)) {
@@ -493,8 +481,4 @@ impl Codec {
         let assembled = self.layout.assemble(frame, parts, room);
         assembled.map_err(|error| warn!(%error, "stored state cannot be assembled")).ok()
     }
-}
-
-fn to_ms(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
