@@ -78,6 +78,7 @@ pub const DROPPED: &[&str] = &[
     "max_completion_tokens",
     "metadata",
     "n",
+    "n_cmpl",
     "n_predict",
     "n_probs",
     "reasoning_effort",

@@ -8,6 +8,7 @@
 mod call;
 mod constants;
 mod formats;
+mod grammar_budget;
 mod node;
 mod numbers;
 mod one_of;
@@ -23,6 +24,7 @@ use std::fmt;
 use serde_json::{Map, Value, json};
 
 pub use call::{ArgumentForm, CallText, check_apart};
+pub use grammar_budget::GrammarBudget;
 use node::SchemaNode;
 pub use patterns::check_products;
 pub use value::{Typing, ValueGrammar};

@@ -322,7 +322,8 @@ impl EventWriter {
     async fn write_next(&mut self, out: &mut Vec<u8>) -> bool {
         loop {
             match self.messages.next().await {
-                Ok(Some(MessageStep::Delta { delta, .. })) if delta.is_empty() => {}
+                Ok(Some(MessageStep::Delta { delta, probabilities, .. }))
+                    if delta.is_empty() && probabilities.is_empty() => {}
                 Ok(Some(MessageStep::Delta { choice, delta, probabilities })) => {
                     self.write_start(out);
                     let has_probabilities = self.messages.answer().form().generation.probabilities.is_some();

@@ -8,6 +8,7 @@ pub(super) mod wire;
 use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use warmpath_common::dialects::{Converted, DialectError, anthropic};
 use warmpath_common::ids::RequestId;
@@ -38,10 +39,19 @@ pub async fn count_tokens(
     Ok(Json(json!({"input_tokens": input_tokens})))
 }
 
+/// Parts of a request that its message repeats.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Repeated {
+    /// The client's stop texts.
+    stop_sequences: Option<Vec<String>>,
+}
+
 /// Writer of a response as a message.
 pub(super) struct MessageWriter {
     id: String,
     beginning: Beginning,
+    repeated: Repeated,
 }
 
 impl MessageWriter {
@@ -66,34 +76,37 @@ impl MessageWriter {
             output_tokens,
         }
     }
+
+    /// Returns the end of a message. A stop text of the chat template's own ends the model's turn.
+    fn end_of<'a>(&self, message: &CompleteMessage<'a>) -> End<'a> {
+        let listed = self.repeated.stop_sequences.iter().flatten();
+        let stop_sequence = message.stop_text.filter(|text| listed.clone().any(|one| one == text));
+        End { stop_reason: Some(stop_reason(message, stop_sequence)), stop_sequence }
+    }
 }
 
 fn write(out: &mut Vec<u8>, event: &Event<'_>) {
     write_named_event(out, event.name(), event);
 }
 
-fn end_of<'a>(message: &CompleteMessage<'a>) -> End<'a> {
-    End { stop_reason: Some(stop_reason(message)), stop_sequence: message.stop_text }
-}
-
 impl DialectWriter for MessageWriter {
-    type Repeated = ();
+    type Repeated = Repeated;
 
     fn convert(body: &[u8]) -> Result<Converted, DialectError> {
         anthropic::messages(body)
     }
 
-    fn read_repeated(_: &Body) -> Result<(), RequestError> {
-        Ok(())
+    fn read_repeated(body: &Body) -> Result<Repeated, RequestError> {
+        body.parse()
     }
 
-    fn new(beginning: Beginning, (): ()) -> Self {
-        Self { id: format!("msg_{}", beginning.identity.id()), beginning }
+    fn new(beginning: Beginning, repeated: Repeated) -> Self {
+        Self { id: format!("msg_{}", beginning.identity.id()), beginning, repeated }
     }
 
     fn whole(self, message: &CompleteMessage<'_>) -> Vec<u8> {
         let content = message.parts.iter().map(Block::whole).collect();
-        let whole = self.message(content, end_of(message), self.usage(message.totals.completion_tokens));
+        let whole = self.message(content, self.end_of(message), self.usage(message.totals.completion_tokens));
         serde_json::to_vec(&whole).expect("a message has a JSON form")
     }
 
@@ -129,7 +142,7 @@ impl DialectWriter for MessageWriter {
 
     fn end(&mut self, out: &mut Vec<u8>, message: &CompleteMessage<'_>) {
         let usage = self.usage(message.totals.completion_tokens);
-        write(out, &Event::MessageDelta { delta: end_of(message), usage });
+        write(out, &Event::MessageDelta { delta: self.end_of(message), usage });
         write(out, &Event::MessageStop);
     }
 

@@ -95,7 +95,7 @@ pub struct CompleteMessage<'a> {
     pub parts: &'a [MessagePart],
     /// End of the response.
     pub ending: MessageEnd,
-    /// Stop text that ended it, if one did.
+    /// Stop text of the client or of the chat template that ended it, if one did.
     pub stop_text: Option<&'a str>,
     /// Its tokens.
     pub totals: ResponseTotals,

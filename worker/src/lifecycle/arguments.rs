@@ -15,7 +15,7 @@ use warmpath_prompt::{AnswerFormat, FormatWish, Prompt, PromptError, Separators}
 use crate::app_state::Serving;
 use crate::engine::{ArgumentSchemas, ArgumentsExtent, CompiledSchema};
 use crate::error::RequestError;
-use crate::schema::{CallText, SchemaError, ValueGrammar, check_apart};
+use crate::schema::{CallText, GrammarBudget, SchemaError, ValueGrammar, check_apart};
 use crate::tools::{ToolFields, arguments, forms, parameters};
 
 /// A grammar of calls, with the schemas of their arguments.
@@ -216,10 +216,12 @@ impl ToolsRequest<'_> {
         let keywords = whole.as_object().expect("a normalized schema of arguments is an object");
         check_apart(keywords).map_err(|error| self.fields.not_kept(tool, &error))?;
         let names = parameters::names(tool).into_iter().enumerate();
+        let budget = GrammarBudget::default();
         let compile = |(at, name): (usize, &str)| {
             let not_kept = |error: SchemaError| self.fields.not_kept(tool, &error.below(&format!("properties.{name}")));
             let schema = with_definitions(&keywords["properties"][name], keywords);
-            let grammar = ValueGrammar::new(schema, &framing.closes[idx][at], framing.typing).map_err(not_kept)?;
+            let grammar = ValueGrammar::new(schema, &framing.closes[idx][at], framing.typing, &budget);
+            let grammar = grammar.map_err(not_kept)?;
             let compiler = self.serving.engine.compiler();
             let compiled = compiler.and_then(|compiler| compiler.compile_value(&grammar, separators));
             let compiled = compiled.map_err(|reason| self.fields.refused(tool, &reason))?;

@@ -11,14 +11,23 @@ mod text;
 
 use serde_json::{Map, Value, json};
 
-use super::SchemaError;
 use super::value::{ALL, ARRAY, BOOLEAN, FRACTION, INTEGER, NULL, NUMBER, OBJECT, STRING, SchemaReader, refuse};
+use super::{GrammarBudget, SchemaError};
 use text::{Least, Text};
 
 /// Maximum depth of objects and lists that are written as elements; deeper ones are JSON.
 ///
 /// Source: recursive schemas need a limit, and the arguments of tools are rarely deeper.
 const DEPTH_MAX: usize = 8;
+
+/// Maximum number of elements of one tool's arguments. If there are more, fewer levels are written as elements.
+///
+/// Source: twice the properties of one object; llama.cpp's parser gets each of them.
+const ELEMENTS_MAX: usize = 1000;
+
+/// Maximum depth of rules that are being written. Source: a recursive schema refers to the rules so far, and a level
+/// takes up to 10 kB of a thread's stack, which has 2 MiB.
+const RULE_DEPTH_MAX: usize = 64;
 
 /// Schema of every value.
 static ANYTHING: Value = Value::Bool(true);
@@ -62,14 +71,23 @@ impl CallText {
     /// Returns the grammar for a normalized schema of arguments. Except for `required`, the schema must not have
     /// conditions on several arguments.
     ///
-    /// Errors: the part of the schema that this format cannot express.
+    /// Errors: the part of the schema that this format cannot express, or a grammar beyond its limits.
     pub fn new(schema: Value, form: ArgumentForm) -> Result<Self, SchemaError> {
-        let definitions = schema.get("$defs").and_then(Value::as_object);
-        let mut writer = CallWriter { form, reader: SchemaReader { definitions }, text: Text::default() };
-        let (start, parser_schema) = writer.arguments(&schema)?;
-        let mut text = writer.text;
-        text.start = start;
-        Ok(Self { parser_schema, text, schema })
+        let mut depth_max = if form == ArgumentForm::MiniMaxM3 { DEPTH_MAX } else { 0 };
+        loop {
+            let budget = GrammarBudget::default();
+            let mut writer = CallWriter::new(&schema, form, depth_max, &budget);
+            let written = writer.arguments(&schema);
+            // A schema that contains itself several times has several times as many elements at each level.
+            if depth_max > 0 && (writer.n_elements > ELEMENTS_MAX || budget.is_spent()) {
+                depth_max /= 2;
+                continue;
+            }
+            let (start, parser_schema) = written?;
+            let mut text = writer.text;
+            text.start = start;
+            return Ok(Self { parser_schema, text, schema });
+        }
     }
 
     /// Returns the grammar in Lark's syntax; `compiler_s` converts a schema to the compiler's JSON.
@@ -91,11 +109,21 @@ struct ArgumentProperty {
 /// Writes the grammar of one tool.
 struct CallWriter<'a> {
     form: ArgumentForm,
+    depth_max: usize,
     reader: SchemaReader<'a>,
+    /// Size of all definitions as JSON.
+    definitions_bytes: usize,
+    n_elements: usize,
     text: Text,
 }
 
 impl<'a> CallWriter<'a> {
+    fn new(schema: &'a Value, form: ArgumentForm, depth_max: usize, budget: &'a GrammarBudget) -> Self {
+        let definitions_bytes = schema.get("$defs").map_or(0, |definitions| definitions.to_string().len());
+        let reader = SchemaReader::new(schema, budget);
+        Self { form, depth_max, reader, definitions_bytes, n_elements: 0, text: Text::default() }
+    }
+
     /// Writes all arguments and the mark that closes the call.
     fn arguments(&mut self, schema: &'a Value) -> Written {
         let Value::Object(keywords) = schema else { return Err(refuse("", "arguments must be an object")) };
@@ -163,11 +191,11 @@ impl<'a> CallWriter<'a> {
                 if !is_bare {
                     return Err(refuse("", "this model's chat template cannot write the name"));
                 }
-                let value = self.gemma(schema)?;
+                let value = self.gemma(schema, depth)?;
                 Ok((format!("{} {value}", quote(&format!("{name}:"))), json!({})))
             }
             ArgumentForm::Lfm2 => {
-                let value = self.json(schema, ALL);
+                let value = self.json(schema, ALL)?;
                 Ok((format!("{} {value}", quote(&format!("{name}="))), json!({})))
             }
             ArgumentForm::KimiK3 => {
@@ -193,10 +221,10 @@ impl<'a> CallWriter<'a> {
             return Ok((format!("{} {value}", Text::quoted("\"string\"<|sep|>")), json!({"type": "string"})));
         }
         let kinds = [(BOOLEAN, "boolean"), (NULL, "null"), (NUMBER, "number"), (OBJECT, "object"), (ARRAY, "array")];
-        let types = self.reader.types(schema, 0);
+        let types = self.reader.types(schema);
         let mut ways = Vec::new();
         for (kind, name) in kinds.into_iter().filter(|(kind, _)| types & kind != 0) {
-            let value = self.json(schema, kind & types);
+            let value = self.json(schema, kind & types)?;
             ways.push(format!("{} {value}", Text::quoted(&format!("\"{name}\"<|sep|>"))));
         }
         Ok((format!("({}) {}", either(&ways)?, Text::quoted(close)), json!({"type": "object"})))
@@ -206,7 +234,7 @@ impl<'a> CallWriter<'a> {
     fn minicpm(&mut self, schema: &'a Value) -> Written {
         const OPEN_CDATA: &str = "<![CDATA[";
         let Some(text) = self.string(schema)? else {
-            let value = self.json(schema, ALL);
+            let value = self.json(schema, ALL)?;
             return Ok((format!("{value} {}", Text::quoted("</param>")), json!({})));
         };
         let plain = format!("({text} & ~/{}(?s:.*)/)", Text::escaped(OPEN_CDATA));
@@ -216,17 +244,21 @@ impl<'a> CallWriter<'a> {
 
     /// Writes a value in the form of MiniMax M3, with its closing tag.
     fn minimax(&mut self, schema: &'a Value, close: &str, depth: usize) -> Written {
+        self.n_elements += 1;
+        if self.n_elements > ELEMENTS_MAX {
+            return Err(refuse("", &format!("it has more than {ELEMENTS_MAX} elements")));
+        }
         if let Some(text) = self.string(schema)? {
             return Ok((self.text.closed("", &text, close), json!({"type": "string"})));
         }
-        let is_scalar = self.reader.types(schema, 0) & (NUMBER | BOOLEAN) != 0;
+        let is_scalar = self.reader.types(schema) & (NUMBER | BOOLEAN) != 0;
         let structures = self.structures(schema, ALL, 0).unwrap_or_default();
         let (value, parser_schema) = match structures[..] {
-            [(OBJECT, keywords)] if !is_scalar && depth < DEPTH_MAX && is_written_by_name(keywords) => {
+            [(OBJECT, keywords)] if !is_scalar && depth < self.depth_max && is_written_by_name(keywords) => {
                 let (members, parser_schema) = self.members(keywords, depth + 1)?;
                 (Text::joined(members), parser_schema)
             }
-            [(ARRAY, keywords)] if !is_scalar && depth < DEPTH_MAX && !keywords.contains_key("prefixItems") => {
+            [(ARRAY, keywords)] if !is_scalar && depth < self.depth_max && !keywords.contains_key("prefixItems") => {
                 let items = keywords.get("items").unwrap_or(&ANYTHING);
                 let below = |error: SchemaError| error.below("items");
                 let item_close = format!("{MINIMAX_MARK}</item>");
@@ -235,30 +267,36 @@ impl<'a> CallWriter<'a> {
                 let (least, most) = counts(keywords);
                 (Text::repeated(&item, "", least, most), json!({"type": "array", "items": parser_schema}))
             }
-            _ => (self.json(schema, ALL), json!({})),
+            _ => (self.json(schema, ALL)?, json!({})),
         };
         self.text.check_size()?;
         Ok((format!("{value} {}", Text::quoted(close)), parser_schema))
     }
 
     /// Writes a value in the form of Gemma 4, as a rule.
-    fn gemma(&mut self, schema: &'a Value) -> Result<String, SchemaError> {
+    fn gemma(&mut self, schema: &'a Value, depth: usize) -> Result<String, SchemaError> {
         if is_any(schema) {
             return Ok(self.text.any_of_gemma());
         }
-        let types = self.reader.types(schema, 0);
+        let types = self.reader.types(schema);
         let mut ways = Vec::new();
         if let Some(text) = self.string(schema)? {
             ways.push(self.text.closed(GEMMA_MARK, &text, GEMMA_MARK));
         }
         if types & (NULL | BOOLEAN | NUMBER) != 0 {
-            ways.push(self.json(schema, types & (NULL | BOOLEAN | NUMBER)));
+            ways.push(self.json(schema, types & (NULL | BOOLEAN | NUMBER))?);
         }
         for (kind, keywords) in self.structures(schema, ALL, 0)? {
             let place = std::ptr::from_ref(keywords) as usize;
             let (rule, is_new) = self.text.named((place, kind));
             if is_new {
-                let body = if kind == OBJECT { self.gemma_object(keywords)? } else { self.gemma_array(keywords)? };
+                if depth >= RULE_DEPTH_MAX {
+                    return Err(refuse("", &format!("the schema is nested more than {RULE_DEPTH_MAX} deep")));
+                }
+                let body = match kind {
+                    OBJECT => self.gemma_object(keywords, depth + 1)?,
+                    _ => self.gemma_array(keywords, depth + 1)?,
+                };
                 self.text.define(&rule, &body);
             }
             ways.push(rule);
@@ -268,17 +306,17 @@ impl<'a> CallWriter<'a> {
         Ok(self.text.rule(ways))
     }
 
-    fn gemma_object(&mut self, keywords: &'a Map<String, Value>) -> Result<String, SchemaError> {
+    fn gemma_object(&mut self, keywords: &'a Map<String, Value>, depth: usize) -> Result<String, SchemaError> {
         check_apart(keywords)?;
         let members = if keywords.contains_key("properties") {
-            let (members, _) = self.members(keywords, 0)?;
+            let (members, _) = self.members(keywords, depth)?;
             self.text.separated(members, ",", Least::None)
         } else {
             match keywords.get("additionalProperties") {
                 Some(Value::Bool(false)) => String::new(),
                 None | Some(Value::Bool(true)) => self.text.members_of_gemma(),
                 Some(schema) => {
-                    let value = self.gemma(schema).map_err(|error| error.below("additionalProperties"))?;
+                    let value = self.gemma(schema, depth).map_err(|error| error.below("additionalProperties"))?;
                     self.text.named_by_anything(&value)
                 }
             }
@@ -286,25 +324,27 @@ impl<'a> CallWriter<'a> {
         Ok(format!("\"{{\" {members} \"}}\""))
     }
 
-    fn gemma_array(&mut self, keywords: &'a Map<String, Value>) -> Result<String, SchemaError> {
+    fn gemma_array(&mut self, keywords: &'a Map<String, Value>, depth: usize) -> Result<String, SchemaError> {
         if keywords.contains_key("prefixItems") {
             return Err(refuse("prefixItems", "it cannot be enforced with this model's chat template"));
         }
         let item = match keywords.get("items") {
             None => self.text.any_of_gemma(),
-            Some(items) => self.gemma(items).map_err(|error| error.below("items"))?,
+            Some(items) => self.gemma(items, depth).map_err(|error| error.below("items"))?,
         };
         let (least, most) = counts(keywords);
         Ok(format!("\"[\" {} \"]\"", Text::repeated(&item, "\",\"", least, most)))
     }
 
     /// Returns the expression of a schema's strings; `None` if it allows none.
-    fn string(&self, schema: &Value) -> Result<Option<String>, SchemaError> {
+    fn string(&self, schema: &'a Value) -> Result<Option<String>, SchemaError> {
         self.reader.of(schema, STRING, 0)
     }
 
     /// Returns the rule for a schema's values of some types, written as JSON.
-    fn json(&mut self, schema: &Value, types: u8) -> String {
+    ///
+    /// Errors: the grammar is beyond the budget.
+    fn json(&mut self, schema: &'a Value, types: u8) -> Result<String, SchemaError> {
         let names = [
             (NULL, NULL, "null"),
             (BOOLEAN, BOOLEAN, "boolean"),
@@ -328,19 +368,23 @@ impl<'a> CallWriter<'a> {
         own.remove("$defs");
         let own = Value::Object(own);
         // A schema with only these types needs no further condition.
-        let is_all = self.reader.types(schema, 0) & !types == 0;
+        let is_all = self.reader.types(schema) & !types == 0;
         let mut json = if is_all { own } else { json!({"allOf": [own, {"type": names}]}) };
+        let text = json.to_string();
+        self.reader.budget.take(text.len())?;
         if let Some(definitions) = self.reader.definitions
-            && json.to_string().contains("\"$ref\"")
+            && text.contains("\"$ref\"")
         {
+            self.reader.budget.take(self.definitions_bytes)?;
             json["$defs"] = Value::Object(definitions.clone());
         }
-        self.text.json(json)
+        Ok(self.text.json(json))
     }
 
     /// Returns the lists and objects that a schema allows, each with the keywords that restrict it.
     ///
-    /// Errors: several schemas restrict the same list or object, or constants are lists or objects.
+    /// Errors: several schemas restrict the same list or object, constants are lists or objects, or the list is beyond
+    /// the budget.
     fn structures(&self, schema: &'a Value, mask: u8, depth: usize) -> Result<Vec<Structure<'a>>, SchemaError> {
         const OWN: [&str; 9] = [
             "properties",
@@ -353,7 +397,8 @@ impl<'a> CallWriter<'a> {
             "minItems",
             "maxItems",
         ];
-        let mask = mask & self.reader.types(schema, 0) & (ARRAY | OBJECT);
+        self.reader.budget.visit()?;
+        let mask = mask & self.reader.types(schema) & (ARRAY | OBJECT);
         let Value::Object(keywords) = schema else { return Ok(Vec::new()) };
         if mask == 0 {
             return Ok(Vec::new());
@@ -447,19 +492,4 @@ fn is_written_by_name(keywords: &Map<String, Value>) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn keywords_about_several_arguments_are_refused_except_required() {
-        let check = |schema: Value, expected: Option<&str>| {
-            let found = check_apart(schema.as_object().expect("an object")).err().map(|error| error.path);
-            assert_eq!(found.as_deref(), expected, "{schema}");
-        };
-        let properties = json!({"a": true});
-        check(json!({"type": "object", "properties": properties, "required": ["a"], "minProperties": 1}), None);
-        check(json!({"properties": properties, "required": ["b"]}), Some("required"));
-        check(json!({"properties": properties, "minProperties": 1}), Some("minProperties"));
-        check(json!({"properties": properties, "anyOf": [{"required": ["a"]}]}), Some("anyOf"));
-    }
-}
+mod tests;

@@ -17,8 +17,8 @@ const HOPS_MAX: usize = 16;
 /// Maximum depth of compared properties. Source: alternatives differ in a property near their top.
 const DEPTH_MAX: usize = 4;
 
-/// Maximum number of comparisons for one `oneOf`. Source: enough for a thousand alternatives, each with its own
-/// constant.
+/// Maximum number of comparisons of constants and of required properties for one `oneOf`. Source: enough for a
+/// thousand alternatives, each with its own constant.
 const PAIRS_MAX: usize = 1_000_000;
 
 /// Returns the indexes of two alternatives that may both be valid; `None` if there are none.
@@ -73,6 +73,10 @@ impl<'a> Conditions<'a> {
         self.keywords?.get(keyword)
     }
 
+    fn n_values(&self) -> usize {
+        self.values.as_ref().map_or(0, Vec::len)
+    }
+
     /// Returns whether only objects are valid.
     fn is_object(&self) -> bool {
         self.types.as_ref().is_some_and(|types| types.iter().all(|name| *name == "object"))
@@ -103,8 +107,9 @@ struct Judge<'a> {
 impl<'a> Judge<'a> {
     /// Returns whether no value meets both conditions; `false` also if that was not determined.
     fn exclude(&mut self, a: &Conditions<'a>, b: &Conditions<'a>, depth: usize) -> bool {
-        let Some(n_left) = self.n_left.checked_sub(1) else { return false };
-        self.n_left = n_left;
+        if !self.take(1) {
+            return false;
+        }
         if a.is_never || b.is_never {
             return true;
         }
@@ -115,8 +120,7 @@ impl<'a> Judge<'a> {
         }
         if let (Some(a), Some(b)) = (&a.values, &b.values) {
             let n_pairs = a.len().saturating_mul(b.len());
-            self.n_left = self.n_left.saturating_sub(n_pairs);
-            return self.n_left > 0 && a.iter().all(|value| !b.iter().any(|other| same(value, other)));
+            return self.take(n_pairs) && a.iter().all(|value| !b.iter().any(|other| same(value, other)));
         }
         depth > 0 && a.is_object() && b.is_object() && (self.tell_apart(a, b, depth) || self.tell_apart(b, a, depth))
     }
@@ -124,15 +128,25 @@ impl<'a> Judge<'a> {
     /// Returns whether a property that `a` requires cannot meet the conditions of `b`.
     fn tell_apart(&mut self, a: &Conditions<'a>, b: &Conditions<'a>, depth: usize) -> bool {
         a.required().any(|name| {
-            b.lacks(name)
-                || match (a.property(name), b.property(name)) {
-                    (Some(in_a), Some(in_b)) => {
-                        let (in_a, in_b) = (Conditions::of(self.root, in_a), Conditions::of(self.root, in_b));
-                        self.exclude(&in_a, &in_b, depth - 1)
-                    }
-                    _ => false,
-                }
+            if !self.take(1) {
+                return false;
+            }
+            if b.lacks(name) {
+                return true;
+            }
+            let (Some(in_a), Some(in_b)) = (a.property(name), b.property(name)) else { return false };
+            let (in_a, in_b) = (Conditions::of(self.root, in_a), Conditions::of(self.root, in_b));
+            // Constants that many alternatives refer to are read each time.
+            let n_read = in_a.n_values().max(in_b.n_values());
+            self.take(n_read.saturating_sub(1)) && self.exclude(&in_a, &in_b, depth - 1)
         })
+    }
+
+    /// Counts comparisons; returns whether they are within the limit.
+    fn take(&mut self, n: usize) -> bool {
+        let left = self.n_left.checked_sub(n);
+        self.n_left = left.unwrap_or_default();
+        left.is_some()
     }
 }
 

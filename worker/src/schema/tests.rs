@@ -99,6 +99,29 @@ fn one_of_becomes_any_of_if_its_alternatives_exclude_each_other() {
 }
 
 #[test]
+fn comparing_the_required_properties_of_alternatives_has_a_limit() {
+    // Every pair of alternatives differs only in its last required property.
+    let alternatives = |n_alternatives: usize, n_names: usize| {
+        let one = |idx: usize| {
+            let mut required = vec![""; n_names];
+            required.push("kind");
+            json!({"type": "object", "properties": {"kind": {"const": idx}}, "required": required})
+        };
+        json!({"oneOf": (0..n_alternatives).map(one).collect::<Vec<_>>()})
+    };
+    assert!(normalize(&alternatives(100, 100)).is_ok());
+    check_refused(alternatives(100, 300), "oneOf", "may both be valid");
+    // The constants of a property may be listed once for all alternatives.
+    let listed: Vec<u32> = (0..1000).collect();
+    let referred = |idx: usize| {
+        let value = if idx.is_multiple_of(2) { json!({"$ref": "#/$defs/all"}) } else { json!({"type": "string"}) };
+        json!({"type": "object", "properties": {"p": value, "kind": {"const": idx}}, "required": ["p", "kind"]})
+    };
+    let referred: Vec<Value> = (0..100).map(referred).collect();
+    check_refused(json!({"oneOf": referred, "$defs": {"all": {"enum": listed}}}), "oneOf", "may both be valid");
+}
+
+#[test]
 fn keeps_formats_of_strings_only() {
     check(
         json!({"type": "integer", "minimum": 0, "maximum": 9, "format": "int32"}),

@@ -8,9 +8,12 @@
 
 mod search;
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+
 use serde_json::{Map, Value, json};
 
-use super::SchemaError;
+use super::{GrammarBudget, SchemaError};
 pub(super) use search::escaped;
 use search::search;
 
@@ -43,10 +46,10 @@ pub struct ValueGrammar {
 impl ValueGrammar {
     /// Returns the grammar of a value that the mark `close` ends; `schema` is normalized and has its definitions.
     ///
-    /// Errors: the part of the schema that cannot be enforced in a text.
-    pub fn new(schema: Value, close: &str, typing: Typing) -> Result<Self, SchemaError> {
-        let reader = SchemaReader { definitions: schema.get("$defs").and_then(Value::as_object) };
-        let types = reader.types(&schema, 0);
+    /// Errors: the part of the schema that cannot be enforced in a text, or a grammar beyond the budget.
+    pub fn new(schema: Value, close: &str, typing: Typing, budget: &GrammarBudget) -> Result<Self, SchemaError> {
+        let reader = SchemaReader::new(&schema, budget);
+        let types = reader.types(&schema);
         let close = escaped(close);
         if types & STRING == 0 {
             return Ok(Self { text: None, json: Some(schema.clone()), schema, close });
@@ -137,17 +140,43 @@ fn structured(schema: &Value, types: u8) -> Option<Value> {
 /// Reads a normalized schema.
 pub(super) struct SchemaReader<'a> {
     pub definitions: Option<&'a Map<String, Value>>,
+    pub budget: &'a GrammarBudget,
+    /// Types of each schema by its address, so that each is read once.
+    known: RefCell<HashMap<usize, u8>>,
 }
 
 impl<'a> SchemaReader<'a> {
-    /// Returns the types that a value may have.
-    pub fn types(&self, schema: &Value, depth: usize) -> u8 {
+    /// Returns the reader of a schema that has its definitions.
+    pub fn new(schema: &'a Value, budget: &'a GrammarBudget) -> Self {
+        let definitions = schema.get("$defs").and_then(Value::as_object);
+        Self { definitions, budget, known: RefCell::default() }
+    }
+
+    /// Returns the types that a value may have; more than these if the schema leads to itself or is too deep.
+    ///
+    /// Cost: O(schemas) for all calls together.
+    pub fn types(&self, schema: &'a Value) -> u8 {
+        self.types_within(schema, 0)
+    }
+
+    fn types_within(&self, schema: &'a Value, depth: usize) -> u8 {
         let keywords = match schema {
             Value::Object(keywords) if depth < DEPTH_MAX => keywords,
             Value::Bool(false) => return 0,
             _ => return ALL,
         };
-        let any = |schemas: &[Value]| schemas.iter().fold(0, |types, schema| types | self.types(schema, depth + 1));
+        let place = std::ptr::from_ref(schema) as usize;
+        if let Some(known) = self.known.borrow().get(&place) {
+            return *known;
+        }
+        // A schema that leads to itself finds this.
+        self.known.borrow_mut().insert(place, ALL);
+        let types = self.types_of(keywords, depth + 1);
+        self.known.borrow_mut().insert(place, types);
+        types
+    }
+
+    fn types_of(&self, keywords: &'a Map<String, Value>, depth: usize) -> u8 {
         keywords.iter().fold(ALL, |types, (keyword, value)| {
             types
                 & match (keyword.as_str(), value) {
@@ -157,11 +186,15 @@ impl<'a> SchemaReader<'a> {
                     }
                     ("const", value) => type_of(value),
                     ("enum", Value::Array(values)) => values.iter().fold(0, |types, value| types | type_of(value)),
-                    ("anyOf", Value::Array(schemas)) => any(schemas),
-                    ("allOf", Value::Array(schemas)) => {
-                        schemas.iter().fold(ALL, |types, schema| types & self.types(schema, depth + 1))
+                    ("anyOf", Value::Array(schemas)) => {
+                        schemas.iter().fold(0, |types, schema| types | self.types_within(schema, depth))
                     }
-                    ("$ref", Value::String(name)) => self.found(name).map_or(ALL, |found| self.types(found, depth + 1)),
+                    ("allOf", Value::Array(schemas)) => {
+                        schemas.iter().fold(ALL, |types, schema| types & self.types_within(schema, depth))
+                    }
+                    ("$ref", Value::String(name)) => {
+                        self.found(name).map_or(ALL, |found| self.types_within(found, depth))
+                    }
                     _ => ALL,
                 }
         })
@@ -169,7 +202,7 @@ impl<'a> SchemaReader<'a> {
 
     /// Returns the expression of strings, words and numbers for a parser that treats text which looks like JSON as
     /// JSON.
-    fn told_by_text(&self, schema: &Value, types: u8) -> Result<Option<String>, SchemaError> {
+    fn told_by_text(&self, schema: &'a Value, types: u8) -> Result<Option<String>, SchemaError> {
         let looks = [
             (NULL, "null"),
             (BOOLEAN, "true|false"),
@@ -194,8 +227,11 @@ impl<'a> SchemaReader<'a> {
     }
 
     /// Returns the expression of a schema's values of a type; `None` if there are none.
-    pub fn of(&self, schema: &Value, kind: u8, depth: usize) -> Result<Option<String>, SchemaError> {
-        let types = self.types(schema, depth) & kind;
+    ///
+    /// Errors: the part of the schema that cannot be enforced in a text, or an expression beyond the budget.
+    pub fn of(&self, schema: &'a Value, kind: u8, depth: usize) -> Result<Option<String>, SchemaError> {
+        self.budget.visit()?;
+        let types = self.types(schema) & kind;
         if types == 0 {
             return Ok(None);
         }
@@ -204,25 +240,29 @@ impl<'a> SchemaReader<'a> {
         if depth >= DEPTH_MAX {
             return Err(refuse("$ref", "a string that refers to itself is not supported"));
         }
+        let each = |schemas: &'a [Value]| schemas.iter().map(|one| self.of(one, kind, depth + 1));
         // Each keyword restricts the values; a keyword of another type has no effect.
         for (keyword, value) in keywords {
             let term = match (keyword.as_str(), value) {
                 ("const", value) => one_of(std::slice::from_ref(value), kind),
                 ("enum", Value::Array(values)) => one_of(values, kind),
                 ("anyOf", Value::Array(schemas)) => {
-                    let each: Result<Vec<_>, _> = schemas.iter().map(|one| self.of(one, kind, depth + 1)).collect();
-                    let each: Vec<String> = each?.into_iter().flatten().collect();
-                    format!("({})", each.join(" | "))
+                    let any: Vec<String> = each(schemas).filter_map(Result::transpose).collect::<Result<_, _>>()?;
+                    if any.is_empty() {
+                        return Ok(None);
+                    }
+                    format!("({})", any.join(" | "))
                 }
                 ("allOf", Value::Array(schemas)) => {
-                    let each: Result<Vec<_>, _> = schemas.iter().map(|one| self.of(one, kind, depth + 1)).collect();
-                    let each: Vec<String> = each?.into_iter().flatten().collect();
-                    format!("({})", each.join(" & "))
+                    let all: Option<Vec<String>> = each(schemas).collect::<Result<_, _>>()?;
+                    let Some(all) = all else { return Ok(None) };
+                    format!("({})", all.join(" & "))
                 }
-                ("$ref", Value::String(name)) => match self.found(name) {
-                    Some(found) => self.of(found, kind, depth + 1)?.unwrap_or_default(),
-                    None => continue,
-                },
+                ("$ref", Value::String(name)) => {
+                    let Some(found) = self.found(name) else { continue };
+                    let Some(term) = self.of(found, kind, depth + 1)? else { return Ok(None) };
+                    term
+                }
                 ("pattern", Value::String(pattern)) if kind == STRING => {
                     let found = search(pattern).map_err(|reason| refuse("pattern", &reason))?;
                     format!("/{found}/")
@@ -247,7 +287,9 @@ impl<'a> SchemaReader<'a> {
             };
             terms.push(term);
         }
-        Ok(Some(format!("({})", terms.join(" & "))))
+        let expression = format!("({})", terms.join(" & "));
+        self.budget.take(expression.len())?;
+        Ok(Some(expression))
     }
 
     /// Returns the definition that a reference leads to.

@@ -55,6 +55,28 @@ async fn a_chat_has_the_log_probability_of_each_token_whole_and_streamed() {
 }
 
 #[tokio::test]
+async fn a_tool_call_has_the_same_tokens_whole_and_streamed() {
+    let worker = TestWorker::start("--slots 1 --ctx-size 2048").await;
+    let parameters = json!({"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]});
+    let mut body = json!({
+        "messages": user("Call it"), "temperature": 0, "max_tokens": 200, "logprobs": true,
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}],
+        "tool_choice": "required", "parallel_tool_calls": false,
+    });
+    let whole = worker.ask(CHAT, body.clone()).await;
+    let choice = &whole["choices"][0];
+    assert_eq!(choice["finish_reason"], "tool_calls", "{choice}");
+    body["stream"] = json!(true);
+    let events = worker.stream(CHAT, body).await;
+    let parts = events.iter().map(|event| &event["choices"][0]).filter(|choice| !choice["logprobs"].is_null());
+    let streamed: Vec<Value> = parts.flat_map(|choice| entries(choice).clone()).collect();
+    let ids = |entries: &[Value]| entries.iter().map(|entry| entry["id"].clone()).collect::<Vec<_>>();
+    assert_eq!(ids(&streamed), ids(entries(choice)));
+    let closing = events.iter().map(|event| &event["choices"][0]).find(|choice| choice["delta"] == json!({}));
+    assert!(closing.is_some_and(|choice| !entries(choice).is_empty()), "the tokens that close the call have no text");
+}
+
+#[tokio::test]
 async fn probabilities_are_null_unless_requested() {
     let worker = TestWorker::start("--slots 1").await;
     for wish in [json!({}), json!({"logprobs": false}), json!({"logprobs": null, "n_probs": 0})] {

@@ -161,7 +161,10 @@ fn fields_have_a_chat_s_names_and_the_others_stay() {
         json!({"max_tokens": 5, "top_k": 3, "stream": true}),
     );
     check_fields(json!({"seed": 1, "cache_salt": "s"}), json!({"seed": 1, "cache_salt": "s"}));
-    check_fields(json!({"metadata": {"user_id": "u"}, "service_tier": "auto", "n": 3, "stop": "x"}), json!({}));
+    check_fields(
+        json!({"metadata": {"user_id": "u"}, "service_tier": "auto", "n": 3, "n_cmpl": 3, "stop": "x"}),
+        json!({}),
+    );
     check_fields(json!({"mcp_servers": [], "container": null}), json!({}));
     let kwargs = |thinks: bool| json!({"chat_template_kwargs": {"enable_thinking": thinks}});
     check_fields(json!({"thinking": {"type": "enabled", "budget_tokens": 1024}}), kwargs(true));

@@ -120,7 +120,7 @@ fn fields_have_a_chat_s_names_and_the_others_stay() {
         json!({"temperature": 0.5, "top_p": 1, "stream": true}),
     );
     check_fields(json!({"seed": 1, "cache_salt": "s"}), json!({"seed": 1, "cache_salt": "s"}));
-    let ignored = json!({"store": true, "metadata": {}, "user": "u", "truncation": "auto", "n": 2, "stop": "x", "background": false,
+    let ignored = json!({"store": true, "metadata": {}, "user": "u", "truncation": "auto", "n": 2, "n_cmpl": 2, "stop": "x", "background": false,
         "previous_response_id": null, "include": ["reasoning.encrypted_content"], "text": {"verbosity": "low"}, "messages": 5});
     check_fields(ignored, json!({}));
     check_fields(json!({"reasoning": {"effort": "low", "summary": "auto"}}), json!({"reasoning_effort": "low"}));

@@ -209,13 +209,13 @@ pub struct Usage {
     pub output_tokens: u32,
 }
 
-/// Returns Anthropic's name for the end of a response.
-pub fn stop_reason(message: &Answered<'_>) -> &'static str {
+/// Returns Anthropic's name for the end of a response, given the client's stop text that ended it.
+pub fn stop_reason(message: &Answered<'_>, stop_sequence: Option<&str>) -> &'static str {
     match message.ending.reason {
         FinishReason::Length if message.totals.truncated => "model_context_window_exceeded",
         FinishReason::Length => "max_tokens",
-        FinishReason::StopText => "stop_sequence",
-        FinishReason::EndOfGeneration if message.ending.has_tool_calls => "tool_use",
-        FinishReason::EndOfGeneration => "end_turn",
+        FinishReason::StopText if stop_sequence.is_some() => "stop_sequence",
+        FinishReason::StopText | FinishReason::EndOfGeneration if message.ending.has_tool_calls => "tool_use",
+        FinishReason::StopText | FinishReason::EndOfGeneration => "end_turn",
     }
 }

@@ -162,11 +162,30 @@ async fn a_whole_message_has_its_stop_reason() {
         "content": [{"type": "text", "text": "Hello"}], "stop_reason": "end_turn", "stop_sequence": null, "usage": message_usage(3)});
     assert_eq!(message(FinishReason::EndOfGeneration).await, expected);
     assert_eq!(message(FinishReason::Length).await["stop_reason"], "max_tokens");
-    let stopped = message(FinishReason::StopText).await;
-    assert_eq!((&stopped["stop_reason"], &stopped["stop_sequence"]), (&json!("stop_sequence"), &json!("END")));
     let full = Finished { truncated: true, ..finished(FinishReason::Length) };
     let full = whole::<MessageWriter>(json!({}), vec![EngineEvent::Finished(full)]).await;
     assert_eq!((&full["stop_reason"], &full["content"]), (&json!("model_context_window_exceeded"), &json!([])));
+}
+
+#[tokio::test]
+async fn only_a_stop_text_of_the_client_is_a_message_s_stop_sequence() {
+    let listed = json!({"stop_sequences": ["other", "END"]});
+    let stopped = whole::<MessageWriter>(listed.clone(), hello(FinishReason::StopText)).await;
+    assert_eq!((&stopped["stop_reason"], &stopped["stop_sequence"]), (&json!("stop_sequence"), &json!("END")));
+    let streamed = streamed::<MessageWriter>(listed, hello(FinishReason::StopText)).await;
+    let delta = &streamed[streamed.len() - 2].1["delta"];
+    assert_eq!(*delta, json!({"stop_reason": "stop_sequence", "stop_sequence": "END"}));
+    // Otherwise the text belongs to the chat template.
+    for body in [json!({}), json!({"stop_sequences": null}), json!({"stop_sequences": ["EN"]})] {
+        let stopped = whole::<MessageWriter>(body, hello(FinishReason::StopText)).await;
+        assert_eq!((&stopped["stop_reason"], &stopped["stop_sequence"]), (&json!("end_turn"), &Value::Null));
+    }
+    let (writing, _engine) = writing::<MessageWriter>(json!({}), Vec::new()).await;
+    let called = MessageEnd { reason: FinishReason::StopText, has_tool_calls: true };
+    let called = message(&writing.parts, &writing.messages, Some(called));
+    let called = writing.writer.whole(&CompleteMessage { stop_text: Some("<|role_end|>"), ..called });
+    let called: Value = serde_json::from_slice(&called).expect("JSON");
+    assert_eq!((&called["stop_reason"], &called["stop_sequence"]), (&json!("tool_use"), &Value::Null));
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use super::*;
 
 fn lark(schema: Value, typing: Typing) -> Result<String, String> {
     let schema = crate::schema::normalize(&schema).expect("the schema is valid");
-    let grammar = ValueGrammar::new(schema, "\n</p>", typing).map_err(|error| error.path)?;
+    let grammar = ValueGrammar::new(schema, "\n</p>", typing, &GrammarBudget::default()).map_err(|error| error.path)?;
     Ok(grammar.lark(Value::to_string))
 }
 
@@ -43,4 +43,55 @@ fn a_pattern_matches_anywhere_unless_it_is_anchored() {
     check("a", "(?s:.*)(?:a)(?s:.*)");
     check("^\\d/x", "(?:[0-9])(?:(?:\\/x))(?s:.*)");
     check("^a|b$", "(?:(?:a)(?s:.*)|(?s:.*)(?:b))");
+}
+
+/// Returns a definition with `n` references to itself.
+fn itself(n: usize) -> Value {
+    json!({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": vec![json!({"$ref": "#/$defs/a"}); n]}}})
+}
+
+/// Returns a chain of definitions, each of which refers to the next one twice.
+fn doubling(n_definitions: usize, last: Value) -> Value {
+    let twice = |idx: usize| json!({"anyOf": vec![json!({"$ref": format!("#/$defs/{}", idx + 1)}); 2]});
+    let mut definitions: Map<String, Value> = (0..n_definitions).map(|idx| (idx.to_string(), twice(idx))).collect();
+    definitions.insert(n_definitions.to_string(), last);
+    json!({"$ref": "#/$defs/0", "$defs": definitions})
+}
+
+#[test]
+fn definitions_that_refer_to_each_other_often_have_a_limit() {
+    for typing in [Typing::String, Typing::Text] {
+        assert_eq!(lark(itself(8), typing), Err("$ref".to_owned()), "the types of each definition are read once");
+        assert_eq!(lark(doubling(15, json!({"type": "string"})), typing), Err(String::new()));
+        let kept = lark(doubling(8, json!({"type": "string", "minLength": 2})), typing).expect("it is kept");
+        assert_eq!(kept.matches("{2,}").count(), 256);
+    }
+    // Values other than strings are not repeated, and each definition's types are read once.
+    let json = lark(doubling(15, json!({"type": "array"})), Typing::String);
+    assert!(json.expect("it is kept").starts_with("start: json CLOSE\n"));
+}
+
+#[test]
+fn the_arguments_of_one_tool_share_the_budget() {
+    let budget = GrammarBudget::default();
+    let schema = crate::schema::normalize(&doubling(8, json!({"type": "string"}))).expect("the schema is valid");
+    let write = || ValueGrammar::new(schema.clone(), "</p>", Typing::String, &budget);
+    let n_kept = std::iter::repeat_with(write).take_while(Result::is_ok).count();
+    assert!((10..1000).contains(&n_kept), "{n_kept}");
+    let plain = ValueGrammar::new(json!({"type": "string"}), "</p>", Typing::String, &budget);
+    assert!(plain.is_err(), "nothing is left");
+}
+
+#[test]
+fn a_filter_that_contains_filters_is_kept() {
+    let of_filters = |name: &str| {
+        let filters = json!({"type": "array", "items": {"$ref": "#/$defs/filter"}});
+        json!({"type": "object", "properties": {name: filters}, "required": [name], "additionalProperties": false})
+    };
+    let leaf =
+        json!({"type": "object", "properties": {"field": {"type": "string"}, "equals": {}}, "required": ["field"]});
+    let filter = json!({"anyOf": [of_filters("and"), of_filters("or"), {"$ref": "#/$defs/leaf"}, {"type": "string"}]});
+    let schema = json!({"$ref": "#/$defs/filter", "$defs": {"filter": filter, "leaf": leaf}});
+    let text = lark(schema, Typing::Text).expect("it is kept");
+    assert!(text.starts_with("start: VALUE | json CLOSE\n"), "{text}");
 }
