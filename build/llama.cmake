@@ -1,5 +1,5 @@
 # Read by llama.cpp's CMakeLists.txt (CMAKE_PROJECT_INCLUDE in .cargo/config.toml); shortens the build by a fifth, and
-# changes no code that a worker runs.
+# leaves out the sets of CPU kernels that the compiler cannot compile. Changes no code that a worker runs.
 if(NOT PROJECT_NAME STREQUAL "llama.cpp" OR CMAKE_VERSION VERSION_LESS 3.19)
     return()
 endif()
@@ -36,4 +36,34 @@ function(warmpath_shorten)
         warmpath_unite(mtmd "^models/.*\\.cpp$" 4)
     endif()
 endfunction()
+
+# Runs when every target is defined. Two of ggml's sets of CPU kernels are for Arm processors with SME, and ggml does not
+# ask whether the compiler knows it; GCC does from version 14 on. Neither a target nor its installation can be removed,
+# so these get no kernels, and a name that neither llama.cpp nor scripts/image-files.sh takes for a backend's.
+function(warmpath_leave_out_unknown_processors)
+    if(NOT GGML_CPU_ALL_VARIANTS OR NOT TARGET ggml)
+        return()
+    endif()
+    include(CheckCXXCompilerFlag)
+    set(empty "${CMAKE_BINARY_DIR}/warmpath-empty.cpp")
+    file(WRITE "${empty}" "")
+    get_target_property(folder ggml SOURCE_DIR)
+    get_property(targets DIRECTORY "${folder}" PROPERTY BUILDSYSTEM_TARGETS)
+    list(FILTER targets INCLUDE REGEX "^ggml-cpu-")
+    foreach(target IN LISTS targets)
+        get_target_property(flags ${target} COMPILE_OPTIONS)
+        list(FILTER flags INCLUDE REGEX "^-march=")
+        if(NOT flags)
+            continue()
+        endif()
+        string(MAKE_C_IDENTIFIER "WARMPATH_KNOWS_${flags}" known)
+        check_cxx_compiler_flag("${flags}" ${known})
+        if(NOT ${known})
+            message(STATUS "Leaving out ${target}: the compiler does not know ${flags}")
+            set_target_properties(${target} PROPERTIES SOURCES "${empty}" COMPILE_OPTIONS "" PREFIX "left-out-")
+        endif()
+    endforeach()
+endfunction()
+
 cmake_language(DEFER DIRECTORY "${CMAKE_SOURCE_DIR}" CALL warmpath_shorten)
+cmake_language(DEFER DIRECTORY "${CMAKE_SOURCE_DIR}" CALL warmpath_leave_out_unknown_processors)

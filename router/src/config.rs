@@ -94,8 +94,8 @@ pub const VOCABULARY_TIMEOUT: Duration = Duration::from_secs(60);
 /// machine; the router's machine is busy.
 pub const VOCABULARY_TRIAL_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Most memory of the process that tries a vocabulary. Units: bytes of address space. Source: own choice: the allocator
-/// reserves 1 GiB at once, and the largest of llama.cpp's vocabularies takes a fifth of the rest.
+/// Most memory of the process that tries a vocabulary, on Linux. Units: bytes of address space. Source: own choice: the
+/// allocator reserves 1 GiB at once, and the largest of llama.cpp's vocabularies takes a fifth of the rest.
 pub const TRIAL_MEMORY_BYTES_MAX: u64 = 2 << 30;
 
 /// Most processor time of the process that tries a vocabulary. Source: own choice: twenty times the need of the largest

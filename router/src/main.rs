@@ -22,7 +22,7 @@ fn main() -> anyhow::Result<()> {
     if let [_, command, vocabulary] = &arguments[..]
         && command == TRIAL_COMMAND
     {
-        let verdict = serde_json::to_string(&try_here(vocabulary.as_ref())).context("spelling the verdict")?;
+        let verdict = serde_json::to_string(&try_here(vocabulary.as_ref())?).context("spelling the verdict")?;
         return writeln!(std::io::stdout(), "{verdict}").context("writing the verdict");
     }
     let flags: Flags = match command_line::parse(arguments).unwrap_or_else(|error| error.exit()) {

@@ -62,6 +62,7 @@ EXTRA = {
     "affinity": {"nodeAffinity": {}},
     "topologySpreadConstraints": [],
 }
+OFFICE_HOURS = {"type": "cron", "metadata": {"timezone": "UTC", "start": "0 6 * * 1-5", "end": "0 20 * * 1-5", "desiredReplicas": "1"}}
 
 # Name -> values, the kinds that they add to the default's, the kinds that they take away.
 MATRIX = {
@@ -231,6 +232,11 @@ MATRIX = {
         {"ScaledObject"},
         {"ConfigMap"},
     ),
+    "worker-keda-from-zero": (
+        pool(autoscaling={"kind": "keda", "minReplicas": 0, "keda": {"triggers": [OFFICE_HOURS]}}),
+        {"ScaledObject"},
+        {"ConfigMap"},
+    ),
     "own-account": ({"serviceAccount": {"create": False, "name": "mine"}}, set(), {"ServiceAccount"}),
     "network-policy": (
         {
@@ -307,6 +313,11 @@ REFUSED = {
     "an internal certificate without an issuer": (
         {"internalTLS": {"enabled": True, "certManager": {"enabled": True}}},
         "internalTLS.certManager.issuerRef",
+    ),
+    "a pool that KEDA never starts again": (pool(autoscaling={"kind": "keda", "minReplicas": 0}), "autoscaling.minReplicas"),
+    "a pool of no worker under an HPA": (
+        pool(autoscaling={"kind": "hpa", "minReplicas": 0, "keda": {"triggers": [OFFICE_HOURS]}}),
+        "autoscaling.minReplicas",
     ),
     "an unknown kind of discovery": (router(discovery={"kind": "consul"}), "discovery"),
     "a route without a gateway": (router(httpRoute={"enabled": True}), "parentRefs"),

@@ -1,4 +1,5 @@
-"""Releases: the installer against a server with made archives, the archive and the Debian package of the real programs, the workflows.
+"""Releases: the installer against a server with made archives, the archive and the Debian package of the real programs, the workflows,
+and what of the build depends on the machine or its compiler.
 
 Run by tests/tests/system/deploy.rs. Nothing is published, and no workflow is run: they want GitHub's machines. The programs of the archive here
 are this machine's own build, not that of scripts/image-files.sh.
@@ -45,6 +46,13 @@ def archive(folder, platform):
             tar.addfile(info, io.BytesIO(text.encode()))
 
 
+def fake(folder, program, text):
+    """Makes a program that is a shell script."""
+    path = folder / program
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
 class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_):
         pass
@@ -68,9 +76,7 @@ class Installer(unittest.TestCase):
         self.assertEqual(indexed.returncode, 0, indexed.stderr)
 
     def fake(self, program, text):
-        path = self.fakes / program
-        path.write_text(f"#!/bin/sh\n{text}\n")
-        path.chmod(0o755)
+        fake(self.fakes, program, text)
 
     def install(self, system="Linux", machine="x86_64", glibc="glibc 2.36", script=None, **variables):
         self.fake("uname", f'[ "$1" = -s ] && echo {system} || echo {machine}')
@@ -298,6 +304,97 @@ class Workflows(unittest.TestCase):
         images = set(jobs["images"]["strategy"]["matrix"]["image"])
         self.assertEqual(images, {path.name.removeprefix("Dockerfile.") for path in (ROOT / "deploy").glob("Dockerfile.*")})
         self.assertEqual(images, {entry["image"] for entry in jobs["manifests"]["strategy"]["matrix"]["include"]})
+
+    def test_no_job_names_a_processor_which_clang_would_refuse_as_march(self):
+        jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
+        flags = [step["env"]["RUSTFLAGS"] for job in jobs.values() for step in job["steps"] if "RUSTFLAGS" in step.get("env", {})]
+        self.assertEqual(len(flags), 1)
+        self.assertNotIn("target-cpu", flags[0])
+
+    def test_a_release_s_chart_takes_the_release_s_images(self):
+        path = f"{ROOT}/target/tools/bin:{os.environ['PATH']}"
+        if not shutil.which("helm", path=path):
+            self.skipTest("helm is missing")
+        steps = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]["chart"]["steps"]
+        [step] = [step for step in steps if "helm package" in step.get("run", "")]
+        self.assertEqual(step["env"], {"REGISTRY": "${{ needs.version.outputs.registry }}"})
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        shutil.copytree(ROOT / "helm", folder / "helm")
+        environment = os.environ | {"PATH": path, "REGISTRY": "ghcr.io/owner"}
+        packaged = run("bash", "-e", "-c", step["run"], cwd=folder, env=environment)
+        self.assertEqual(packaged.returncode, 0, packaged.stderr)
+        rendered = run("helm", "template", "rel", *folder.glob("target/chart/*.tgz"), env=environment)
+        self.assertEqual(rendered.returncode, 0, rendered.stderr)
+        images = set(re.findall(r"image: \"?([^\"\s]*warmpath-[^\"\s]*)", rendered.stdout))
+        self.assertEqual(images, {f"ghcr.io/owner/warmpath-{program}:{VERSION}" for program in ("router", "worker")})
+
+
+class SetupOnAMac(unittest.TestCase):
+    """scripts/setup.sh, with made programs alone in the path: it installs nothing."""
+
+    def setUp(self):
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.fakes = self.folder / "bin"
+        self.fakes.mkdir()
+        for program in ("cargo", "c++", "make", "cmake", "pkg-config", "clang", "python3"):
+            fake(self.fakes, program, "")
+        for program in ("dirname", "id"):
+            (self.fakes / program).symlink_to(shutil.which(program))
+        fake(self.fakes, "uname", "echo Darwin")
+        fake(self.fakes, "xcode-select", f"echo {self.folder}/developer")
+
+    def check(self, status, said):
+        result = run(ROOT / "scripts/setup.sh", env={"PATH": str(self.fakes)})
+        self.assertEqual((result.returncode, result.stdout), (status, ""), result.stderr)
+        self.assertRegex(result.stderr, said)
+
+    def test_nothing_is_missing_where_apple_s_tools_have_libclang(self):
+        for folder in ("usr/lib", "Toolchains/XcodeDefault.xctoolchain/usr/lib"):
+            library = self.folder / "developer" / folder / "libclang.dylib"
+            library.parent.mkdir(parents=True)
+            library.write_text("")
+            self.check(0, "^$")
+            library.unlink()
+
+    def test_without_apple_s_tools_libclang_is_missing(self):
+        advice = r"please install, as root: libclang-dev .* on a Mac see docs/accelerators\.md"
+        self.check(2, advice)
+        fake(self.fakes, "xcode-select", "exit 2")
+        self.check(2, advice)
+
+
+class KernelsOfUnknownProcessors(unittest.TestCase):
+    """build/llama.cmake, in a project with the targets of llama.cpp's kernels."""
+
+    PROJECT = """
+        cmake_minimum_required(VERSION 3.19)
+        project("llama.cpp" CXX)
+        add_subdirectory(ggml)
+    """
+    GGML = """
+        add_library(ggml SHARED kernels.cpp)
+        foreach(name march IN ZIP_LISTS names marches)
+            add_library(ggml-cpu-${name} MODULE kernels.cpp)
+            target_compile_options(ggml-cpu-${name} PRIVATE -march=${march})
+            add_dependencies(ggml ggml-cpu-${name})
+            install(TARGETS ggml-cpu-${name} LIBRARY DESTINATION backends)
+        endforeach()
+    """
+
+    def test_a_set_that_the_compiler_does_not_know_is_left_out_of_the_images(self):
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        (folder / "ggml").mkdir()
+        (folder / "CMakeLists.txt").write_text(self.PROJECT)
+        (folder / "ggml/CMakeLists.txt").write_text("set(names known newer)\nset(marches native of-the-year-3000)\n" + self.GGML)
+        (folder / "ggml/kernels.cpp").write_text("int kernel() { return 1; }\n")
+        options = ["-DGGML_CPU_ALL_VARIANTS=ON", f"-DCMAKE_PROJECT_INCLUDE={ROOT}/build/llama.cmake"]
+        build = folder / "build"
+        for command in (["-S", folder, "-B", build, *options], ["--build", build], ["--install", build, "--prefix", folder]):
+            made = run("cmake", *command)
+            self.assertEqual(made.returncode, 0, made.stdout + made.stderr)
+        pattern = re.search(r'backends/(\S+) "\$dest', (ROOT / "scripts/image-files.sh").read_text()).group(1)
+        self.assertEqual([path.name for path in folder.glob(f"backends/{pattern}")], ["libggml-cpu-known.so"])
+        self.assertEqual(len(list(folder.glob("backends/*"))), 2)
 
 
 if __name__ == "__main__":

@@ -93,6 +93,10 @@ warmpath/pool: {{ .name | quote }}
 {{- $downloads := or $model.huggingFace.repo $model.url.url | empty | not -}}
 {{- $path := ternary (printf "/data/models/%s" (base $file)) (printf "/models/%s" (trimPrefix "/" $file)) $downloads -}}
 {{- $autoscaled := ne $pool.autoscaling.kind "none" -}}
+{{- $ownTriggers := and (eq $pool.autoscaling.kind "keda") $pool.autoscaling.keda.triggers -}}
+{{- if and $autoscaled (eq (int $pool.autoscaling.minReplicas) 0) (not $ownTriggers) -}}
+{{- fail (printf "workers: pool %q cannot start again from autoscaling.minReplicas 0, because the chart's triggers stay at 0 without a worker; set 1, or kind keda with autoscaling.keda.triggers" $given.name) -}}
+{{- end -}}
 {{- $computed := dict "fullname" (printf "%s-%s" (include "warmpath.fullname" $) $given.name) "downloads" $downloads "modelPath" $path "autoscaled" $autoscaled -}}
 {{- $pools = append $pools (merge $computed $pool) -}}
 {{- end -}}

@@ -1,10 +1,10 @@
 //! Trial of a worker's vocabulary in a separate process, before this process uses it.
 //!
 //! A malicious vocabulary or chat template can make llama.cpp fail an assertion, throw or allocate without limit, and
-//! any of this would end the router. So the router starts its own program as another process, with limits on memory and
-//! time. That process loads the file, tokenizes and renders with it, and reports the result. Loading is deterministic,
-//! so a file that loads there loads here. Failures that depend on the text are ruled out by the vocabulary's shape
-//! (`warmpath_gguf::Header::check_tokenizer`).
+//! any of this would end the router. So the router starts its own program as another process, with limits on memory (on
+//! Linux) and time. That process loads the file, tokenizes and renders with it, and reports the result. Loading is
+//! deterministic, so a file that loads there loads here. Failures that depend on the text are ruled out by the
+//! vocabulary's shape (`warmpath_gguf::Header::check_tokenizer`).
 //!
 //! Not here: the download (`vocabulary`), the texts of the trial (`probe`).
 
@@ -52,6 +52,13 @@ pub enum TrialResult {
 /// Reason why a trial gave no result that concerns the vocabulary.
 #[derive(Debug, thiserror::Error)]
 pub enum TrialError {
+    /// The process that tries the vocabulary cannot be limited.
+    // This and the next are one line, with the cause: the router logs the last line that the process has written.
+    #[error("cannot set the limits of the process that tries the vocabulary: {0}")]
+    Limit(std::io::Error),
+    /// The process that tries the vocabulary cannot start the thread for it.
+    #[error("cannot start a thread to try the vocabulary: {0}")]
+    Thread(std::io::Error),
     /// The process cannot be started.
     #[error("cannot start {} to try the vocabulary", program.display())]
     Start {
@@ -145,42 +152,42 @@ fn last_line(bytes: &[u8]) -> String {
 
 /// Tries the vocabulary at `path` in this process, which may end it: call this only in a process started for it.
 ///
-/// Limits this process's memory and processor time for good.
-pub fn try_here(path: &Path) -> TrialResult {
-    if let Err(reason) = limit() {
-        return TrialResult::Refused {
-            reason: format!("the limits of the process that tries it cannot be set: {reason}"),
-        };
-    }
+/// Limits this process's memory and processor time for good. Errors: `Limit`, `Thread`.
+pub fn try_here(path: &Path) -> Result<TrialResult, TrialError> {
+    limit(|resource, most| {
+        let (_, hard) = resource.get()?;
+        resource.set(most.min(hard), hard)
+    })?;
     let path = path.to_owned();
     let tried = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(move || {
         let maker = PromptMaker::open(&path, PromptOptions::default()).map_err(|error| chain(&error))?;
         probe::run(&maker);
         Ok(())
     });
-    match tried.map(std::thread::JoinHandle::join) {
-        Ok(Ok(Ok(()))) => TrialResult::Sound,
-        Ok(Ok(Err(reason))) => TrialResult::Refused { reason },
-        Ok(Err(_)) => TrialResult::Refused { reason: "it panicked".to_owned() },
-        Err(error) => TrialResult::Refused { reason: format!("no thread can be started to try it: {error}") },
-    }
+    Ok(match tried.map_err(TrialError::Thread)?.join() {
+        Ok(Ok(())) => TrialResult::Sound,
+        Ok(Err(reason)) => TrialResult::Refused { reason },
+        Err(_) => TrialResult::Refused { reason: "it panicked".to_owned() },
+    })
 }
 
-fn limit() -> std::io::Result<()> {
-    let limits = [
-        (Resource::AS, TRIAL_MEMORY_BYTES_MAX),
+/// Sets the limits of this process by `set`.
+fn limit(mut set: impl FnMut(Resource, u64) -> std::io::Result<()>) -> Result<(), TrialError> {
+    // macOS refuses a limit below the address space that is mapped when a program starts, which is larger. Source:
+    // `dosetrlimit` in XNU's `bsd/kern/kern_resource.c`.
+    let memory = cfg!(target_os = "linux").then_some((Resource::AS, TRIAL_MEMORY_BYTES_MAX));
+    let others = [
         (Resource::CPU, TRIAL_PROCESSOR_TIME_MAX.as_secs()),
         // A crash leaves no core file behind.
         (Resource::CORE, 0),
     ];
-    limits.into_iter().try_for_each(|(resource, most)| {
-        let (_, hard) = resource.get()?;
-        resource.set(most.min(hard), hard)
-    })
+    memory.into_iter().chain(others).try_for_each(|(resource, most)| set(resource, most)).map_err(TrialError::Limit)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::ErrorKind;
+
     use super::*;
 
     fn judged(raw: i32, said: &str, complained: &str) -> Result<TrialResult, String> {
@@ -213,5 +220,26 @@ mod tests {
         for signal in ENDED_BY_OTHERS {
             assert!(judged(signal, "", "").is_err(), "signal {signal}");
         }
+    }
+
+    #[test]
+    fn limits_that_cannot_be_set_are_no_verdict() {
+        let error = limit(|_, _| Err(ErrorKind::InvalidInput.into())).expect_err("no limit can be set");
+        // What a Rust program writes that ends with this error.
+        let said = judged(1 << 8, "", &format!("Error: {error}\n")).expect_err("nothing is known of the vocabulary");
+        assert!(said.contains("cannot set the limits"), "{said}");
+        assert!(said.ends_with("invalid input parameter"), "{said}");
+    }
+
+    #[test]
+    fn processor_time_is_limited_everywhere_and_memory_on_linux() {
+        let mut limits = Vec::new();
+        let set = |resource, most| {
+            limits.push((resource, most));
+            Ok(())
+        };
+        limit(set).expect("every limit can be set");
+        let memory = if cfg!(target_os = "linux") { vec![(Resource::AS, 2 << 30)] } else { vec![] };
+        assert_eq!(limits, [memory, vec![(Resource::CPU, 20), (Resource::CORE, 0)]].concat());
     }
 }
