@@ -33,7 +33,7 @@ use warmpath_common::cached_share;
 use warmpath_common::ids::RequestId;
 use warmpath_router_core::diagnostics::decision_log::DecisionOutcome;
 use warmpath_router_core::diagnostics::prefix_breaks::PromptFingerprint;
-use warmpath_router_core::ledger::BACKOFF_POLL;
+use warmpath_router_core::ledger::{BACKOFF_POLL, RouteRequest, usable};
 use warmpath_router_core::overload::admission_queue::Waiter;
 use warmpath_router_core::overload::retry::{RetryDecision, Terms, WorkerFailure};
 use warmpath_shell::event_stream;
@@ -290,6 +290,20 @@ fn may_repeat(app: &App, failure: WorkerFailure, retry_state: &RetryState) -> bo
     is_granted
 }
 
+/// Returns the queue of a request: that of the workers that it can use.
+fn queue_key(app: &App, arrival: &IncomingRequest, prepared: &Prepared, retry_state: &RetryState) -> QueueKey {
+    let (view, tried) = (app.fleet.view(), retry_state.tried());
+    let request = RouteRequest { tried: &tried, ..ask(&arrival.id, prepared, &[]) };
+    let mut key = QueueKey { model: prepared.model.fingerprint, model_name: None, usable: Vec::new() };
+    for worker in usable(&view, &request) {
+        key.usable.push(worker.idx);
+        if worker.stock.is_some() {
+            key.model_name.clone_from(&prepared.model_name);
+        }
+    }
+    key
+}
+
 /// Waits until a worker can start the request, and records it there.
 async fn wait_for_capacity(
     app: &App,
@@ -302,14 +316,7 @@ async fn wait_for_capacity(
         None => app.requests.queue_timeout,
         Some(_) => app.requests.queue_timeout.max(app.requests.response_timeout),
     };
-    let key = QueueKey {
-        model: prepared.model.fingerprint,
-        model_name: prepared.model_name.clone(),
-        wanted: prepared.wanted,
-        tried: retry_state.tried(),
-    };
     let queue_request = QueueRequest {
-        key: &key,
         waiter: Waiter {
             tenant: app.queue.tenant(arrival.key.as_deref().map(ApiKey::tenant), &arrival.headers),
             deadline: arrival.queued_from + queue_timeout,
@@ -320,15 +327,17 @@ async fn wait_for_capacity(
     };
     let start = Instant::now();
     // Called when the request is at the head of the queue: chooses a worker and records the request there in one step.
-    let admitted = app.queue.admit(&queue_request, |permitted| {
+    let key = || queue_key(app, arrival, prepared, retry_state);
+    let admitted = app.queue.admit(queue_request, key, |permitted| {
         let choice = choose((app, arrival, prepared), retry_state, permitted)?;
         let service_ms = choice.decision.service_ms;
         Ok(Admitted { value: choice, service_ms })
     });
     let admitted = admitted.await;
     retry_state.waited += start.elapsed();
+    let model = &prepared.model;
     let retry_after =
-        || app.fleet.capacity_forecast(Some(&prepared.model)).retry_after(app.queue.n_waiting(&key.model) + 1);
+        || app.fleet.capacity_forecast(Some(model)).retry_after(app.queue.n_waiting(&model.fingerprint) + 1);
     match admitted {
         Ok((choice, place)) => {
             if place.is_some() {

@@ -22,6 +22,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 pub use backoff::BACKOFF_POLL;
+pub use candidates::usable;
 pub use dry_run::{DryRun, Scored};
 use health::Health;
 use rand::Rng;

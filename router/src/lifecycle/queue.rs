@@ -5,13 +5,13 @@
 //! request that starts or leaves notifies the next head. When a client disconnects, its guard is dropped, and with it
 //! its place in the queue.
 //!
-//! The rest of a stream whose worker has failed precedes all new requests, also those of other queues: they use only
-//! workers that it cannot use.
+//! The rest of a stream whose worker has failed precedes all new requests, also those of other queues: they leave the
+//! workers that it can use to it.
 //!
 //! Not here: the order (the core's `admission_queue`), a worker's capacity (the core's `admission`), the start itself
 //! (`lifecycle`).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use axum::http::{HeaderMap, header};
 use tokio::sync::Notify;
-use warmpath_common::model::{Capability, Fingerprint};
+use warmpath_common::model::Fingerprint;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::ledger::NoWorker;
 use warmpath_router_core::overload::admission_queue::{AdmissionQueue, TenantKey, Waiter, WaiterId};
@@ -42,25 +42,15 @@ pub struct RequestQueue {
     metrics: Arc<Metrics>,
 }
 
-/// Properties of a request that decide which workers it can use.
+/// Properties of the requests of one queue.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct QueueKey {
     /// Fingerprint of the model.
     pub(super) model: Fingerprint,
-    /// Name of the model in the request.
+    /// Name of the model, if stock servers serve it: each name may have a quota of its own there.
     pub(super) model_name: Option<String>,
-    /// Capability that the worker needs.
-    pub(super) wanted: Option<Capability>,
-    /// Workers that cannot take the request, in ascending order.
-    pub(super) tried: Vec<WorkerIdx>,
-}
-
-impl QueueKey {
-    /// Returns whether requests of the other queue differ only in the workers that cannot take them.
-    fn is_sibling(&self, other: &Self) -> bool {
-        let of = |key: &Self| (key.model, key.wanted);
-        self != other && of(self) == of(other) && self.model_name == other.model_name
-    }
+    /// Workers that serve them and have not failed them, whether or not they can take one now.
+    pub(super) usable: Vec<WorkerIdx>,
 }
 
 /// Workers that a request at the head of its queue may use; `None` for all.
@@ -82,8 +72,8 @@ pub(super) enum AdmitAt {
 }
 
 /// A request that is to start.
-pub(super) struct QueueRequest<'a> {
-    pub(super) key: &'a QueueKey,
+#[derive(Debug, Clone, Copy)]
+pub(super) struct QueueRequest {
     pub(super) waiter: Waiter,
     pub(super) admit_at: AdmitAt,
     /// Former place of the request in the queue, if an earlier start failed.
@@ -140,11 +130,12 @@ impl RequestQueue {
 
     /// Starts a request when its turn has come; returns the result of the start, and its place in the queue.
     ///
-    /// `start` gets the workers that the request may use.
+    /// `key` returns its queue, if it has to wait. `start` gets the workers that it may use.
     /// Errors: every [`QueueRefusal`].
     pub(super) async fn admit<T>(
         &self,
-        request: &QueueRequest<'_>,
+        request: QueueRequest,
+        key: impl FnOnce() -> QueueKey,
         mut start: impl FnMut(Permitted<'_>) -> Result<Admitted<T>, NoWorker>,
     ) -> Result<(T, Option<WaiterId>), QueueRefusal> {
         // The usual case: nothing waits, and a worker has capacity. It takes no lock of the queue.
@@ -158,7 +149,7 @@ impl RequestQueue {
         if Instant::now() >= request.waiter.deadline {
             return Err(QueueRefusal::Late);
         }
-        let mut waiting = self.enter(request)?;
+        let mut waiting = self.enter(request, key())?;
         let mut step =
             if request.admit_at == AdmitAt::AtOnce { waiting.advance(&mut start) } else { NextStep::Poll(QUEUE_POLL) };
         loop {
@@ -178,25 +169,27 @@ impl RequestQueue {
         }
     }
 
-    fn enter(&self, request: &QueueRequest<'_>) -> Result<QueuedRequest<'_>, QueueRefusal> {
+    fn enter(&self, request: QueueRequest, key: QueueKey) -> Result<QueuedRequest<'_>, QueueRefusal> {
         let mut queues = self.lock();
-        let queue = queues.entry(request.key.clone()).or_insert_with(|| ModelQueue {
+        let queue = queues.entry(key.clone()).or_insert_with(|| ModelQueue {
             waiters: AdmissionQueue::new(self.waiting_max),
             notifiers: HashMap::new(),
         });
         let id = request.place.unwrap_or_else(|| WaiterId(self.next_id.fetch_add(1, Ordering::Relaxed)));
-        let entered = queue.waiters.enter(id, request.waiter);
-        let displaced = entered.map_err(|_| {
+        let Ok(displaced) = queue.waiters.enter(id, request.waiter) else {
+            if queue.notifiers.is_empty() {
+                queues.remove(&key);
+            }
             self.metrics.queue_outcomes.with_label_values(&["rejected"]).inc();
-            QueueRefusal::Full
-        })?;
+            return Err(QueueRefusal::Full);
+        };
         displaced.iter().for_each(|id| queue.notify(*id));
         let notifier = Arc::new(Notify::new());
         queue.notifiers.insert(id, Arc::clone(&notifier));
         self.count(&queues);
         Ok(QueuedRequest {
             queue: self,
-            key: request.key.clone(),
+            key,
             id,
             deadline: request.waiter.deadline,
             is_continuation: request.waiter.is_continuation,
@@ -217,14 +210,13 @@ impl RequestQueue {
     }
 }
 
-/// Returns the workers that new requests of a queue may use: those that none of the rests of streams in its sibling
-/// queues can use. `None` if no rest of a stream waits there.
+/// Returns the workers that new requests of a queue may use: those that no rest of a stream in another queue can use.
+/// `None` if no rest of a stream waits there.
 fn permitted(queues: &HashMap<QueueKey, ModelQueue>, key: &QueueKey) -> Option<Vec<WorkerIdx>> {
-    let siblings = queues.iter().filter(|(other, queue)| queue.waiters.has_continuation() && key.is_sibling(other));
-    siblings.map(|(sibling, _)| sibling.tried.clone()).reduce(|mut all, tried| {
-        all.retain(|worker| tried.contains(worker));
-        all
-    })
+    let others = queues.iter().filter(|(other, queue)| *other != key && queue.waiters.has_continuation());
+    let reserved: HashSet<WorkerIdx> = others.flat_map(|(other, _)| other.usable.iter().copied()).collect();
+    let is_free = |worker: &&WorkerIdx| !reserved.contains(worker);
+    (!reserved.is_empty()).then(|| key.usable.iter().filter(is_free).copied().collect())
 }
 
 /// Returns whether a worker may have capacity before the deadline.

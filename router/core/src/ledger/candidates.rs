@@ -166,6 +166,11 @@ impl Ledger {
     }
 }
 
+/// Returns the workers that serve a request and have not failed it, whether or not they can take it now.
+pub fn usable<'a>(fleet: &'a FleetView, request: &RouteRequest<'_>) -> impl Iterator<Item = &'a WorkerView> {
+    serving(fleet, request).into_iter().filter(|worker| !request.tried.contains(&worker.idx))
+}
+
 /// Returns the workers that serve the requested model.
 pub(super) fn serving<'a>(fleet: &'a FleetView, request: &RouteRequest<'_>) -> Vec<&'a WorkerView> {
     let is_named = |worker: &&'a WorkerView| match request.model_name {

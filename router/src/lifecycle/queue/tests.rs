@@ -10,15 +10,14 @@ fn queue() -> RequestQueue {
     RequestQueue::new(8, Arc::new(Metrics::new()))
 }
 
-fn key(tried: &[u32]) -> QueueKey {
-    let tried = tried.iter().copied().map(WorkerIdx).collect();
-    QueueKey { model: Fingerprint([1; 32]), model_name: None, wanted: None, tried }
+fn key(usable: &[u32]) -> QueueKey {
+    QueueKey { model: Fingerprint([1; 32]), model_name: None, usable: usable.iter().copied().map(WorkerIdx).collect() }
 }
 
-fn request(key: &QueueKey, is_continuation: bool, place: Option<WaiterId>) -> QueueRequest<'_> {
+fn request(is_continuation: bool, place: Option<WaiterId>) -> QueueRequest {
     let deadline = Instant::now() + Duration::from_secs(60);
     let waiter = Waiter { tenant: TenantKey(1), deadline, is_continuation };
-    QueueRequest { key, waiter, admit_at: AdmitAt::AtOnce, place }
+    QueueRequest { waiter, admit_at: AdmitAt::AtOnce, place }
 }
 
 fn busy() -> NoWorker {
@@ -37,25 +36,24 @@ fn start_if(
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_enters_again_shares_its_place_with_no_other() {
-    let (queue, key) = (queue(), key(&[]));
+    let (queue, key) = (queue(), key(&[0, 1]));
     let mut n_asked = 0;
     let second_time = |_: Permitted<'_>| {
         n_asked += 1;
         if n_asked > 1 { Ok(Admitted { value: (), service_ms: 1.0 }) } else { Err(busy()) }
     };
-    let ((), place) = queue.admit(&request(&key, false, None), second_time).await.expect("it starts");
+    let ((), place) = queue.admit(request(false, None), || key.clone(), second_time).await.expect("it starts");
     assert!(place.is_some(), "it has waited");
 
     // Its worker refuses it after the queue has become empty, and another request waits by then.
     let is_free = AtomicBool::new(false);
-    let (new, again) = (request(&key, false, None), request(&key, false, place));
+    let enter = |place| queue.admit(request(false, place), || key.clone(), start_if(&is_free));
     let free = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(queue.n_waiting(&key.model), 2);
         is_free.store(true, Ordering::Relaxed);
     };
-    let (new, again, ()) =
-        tokio::join!(queue.admit(&new, start_if(&is_free)), queue.admit(&again, start_if(&is_free)), free);
+    let (new, again, ()) = tokio::join!(enter(None), enter(place), free);
     let (new, again) = (new.expect("it starts").1, again.expect("it starts").1);
     assert!(again == place && new > place, "{new:?} {again:?} {place:?}");
     assert_eq!(queue.n_waiting(&key.model), 0);
@@ -63,39 +61,43 @@ async fn a_request_that_enters_again_shares_its_place_with_no_other() {
 
 #[tokio::test(start_paused = true)]
 async fn a_new_request_passes_the_rest_of_a_stream_only_at_workers_that_cannot_continue_it() {
-    let (queue, plain) = (queue(), key(&[]));
-    let (rest_key, other_rest_key) = (key(&[1, 2]), key(&[0, 2]));
+    let (queue, plain) = (queue(), key(&[0, 1, 2]));
     let (is_free, is_free_for_rests) = (AtomicBool::new(true), AtomicBool::new(false));
-    let (rest, other_rest) = (request(&rest_key, true, None), request(&other_rest_key, true, None));
+    let rest = |key: QueueKey| queue.admit(request(true, None), || key, start_if(&is_free_for_rests));
+    let begin = || queue.admit(request(false, None), || plain.clone(), start_if(&is_free));
     let new = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let (permitted, _) =
-            queue.admit(&request(&plain, false, None), start_if(&is_free)).await.expect("it starts at once");
+        let (permitted, _) = begin().await.expect("it starts at once");
         assert_eq!(permitted, Some(vec![WorkerIdx(2)]));
         is_free_for_rests.store(true, Ordering::Relaxed);
     };
-    let (rest, other_rest, ()) = tokio::join!(
-        queue.admit(&rest, start_if(&is_free_for_rests)),
-        queue.admit(&other_rest, start_if(&is_free_for_rests)),
-        new
-    );
-    for rest in [rest, other_rest] {
+    let (one, other, ()) = tokio::join!(rest(key(&[0])), rest(key(&[1])), new);
+    for rest in [one, other] {
         assert_eq!(rest.expect("it starts").0, None, "nothing precedes it");
     }
-    let (permitted, place) = queue.admit(&request(&plain, false, None), start_if(&is_free)).await.expect("it starts");
+    let (permitted, place) = begin().await.expect("it starts");
     assert_eq!((permitted, place), (None, None), "nothing waits");
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_refused_request_leaves_no_queue_behind() {
+    let queue = RequestQueue::new(0, Arc::new(Metrics::new()));
+    let (key, never) = (key(&[0]), AtomicBool::new(false));
+    let refused = queue.admit(request(false, None), || key, start_if(&never)).await;
+    assert!(matches!(refused, Err(QueueRefusal::Full)));
+    assert!(queue.lock().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
 async fn requests_with_other_workers_do_not_wait_for_each_other() {
-    let (queue, plain, tried) = (queue(), key(&[]), key(&[1]));
-    let named = QueueKey { model_name: Some("other".to_owned()), ..key(&[]) };
+    let (queue, plain, tried) = (queue(), key(&[0, 1]), key(&[0]));
+    let named = QueueKey { model_name: Some("other".to_owned()), ..key(&[0, 1]) };
     let (never, is_free) = (AtomicBool::new(false), AtomicBool::new(true));
-    let waiting_request = request(&tried, false, None);
-    let mut waiting = Box::pin(queue.admit(&waiting_request, start_if(&never)));
+    let mut waiting = Box::pin(queue.admit(request(false, None), || tried, start_if(&never)));
     assert!(futures::poll!(&mut waiting).is_pending());
     for key in [&plain, &named] {
-        let (permitted, _) = queue.admit(&request(key, false, None), start_if(&is_free)).await.expect("it starts");
+        let admitted = queue.admit(request(false, None), || key.clone(), start_if(&is_free));
+        let (permitted, _) = admitted.await.expect("it starts");
         assert_eq!(permitted, None);
     }
     assert_eq!(queue.n_waiting(&plain.model), 1);
