@@ -6,7 +6,7 @@
 //!
 //! Not here: extraction of a key from a request (`http::access`), fairness between keys (`lifecycle::queue`).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -245,13 +245,14 @@ fn keyed(
     known: &HashMap<[u8; 32], Arc<ApiKey>>,
 ) -> Result<HashMap<[u8; 32], Arc<ApiKey>>, KeysError> {
     let mut keys: HashMap<[u8; 32], Arc<ApiKey>> = HashMap::with_capacity(entries.len());
+    let mut names: HashSet<String> = HashSet::with_capacity(entries.len());
     for entry in entries {
         if let Some(name) = [Some(&entry.name), entry.tenant.as_ref()].into_iter().flatten().find(|name| !is_name(name))
         {
             return Err(KeysError::Name { name: name.clone() });
         }
         let hash = hash_of(&entry.sha256).ok_or_else(|| KeysError::Hash { name: entry.name.clone() })?;
-        if keys.contains_key(&hash) || keys.values().any(|key| key.entry.name == entry.name) {
+        if keys.contains_key(&hash) || !names.insert(entry.name.clone()) {
             return Err(KeysError::Twice { name: entry.name });
         }
         let key = known.get(&hash).filter(|key| key.entry == entry).cloned();

@@ -2,7 +2,7 @@
 //!
 //! Values that can be read from the fleet at any time are copied at each scrape. Not here: where events are counted.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use prometheus::core::Collector;
@@ -48,6 +48,8 @@ macro_rules! metrics {
             /// Serializes the copying of counts, because two callers would add the same difference. The lock is held
             /// for microseconds, never across `.await`.
             copying: Mutex<()>,
+            /// Serializes scrapes. The lock is held while one is written, never across an `.await`.
+            scraping: Mutex<()>,
             $($(#[doc = $help])+ pub $field: $kind,)*
         }
 
@@ -61,7 +63,7 @@ macro_rules! metrics {
                     let $field = $make(concat!("warmpath_router_", $name), concat!($($help),+).trim() $(, $extra)*);
                     registry.register(Box::new($field.clone())).expect("metric names are distinct");
                 )*
-                let metrics = Self { registry, copying: Mutex::new(()), $($field,)* };
+                let metrics = Self { registry, copying: Mutex::new(()), scraping: Mutex::new(()), $($field,)* };
                 metrics.begin();
                 metrics
             }
@@ -240,14 +242,24 @@ impl Metrics {
         }
     }
 
+    /// Locks the series that a scrape sets, because each scrape removes those of the one before.
+    pub fn begin_scrape(&self) -> MutexGuard<'_, ()> {
+        self.scraping.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Removes the series of all workers that a scrape sets. Since the last one, a worker may have left.
+    pub fn forget_workers(&self) {
+        self.worker_info.reset();
+        self.summary_age.reset();
+        for gauges in [&self.worker_in_flight, &self.breaker, &self.worker_blocks] {
+            gauges.reset();
+        }
+    }
+
     /// Removes the series of a worker that has left.
     pub fn forget_worker(&self, name: &str) {
-        let label = &[name];
         // An error means that there was no series.
-        let _ = self.summary_age.remove_label_values(label);
-        for gauges in [&self.worker_in_flight, &self.breaker, &self.worker_blocks, &self.left_out_models] {
-            let _ = gauges.remove_label_values(label);
-        }
+        let _ = self.left_out_models.remove_label_values(&[name]);
     }
 
     /// Returns the totals at the time `at` after the router's start; times are in [`REQUEST_BUCKETS`].
@@ -309,6 +321,20 @@ mod tests {
         assert_eq!((totals.requests, totals.failures, totals.cached_tokens), (3, 2, 32), "{totals:?}");
         assert_eq!(totals.ttft_quantile(0.5, REQUEST_BUCKETS), Some(0.025));
         assert_eq!(totals.ttft_quantile(1.0, REQUEST_BUCKETS), Some(180.0));
+    }
+
+    #[test]
+    fn a_scrape_shows_no_worker_of_the_one_before() {
+        let metrics = Metrics::new();
+        let label = &["http://gone"];
+        metrics.worker_info.with_label_values(&["http://gone", "gone"]).set(1);
+        metrics.summary_age.with_label_values(label).set(30.0);
+        for gauges in [&metrics.worker_in_flight, &metrics.breaker, &metrics.worker_blocks] {
+            gauges.with_label_values(label).set(1);
+        }
+        assert_eq!(metrics.encode().matches("http://gone").count(), 5);
+        metrics.forget_workers();
+        assert!(!metrics.encode().contains("http://gone"));
     }
 
     #[test]

@@ -20,6 +20,7 @@ const STATES: &[&str] =
 
 /// Responds with every metric in Prometheus' text format.
 pub async fn metrics(State(app): State<App>) -> impl IntoResponse {
+    let _scraping = app.metrics.begin_scrape();
     copy_fleet(&app);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], app.metrics.encode())
 }
@@ -116,7 +117,7 @@ fn copy_fleet(app: &App) {
         metrics.workers.with_label_values(&[name]).set(gauge(n));
     }
     let now = Instant::now();
-    metrics.worker_info.reset();
+    metrics.forget_workers();
     for worker in &view.workers {
         let label = &[worker.name.as_str()];
         let member = fleet.member(worker.idx);

@@ -23,6 +23,13 @@ pub(super) const PAUSE_MIN: Duration = Duration::from_millis(250);
 /// hour.
 const ANNOUNCED_MAX: Duration = Duration::from_secs(3600);
 
+/// Most pauses of one worker. Source: own choice: as many models as one server has; a pattern such as `openai/*` allows
+/// a client any number of names.
+const PAUSES_MAX: usize = 64;
+
+/// Longest name of a model that has a pause of its own. Units: bytes. Source: names have fewer than 100.
+const NAME_BYTES_MAX: usize = 256;
+
 /// Pauses of one worker, at most one per model name.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Pauses(Vec<Pause>);
@@ -81,8 +88,11 @@ impl Pauses {
         }
     }
 
-    /// Records a refusal.
+    /// Records a refusal. If there are too many pauses, the one that ends first is dropped.
     pub(super) fn refused(&mut self, (failure, terms): (WorkerFailure, Terms<'_>), now: Instant) {
+        if terms.model_name.is_some_and(|name| name.len() > NAME_BYTES_MAX) {
+            return;
+        }
         let why = if failure == WorkerFailure::Full { Unavailable::Full } else { Unavailable::Unready };
         let place = self.0.iter().position(|pause| pause.model_name.as_deref() == terms.model_name);
         let before = place.map(|place| self.0.swap_remove(place));
@@ -101,6 +111,10 @@ impl Pauses {
         let new = Pause { model_name: terms.model_name.map(Into::into), until: now + pause, why, kind };
         let longer = before.filter(|before| before.kind == Kind::Announced && before.until > new.until);
         self.0.push(longer.unwrap_or(new));
+        if self.0.len() > PAUSES_MAX {
+            let first = (0..self.0.len()).min_by_key(|idx| self.0[*idx].until);
+            first.map(|idx| self.0.swap_remove(idx));
+        }
     }
 
     /// Returns the pauses that remain after the worker has completed a request: announced ones last until their time.
@@ -122,6 +136,23 @@ mod tests {
 
     fn left_s(pauses: &Pauses, model_name: Option<&str>, now: Instant) -> Option<f64> {
         pauses.of(model_name, now).map(|(left, _)| left.as_secs_f64())
+    }
+
+    #[test]
+    fn a_client_that_invents_names_fills_no_memory() {
+        let start = Instant::now();
+        let mut pauses = Pauses::default();
+        for n in 0..10_000 {
+            let name = format!("openai/{n}");
+            let terms = Terms { model_name: Some(&name), retry_after: Some(Duration::from_secs(60 + n)) };
+            pauses.refused((FULL, terms), start);
+        }
+        assert_eq!(pauses.0.len(), PAUSES_MAX);
+        assert!(pauses.of(Some("openai/9999"), start).is_some() && pauses.of(Some("openai/0"), start).is_none());
+        let long = "x".repeat(NAME_BYTES_MAX + 1);
+        let terms = Terms { model_name: Some(&long), retry_after: None };
+        pauses.refused((FULL, terms), start);
+        assert_eq!(pauses.of(Some(&long), start), None);
     }
 
     #[test]
