@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use warmpath_cli::{capacity, serve, status};
 use warmpath_shell::command_line::{self, DescribeFlags, ParsedCommandLine};
+use warmpath_shell::log;
 
 #[derive(Debug, Parser)]
 #[command(name = "warmpath", version, about = "Starts a fleet on one machine and shows the state of any fleet")]
@@ -45,6 +46,7 @@ async fn main() -> ExitCode {
             return if written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         }
     };
+    let _log = log::start_lines();
     let ended = match cli.command {
         Command::Serve(settings) => serve::run(settings, flags).await,
         Command::Status(settings) => status::run(&settings).await,
@@ -53,7 +55,7 @@ async fn main() -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            serve::log(&format!("warmpath: {error:#}"));
+            log::line(&format!("warmpath: {error:#}"));
             ExitCode::FAILURE
         }
     }

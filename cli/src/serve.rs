@@ -16,6 +16,8 @@ use futures::future::try_join_all;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
+use warmpath_shell::log;
+
 use crate::status::{self, Fleet};
 use child::ChildSignals;
 use given::Given;
@@ -62,7 +64,7 @@ pub async fn run(settings: Settings, flags: Flags) -> anyhow::Result<()> {
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
             }
-            log(line);
+            log::line(line);
             token.cancel();
         }
         std::future::pending::<()>().await;
@@ -85,11 +87,6 @@ async fn until_ready(plan: &Plan) -> Fleet {
         }
         tokio::time::sleep(READY_POLL).await;
     }
-}
-
-/// Writes a line to stderr; if it cannot be written, the line is lost, but the fleet continues.
-pub fn log(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// Writes a text to stdout, which may be closed.

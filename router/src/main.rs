@@ -10,7 +10,7 @@ use warmpath_router::config::{Config, resolve};
 use warmpath_router::fleet::trial::{TRIAL_COMMAND, try_here};
 use warmpath_router::server::Server;
 use warmpath_shell::command_line::{self, ParsedCommandLine};
-use warmpath_shell::{descriptors, log};
+use warmpath_shell::{descriptors, log, runtime};
 
 /// Allocator of the program. The system's allocator takes a seventh of the time of a long prompt
 /// (docs/decisions/0021-prompt-path.md).
@@ -42,22 +42,24 @@ fn main() -> anyhow::Result<()> {
         Server::check(&config)?;
         return print("the configuration can be used\n");
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
-    runtime.block_on(async {
-        let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
-        let mut interrupt = signal(SignalKind::interrupt()).context("listening for SIGINT")?;
-        let server = Server::start(config).await?;
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        tracing::info!("stopping");
-        tokio::select! {
-            () = server.stop() => {}
-            _ = interrupt.recv() => tracing::warn!("stopping at once"),
-        }
-        Ok(())
-    })
+    runtime::block_on(serve(config)).context("starting the runtime")?
+}
+
+async fn serve(config: Config) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("listening for SIGINT")?;
+    let server = Server::start(config).await?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    tracing::info!("stopping");
+    tokio::select! {
+        () = server.stop() => {}
+        _ = terminate.recv() => tracing::warn!("stopping at once"),
+        _ = interrupt.recv() => tracing::warn!("stopping at once"),
+    }
+    Ok(())
 }
 
 /// Prints a new key, which is stored nowhere, and its entry.

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use warmpath_shell::command_line::ParsedCommandLine;
-use warmpath_shell::{descriptors, log};
+use warmpath_shell::{descriptors, log, runtime};
 use warmpath_worker::backends::{self, BackendConfig};
 use warmpath_worker::config::flags::Flags;
 use warmpath_worker::{config, engine, start, waiting};
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
         tracing::warn!(%error, "threads use the system's default way of waiting: this program could not execute itself again");
     }
     tracing::info!(threads_wait = waiting::described(), "starting");
-    match run(flags) {
+    match runtime::block_on(run(flags)).context("cannot start the runtime").flatten() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error:#}");
@@ -75,7 +75,6 @@ fn print(text: &str) -> ExitCode {
     }
 }
 
-#[tokio::main]
 async fn run(flags: Flags) -> anyhow::Result<()> {
     // This comes before the configuration is resolved, because the configuration depends on the limit.
     if let Err(error) = descriptors::raise() {

@@ -13,7 +13,7 @@ use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::log;
+use warmpath_shell::log;
 
 /// First pause before a child is restarted; it doubles each time that the child ends soon after a start. Source: own
 /// choice, as for `PAUSE_MAX` and `STEADY`: an operator's script would do the same.
@@ -67,27 +67,33 @@ impl Running {
 
 /// Keeps a program running until it must end.
 ///
-/// Errors: it cannot be started, or ends before the fleet has been ready.
+/// Errors: it cannot be started, or ends, before the fleet has been ready.
 pub async fn keep(program: &Program, signals: ChildSignals) -> anyhow::Result<()> {
     let mut pause = PAUSE_MIN;
     loop {
         let started = Instant::now();
-        let mut running = start(program)?;
-        tokio::select! {
-            status = running.wait() => {
-                let status = status.with_context(|| format!("waiting for {}", program.name))?;
-                if signals.ends.is_cancelled() {
-                    return Ok(());
+        match start(program) {
+            Ok(mut running) => tokio::select! {
+                status = running.wait() => {
+                    let status = status.with_context(|| format!("waiting for {}", program.name))?;
+                    if signals.ends.is_cancelled() {
+                        return Ok(());
+                    }
+                    if !signals.is_ready.is_cancelled() {
+                        bail!("{} ended before the fleet was ready: {status}", program.name);
+                    }
+                    if started.elapsed() >= STEADY {
+                        pause = PAUSE_MIN;
+                    }
+                    log::line(&format!("warmpath: {} ended: {status}; restart in {pause:?}", program.name));
                 }
-                if !signals.is_ready.is_cancelled() {
-                    bail!("{} ended before the fleet was ready: {status}", program.name);
-                }
-                if started.elapsed() >= STEADY {
-                    pause = PAUSE_MIN;
-                }
-                log(&format!("warmpath: {} ended: {status}; restart in {pause:?}", program.name));
+                () = signals.ends.cancelled() => return end(&mut running, &signals.kill).await,
+            },
+            // Its file may be being replaced, or the system short of memory: the others continue.
+            Err(error) if signals.is_ready.is_cancelled() => {
+                log::line(&format!("warmpath: {}: {error:#}; again in {pause:?}", program.name));
             }
-            () = signals.ends.cancelled() => return end(&mut running, &signals.kill).await,
+            Err(error) => return Err(error),
         }
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
@@ -141,7 +147,39 @@ async fn pass_on(name: String, stderr: impl AsyncRead + Unpin) {
     let mut lines = BufReader::new(stderr);
     let mut line = Vec::new();
     while lines.read_until(b'\n', &mut line).await.is_ok_and(|n_bytes| n_bytes > 0) {
-        log(&format!("{name} | {}", String::from_utf8_lossy(&line).trim_end()));
+        log::line(&format!("{name} | {}", String::from_utf8_lossy(&line).trim_end()));
         line.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn missing() -> Program {
+        Program { name: "worker-0".to_owned(), path: "/nonexistent/warmpath-worker".into(), args: Vec::new() }
+    }
+
+    fn signals() -> ChildSignals {
+        let token = CancellationToken::new;
+        ChildSignals { ends: token(), kill: token(), is_ready: token() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_program_that_cannot_be_restarted_for_a_while_does_not_end_the_fleet() {
+        let signals = signals();
+        signals.is_ready.cancel();
+        let (ends, program) = (signals.ends.clone(), missing());
+        let kept = keep(&program, signals);
+        tokio::pin!(kept);
+        assert!(tokio::time::timeout(10 * PAUSE_MAX, &mut kept).await.is_err(), "it tries again and again");
+        ends.cancel();
+        kept.await.expect("it was told to end");
+    }
+
+    #[tokio::test]
+    async fn a_program_that_cannot_be_started_at_first_ends_the_fleet() {
+        let error = keep(&missing(), signals()).await.expect_err("there is no such file");
+        assert!(format!("{error:#}").contains("/nonexistent/warmpath-worker"), "{error:#}");
     }
 }

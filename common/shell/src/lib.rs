@@ -24,6 +24,7 @@ pub mod metrics;
 pub mod processors;
 pub mod reader_timeout;
 pub mod refusal;
+pub mod runtime;
 pub mod tls;
 pub mod trace;
 

@@ -6,6 +6,7 @@
 //! the queue is full, is dropped and counted.
 
 use std::io::{self, IsTerminal as _, Write};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
@@ -52,13 +53,14 @@ enum Order {
     Tell(SyncSender<()>),
 }
 
+/// Queue of [`line`].
+static LINES: OnceLock<SyncSender<Order>> = OnceLock::new();
+
 /// Starts the log of this process. Call it once.
 pub fn start(format: LogFormat) -> Log {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER));
     let colours = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let (log, orders) = channel();
-    // Without a thread, every line is dropped and counted.
-    let _ = std::thread::Builder::new().name("log".to_owned()).spawn(move || write_to(io::stderr(), &orders));
+    let log = start_thread();
     let lines = log.0.clone();
     let writer = move || Lines(lines.clone());
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(colours);
@@ -66,6 +68,28 @@ pub fn start(format: LogFormat) -> Log {
         LogFormat::Text => subscriber.init(),
         LogFormat::Json => subscriber.json().init(),
     }
+    log
+}
+
+/// Starts a log of lines that are written as they are, by [`line`]. Call it once.
+pub fn start_lines() -> Log {
+    let log = start_thread();
+    LINES.get_or_init(|| log.0.clone());
+    log
+}
+
+/// Writes a line to the log of [`start_lines`].
+pub fn line(text: &str) {
+    if let Some(lines) = LINES.get() {
+        // A line is never refused.
+        let _ = Lines(lines.clone()).write_all(format!("{text}\n").as_bytes());
+    }
+}
+
+fn start_thread() -> Log {
+    let (log, orders) = channel();
+    // Without a thread, every line is dropped and counted.
+    let _ = std::thread::Builder::new().name("log".to_owned()).spawn(move || write_to(io::stderr(), &orders));
     log
 }
 

@@ -17,7 +17,7 @@ use warmpath_common::model::Fingerprint;
 
 use super::{FiguresOrigin, SelfTestReport};
 use crate::backends;
-use crate::engine::config::EngineConfig;
+use crate::engine::config::{EngineConfig, ShiftConfig};
 use crate::engine::llama;
 
 /// Name of the file.
@@ -45,10 +45,12 @@ impl ResultKey {
         let devices = llama::devices::described(placement);
         let (k, v) = (config.cache_type_k, config.cache_type_v);
         let drafts = if config.speculation.is_some() { " drafts" } else { "" };
+        // Keys that may be shifted cannot be bf16.
+        let shifts = if config.shifts == ShiftConfig::default() { "" } else { " shifts" };
         let context = context_tokens_total.checked_ilog2().map_or("default".to_owned(), |log| format!("2^{log}"));
         Self(format!(
             "model {model} | slots {n_slots} context {context} threads {threads}/{threads_batch} devices \
-             [{devices}] {placement:?} {metadata:?} ubatch {ubatch_tokens} block {} k {k:?} v {v:?} flash attention {:?} unified {:?}{drafts} | {} | warmpath {} measuring \
+             [{devices}] {placement:?} {metadata:?} ubatch {ubatch_tokens} block {} k {k:?} v {v:?} flash attention {:?} unified {:?}{drafts}{shifts} | {} | warmpath {} measuring \
              {VERSION}",
             config.block_size_tokens,
             config.flash_attn,

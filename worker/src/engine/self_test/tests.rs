@@ -187,6 +187,13 @@ fn workers_of_a_machine_take_turns() {
 }
 
 #[test]
+fn a_result_is_not_that_of_a_worker_that_shifts() {
+    let shifts = ShiftConfig { cache_reuse_tokens: 256, ..ShiftConfig::default() };
+    let shifting = EngineConfig { shifts, ..EngineConfig::default() };
+    assert_ne!(ResultKey::of(MODEL, &shifting), ResultKey::of(MODEL, &EngineConfig::default()));
+}
+
+#[test]
 fn remembers_by_key_and_keeps_the_newest() {
     let folder = tempfile::tempdir().unwrap();
     let below = folder.path().join("not/there/yet");
