@@ -27,7 +27,7 @@ pub(super) struct Computer<'m> {
 }
 
 /// Output of the model for one text: one vector, or one for each token without pooling.
-type Vectors = Vec<Vec<f32>>;
+pub(super) type Vectors = Vec<Vec<f32>>;
 
 impl<'m> Computer<'m> {
     /// Creates the context and tries it with one token.

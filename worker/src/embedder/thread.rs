@@ -18,7 +18,7 @@ use warmpath_worker_core::embedding_batch::{
 };
 use warmpath_worker_core::rates::{Averages, StepCounts};
 
-use super::compute::Computer;
+use super::compute::{Computer, Vectors};
 use super::handle::{EmbedHandle, EmbedJob, EmbedderCommand, EmbedderShared};
 use super::{EmbedConfig, EmbedFacts, Embedded};
 use crate::engine::{
@@ -258,22 +258,28 @@ impl EmbedderLoop<'_> {
         self.begin(batch);
         let text = |place: &TextPosition| self.waiting[place.request_idx].text(place.text_idx);
         let texts: Vec<&[Token]> = batch.iter().map(text).collect();
-        let n_tokens = texts.iter().map(|text| text.len()).sum::<usize>();
+        let lengths: Vec<usize> = texts.iter().map(|text| text.len()).collect();
         let began = Instant::now();
-        let embedded = self.computer.embed(&texts);
-        self.end(n_tokens, began);
+        let embedded = embed_each(&mut self.computer, &texts);
+        self.end(lengths.iter().sum(), began);
         self.piece_is_due = true;
-        match embedded {
-            Ok(vectors) => {
-                self.counters.prompt_tokens.fetch_add(n_tokens as u64, Relaxed);
-                self.counters.finished.fetch_add(batch.len() as u64, Relaxed);
-                for (place, vectors) in batch.iter().zip(vectors) {
+        let mut failed = Vec::new();
+        for ((place, n_tokens), vectors) in batch.iter().zip(lengths).zip(embedded) {
+            match vectors {
+                Ok(vectors) => {
+                    self.counters.prompt_tokens.fetch_add(n_tokens as u64, Relaxed);
+                    self.counters.finished.fetch_add(1, Relaxed);
                     self.waiting[place.request_idx].finish_text(vectors);
                 }
-                self.answer_finished();
+                Err(reason) => failed.push((*place, reason)),
             }
-            Err(reason) => self.fail(batch, reason),
         }
+        if let Some((_, reason)) = failed.first() {
+            let reason = reason.clone();
+            let places: Vec<TextPosition> = failed.into_iter().map(|(place, _)| place).collect();
+            self.fail(&places, reason);
+        }
+        self.answer_finished();
     }
 
     fn compute_piece(&mut self, request_idx: usize) {
@@ -324,7 +330,7 @@ impl EmbedderLoop<'_> {
         }
     }
 
-    /// Fails the requests of a batch; the others continue.
+    /// Fails the requests of these texts; the others continue.
     fn fail(&mut self, batch: &[TextPosition], reason: String) {
         tracing::error!(reason, texts = batch.len(), "a batch of texts failed");
         self.counters.decode_failures.fetch_add(1, Relaxed);
@@ -362,5 +368,15 @@ impl EmbedderLoop<'_> {
             rates: Rates { decode_step_ms: Some(0.0), answer_tokens: Some(0.0), ..self.averages.rates() },
         };
         self.report.send(Vec::new(), load, Instant::now());
+    }
+}
+
+/// Returns the vectors of each text, or why it has none. If a batch fails, its texts are computed one by one: one text
+/// without a vector may spoil those beside it.
+fn embed_each(computer: &mut Computer<'_>, texts: &[&[Token]]) -> Vec<Result<Vectors, String>> {
+    match computer.embed(texts) {
+        Ok(vectors) => vectors.into_iter().map(Ok).collect(),
+        Err(reason) if texts.len() == 1 => vec![Err(reason)],
+        Err(_) => texts.iter().flat_map(|text| embed_each(computer, &[text])).collect(),
     }
 }

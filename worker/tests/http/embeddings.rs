@@ -1,11 +1,13 @@
 //! `/v1/embeddings` and llama-server's two paths for it, with encoders and a causal model.
 
+use std::path::PathBuf;
+
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 use warmpath_bench::model::Preset;
 
-use crate::harness::{TestWorker, model};
+use crate::harness::{TestWorker, folder, model};
 
 const PATH: &str = "/v1/embeddings";
 
@@ -183,6 +185,40 @@ async fn many_clients_at_once_get_their_own_vectors() {
         for (text, together) in texts.iter().zip(vectors(&answer)) {
             let alone = vectors(&worker.ask(PATH, json!({"input": text})).await).remove(0);
             assert!(distance(&alone, &together) < TOLERANCE, "{text}");
+        }
+    }
+}
+
+/// Returns an encoder that gives numbers only for texts of at most this many tokens.
+fn encoder_up_to(n_tokens: usize) -> PathBuf {
+    let path = model(Preset::TinyEmbed, 1);
+    let header = warmpath_gguf::check(&path).expect("the model is intact");
+    let positions = header.tensors().iter().find(|tensor| tensor.name == "position_embd.weight").expect("it has them");
+    let n_positions = header.unsigned("bert.context_length").expect("the context is known");
+    let at = positions.offset_bytes + n_tokens as u64 * (positions.size_bytes / n_positions);
+    let mut file = std::fs::read(&path).expect("it can be read");
+    file[at as usize..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    let broken = folder().join(format!("encoder-up-to-{n_tokens}-{}.gguf", std::process::id()));
+    std::fs::write(&broken, file).expect("it can be written");
+    broken
+}
+
+#[tokio::test]
+async fn a_text_without_a_vector_fails_only_its_own_request() {
+    let worker = TestWorker::start_model(&encoder_up_to(30), "--embedding --slots 16").await;
+    let input = |n: u32| {
+        let n_tokens = if n % 5 == 3 { 40 } else { 10 };
+        json!({"input": (0..n_tokens).map(|at| (at * 7 + n) % 250).collect::<Vec<u32>>()})
+    };
+    let asked = (0..20).map(|n| {
+        let (worker, body) = (&worker, input(n));
+        async move { (n, worker.try_ask(PATH, &body).await) }
+    });
+    for (n, (status, answer)) in futures::future::join_all(asked).await {
+        assert_eq!(status, if n % 5 == 3 { 500 } else { 200 }, "{n}: {answer}");
+        if status == 200 {
+            let alone = vectors(&worker.ask(PATH, input(n)).await).remove(0);
+            assert!(distance(&alone, &vectors(&answer)[0]) < TOLERANCE, "{n}");
         }
     }
 }

@@ -53,8 +53,13 @@ const LEXER_STATES_MAX: usize = 50_000;
 /// [`LEXER_STATES_MAX`].
 const LEXER_BYTES_MAX: usize = 48 << 20;
 
-/// Maximum number of cached compiled schemas of arguments. Source: four requests with the maximum number of tools.
-const ARGUMENTS_KEPT_MAX: u64 = 1024;
+/// Maximum memory of cached compiled schemas of arguments. Units: bytes. Source: four requests with the maximum number
+/// of tools, of 256 kB each; the schemas of usual tools take less.
+const ARGUMENTS_KEPT_BYTES_MAX: u64 = 256 << 20;
+
+/// Memory of a compiled schema, besides its lexer, for each byte of its text. Source: 20,000 numbers in a `const` (200
+/// kB) take 27 MB while they are compiled (docs/decisions/0023), of which some of the lexer's is counted by itself.
+const BYTES_PER_TEXT_BYTE: usize = 64;
 
 /// Number of tokens between two checks of the lexer's memory. Source: so few tokens add little compared with the limit.
 const LOOK_TOKENS: u32 = 32;
@@ -64,8 +69,44 @@ pub struct SchemaCompiler {
     factory: ParserFactory,
     /// Tokens with a curly bracket, ascending.
     bracketed: Arc<[Token]>,
-    /// Compiled schemas of arguments.
-    arguments: Cache<blake3::Hash, CompiledSchema>,
+    arguments: KnownSchemas,
+}
+
+/// Cache of compiled schemas of arguments by the hash of their text.
+struct KnownSchemas(Cache<blake3::Hash, KnownSchema>);
+
+#[derive(Clone)]
+struct KnownSchema {
+    compiled: CompiledSchema,
+    text_bytes: usize,
+}
+
+impl KnownSchemas {
+    /// Returns an empty cache of this size. Units: bytes.
+    fn new(bytes_max: u64) -> Self {
+        let weigh = |_: &blake3::Hash, known: &KnownSchema| u32::try_from(known.n_bytes()).unwrap_or(u32::MAX);
+        Self(Cache::builder().max_capacity(bytes_max).weigher(weigh).build())
+    }
+
+    /// Returns the compiled schema of a text, from `compile` if it is new.
+    ///
+    /// Errors: those of `compile`.
+    fn get(
+        &self,
+        text: &str,
+        compile: impl FnOnce() -> Result<CompiledSchema, String>,
+    ) -> Result<CompiledSchema, String> {
+        let compile = || Ok(KnownSchema { compiled: compile()?, text_bytes: text.len() });
+        let known = self.0.try_get_with(blake3::hash(text.as_bytes()), compile);
+        known.map(|known| known.compiled).map_err(|reason: Arc<String>| String::clone(&reason))
+    }
+}
+
+impl KnownSchema {
+    fn n_bytes(&self) -> usize {
+        let lexer_bytes = self.compiled.0.parser.lexer_stats().num_bytes;
+        lexer_bytes.saturating_add(self.text_bytes.saturating_mul(BYTES_PER_TEXT_BYTE))
+    }
 }
 
 impl SchemaCompiler {
@@ -103,7 +144,7 @@ impl SchemaCompiler {
         let mut factory = guarded(build).map_err(|_| unusable.to_owned())?;
         *factory.quiet().limits_mut() = limits();
         let bracketed = bracketed(factory.tok_env().tok_trie());
-        Ok(Self { factory, bracketed, arguments: Cache::new(ARGUMENTS_KEPT_MAX) })
+        Ok(Self { factory, bracketed, arguments: KnownSchemas::new(ARGUMENTS_KEPT_BYTES_MAX) })
     }
 
     /// Returns the tokens with a curly bracket, ascending.
@@ -122,10 +163,8 @@ impl SchemaCompiler {
     /// `separators` has the texts between the parts of the JSON.
     pub fn compile_arguments(&self, schema: &Value, separators: Separators) -> Result<CompiledSchema, String> {
         let with_options = with_options(schema, Some(separators));
-        let key = blake3::hash(with_options.to_string().as_bytes());
-        let compile = || self.compile_grammar(TopLevelGrammar::from_json_schema(with_options.clone()), schema);
-        let compiled = self.arguments.try_get_with(key, compile);
-        compiled.map_err(|reason: Arc<String>| String::clone(&reason))
+        let text = with_options.to_string();
+        self.arguments.get(&text, || self.compile_grammar(TopLevelGrammar::from_json_schema(with_options), schema))
     }
 
     /// Compiles the constraint of a single argument, and caches it.
@@ -143,10 +182,7 @@ impl SchemaCompiler {
     }
 
     fn compile_lark(&self, lark: String, schema: &Value) -> Result<CompiledSchema, String> {
-        let key = blake3::hash(lark.as_bytes());
-        let compile = || self.compile_grammar(TopLevelGrammar::from_lark(lark), schema);
-        let compiled = self.arguments.try_get_with(key, compile);
-        compiled.map_err(|reason: Arc<String>| String::clone(&reason))
+        self.arguments.get(&lark, || self.compile_grammar(TopLevelGrammar::from_lark(lark.clone()), schema))
     }
 
     /// Compiles a normalized schema.
@@ -169,6 +205,7 @@ impl SchemaCompiler {
                     // The first mask shows whether any response is possible, and fills the lexer's caches.
                     let mut tried = fresh.deep_clone();
                     tried.compute_mask().map_err(described)?;
+                    check_memory(&tried)?;
                     Ok(fresh)
                 })
             });
@@ -237,6 +274,17 @@ fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
         return Err("it exceeds the limits of the schema compiler".to_owned());
     }
     Err(line.chars().take(REASON_CHARS_MAX).collect())
+}
+
+/// Checks the memory of a parser's lexer.
+///
+/// Errors: the reason, for the client.
+fn check_memory(parser: &TokenParser) -> Result<(), String> {
+    let n_bytes = parser.parser.lexer_stats().num_bytes;
+    if n_bytes > LEXER_BYTES_MAX {
+        return Err(format!("its patterns take more than {LEXER_BYTES_MAX} bytes"));
+    }
+    Ok(())
 }
 
 /// Longest reason for a client, which may quote the schema. Source: four lines of a terminal.
@@ -312,7 +360,7 @@ impl Constraint {
             parser.check_stop().map_err(described)
         })?;
         if self.n_tokens.is_multiple_of(LOOK_TOKENS) {
-            return self.check_memory();
+            return check_memory(&self.parser);
         }
         Ok(())
     }
@@ -352,14 +400,6 @@ impl Constraint {
     /// Returns the tokens that end a response.
     pub(crate) fn ends(&self) -> &[Token] {
         self.parser.token_env.tok_trie().eos_tokens()
-    }
-
-    fn check_memory(&self) -> Result<(), String> {
-        let n_bytes = self.parser.parser.lexer_stats().num_bytes;
-        if n_bytes > LEXER_BYTES_MAX {
-            return Err(format!("its patterns take more than {LEXER_BYTES_MAX} bytes"));
-        }
-        Ok(())
     }
 }
 

@@ -67,8 +67,11 @@ impl TokenSampler {
         let mut chains: Vec<_> =
             links(model, generation, windows).into_iter().map(|links| LlamaSampler::chain(links, true)).collect();
         let n_seen = windows.penalties.max(windows.dry).unsigned_abs() as usize;
+        // A continuation begins with the window of its prompt, as the response did, and goes on with the response so
+        // far.
         let prompt = &submission.prompt;
-        let seen = &prompt[prompt.len() - n_seen.min(prompt.len())..];
+        let n_prompt = prompt.len().saturating_sub(submission.past.len());
+        let seen = &prompt[n_prompt.saturating_sub(n_seen)..];
         for token in seen.iter().filter(|token| **token < MEDIA_TOKEN_MIN) {
             accept(&mut chains, to_llama(*token))?;
         }

@@ -231,6 +231,19 @@ fn refuses_schemas_that_a_format_cannot_express_and_names_the_path() {
     }
 }
 
+#[test]
+fn cached_schemas_have_a_limit_of_memory() {
+    let known = KnownSchemas::new(1 << 20);
+    let schema = |n: usize| json!({"enum": (n * 1000..n * 1000 + 200).collect::<Vec<_>>()});
+    for n in 0..40 {
+        let schema = schema(n);
+        known.get(&schema.to_string(), || COMPILER.compile(&schema)).expect("it compiles");
+    }
+    known.0.run_pending_tasks();
+    assert!((1..40).contains(&known.0.entry_count()), "{}", known.0.entry_count());
+    assert!(known.0.weighted_size() <= 1 << 20, "{}", known.0.weighted_size());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
