@@ -29,6 +29,10 @@ pub(crate) struct Caps {
     pub developer_role: bool,
     /// Whether the template reads reasoning as `thinking`, as gpt-oss does; others read `reasoning_content`.
     pub thinking_key: bool,
+    /// Whether the template refuses content besides reasoning and calls, as gpt-oss's does.
+    pub calls_without_content: bool,
+    /// Whether the template reads reasoning only as a part of the content, of type `thinking`, as Ministral 3's does.
+    pub thinking_parts: bool,
     /// Positions at which the template renders system messages.
     pub system_places: SystemPlaces,
     /// Separators between the parts of a call's arguments; `None` if the template writes them in another way.
@@ -81,6 +85,9 @@ impl Caps {
             object_arguments: takes_object_arguments(template),
             developer_role: shows_developer(template),
             thinking_key: template.source().contains("message.thinking"),
+            // Source: llama.cpp's test for gpt-oss in `common_chat_try_specialized_template`.
+            calls_without_content: template.source().contains("<|channel|>"),
+            thinking_parts: takes_thinking_parts(template),
             system_places: system_places(template),
             separators: separators(template),
         }
@@ -108,6 +115,22 @@ fn content_shapes(template: &ChatTemplate, role: &str) -> ContentShapes {
         text: shown(json!(MARKER)).unwrap_or(false),
         parts: shown(json!([{"type": "text", "text": MARKER}])).unwrap_or(false),
     }
+}
+
+/// Returns whether reasoning is rendered as a part of the content, and not as `reasoning_content`.
+fn takes_thinking_parts(template: &ChatTemplate) -> bool {
+    let shows = |content: Json, reasoning: Option<&str>| {
+        let mut messages = conversation("assistant", content);
+        if let Some(reasoning) = reasoning {
+            messages[1]["reasoning_content"] = json!(reasoning);
+        }
+        let text = render(template, &messages, None)?;
+        Some(text.contains(SECOND_MARKER) && !text.contains("'thinking'") && !text.contains("\"thinking\""))
+    };
+    let text = json!({"type": "text", "text": MARKER});
+    template.source().contains("thinking")
+        && shows(json!([{"type": "thinking", "thinking": SECOND_MARKER}, text]), None) == Some(true)
+        && shows(json!([text]), Some(SECOND_MARKER)) == Some(false)
 }
 
 /// Returns whether the template has the role `developer`; the word alone may occur in a text.

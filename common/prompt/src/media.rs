@@ -183,19 +183,18 @@ pub(crate) fn parts(messages: &[Map<String, Json>]) -> impl Iterator<Item = (usi
     })
 }
 
-/// Checks that a model reads all media of a conversation.
+/// Checks that a model reads all media of a conversation, and that there are not too many.
 ///
-/// Errors: `Messages` for the first one that it does not read.
+/// Errors: `Messages` for the first one that it does not read, `Field` if there are too many.
 pub(crate) fn check_all_read(messages: &[Map<String, Json>], modalities: Modalities) -> Result<(), PromptError> {
-    match parts(messages).find(|(_, kind, _)| !kind.is_read(modalities)) {
-        Some((index, kind, _)) => {
-            let kind = kind.part_type();
-            let reason =
-                format!("content parts of type \"{kind}\" are not supported by this model, which reads {modalities}");
-            Err(PromptError::Messages { index, reason })
-        }
-        None => Ok(()),
+    if let Some((index, kind, _)) = parts(messages).find(|(_, kind, _)| !kind.is_read(modalities)) {
+        let kind = kind.part_type();
+        let reason =
+            format!("content parts of type \"{kind}\" are not supported by this model, which reads {modalities}");
+        return Err(PromptError::Messages { index, reason });
     }
+    let too_many = |reason| PromptError::Field { field: "messages", reason };
+    reading::check_number(parts(messages).count()).map_err(too_many)
 }
 
 /// Returns whether a file of this size may be read.
@@ -227,13 +226,16 @@ pub(crate) fn cut(pieces: Vec<Piece>, text: &[u8]) -> Vec<Piece> {
         while let Some(at) = finder.find(&text[range.clone()]) {
             let start = range.start + at;
             let after = start + MARK.len();
-            let nth = std::str::from_utf8(&text[after..range.end]).ok().and_then(|rest| rest.chars().next());
+            let end = after + MARK_BYTES;
+            // Only these bytes are decoded: a text may have many marks.
+            let nth = text[..range.end].get(after..end).and_then(|nth| std::str::from_utf8(nth).ok());
+            let nth = nth.and_then(|nth| nth.chars().next());
             let Some(nth) = nth.and_then(|nth| u32::from(nth).checked_sub(FIRST_MARK)) else { break };
             if start > range.start {
                 cut.push(Piece::Text(range.start..start));
             }
             cut.push(Piece::Media(nth as usize));
-            range.start = after + MARK_BYTES;
+            range.start = end;
         }
         if !range.is_empty() {
             cut.push(Piece::Text(range));
@@ -312,5 +314,16 @@ mod tests {
         assert_eq!(marked("<__media_>"), ("<__media_>".to_owned(), 0));
         let cut_off = MARK.clone();
         assert_eq!(cut(vec![Piece::Text(0..cut_off.len())], cut_off.as_bytes()), [Piece::Text(0..cut_off.len())]);
+    }
+
+    #[test]
+    fn a_long_text_of_many_marks_is_cut_in_one_pass() {
+        // Ten MB: decoding the rest at each mark would take minutes.
+        const N_MARKS: usize = 100_000;
+        let text =
+            format!("{}{}", mark(7), "some text that follows the mark: ä, ö and ü, 語 and so on").repeat(N_MARKS);
+        let pieces = cut(vec![Piece::Text(0..text.len())], text.as_bytes());
+        assert_eq!(pieces.len(), 2 * N_MARKS);
+        assert_eq!(pieces.iter().filter(|piece| **piece == Piece::Media(7)).count(), N_MARKS);
     }
 }

@@ -194,17 +194,29 @@ fn fit(message: &Map<String, Json>, caps: &Caps, n_media: &mut usize) -> Result<
         Some(_) => return Err("tool_calls must be an array".to_owned()),
         None => {}
     }
-    if caps.thinking_key {
-        fit_thinking(&mut fitted);
-    }
+    fit_thinking(&mut fitted, caps);
     Ok(fitted)
 }
 
-/// Renames reasoning for gpt-oss's template, which accepts no content besides reasoning and calls.
-fn fit_thinking(message: &mut Map<String, Json>) {
+/// Moves reasoning to where the template reads it.
+fn fit_thinking(message: &mut Map<String, Json>, caps: &Caps) {
+    let as_part = caps.thinking_parts && has_role(message, &["system", "assistant"]);
+    if !as_part && !caps.thinking_key {
+        return;
+    }
     let Some(Json::String(thoughts)) = message.get("reasoning_content").cloned() else { return };
+    if as_part {
+        let mut parts = vec![json!({"type": "thinking", "thinking": thoughts})];
+        match message.get_mut("content").map(Json::take) {
+            Some(Json::Array(texts)) => parts.extend(texts),
+            text => parts.push(json!({"type": "text", "text": text})),
+        }
+        message.insert("content".to_owned(), Json::Array(parts));
+        return;
+    }
     message.entry("thinking").or_insert(Json::String(thoughts));
-    if message.get("tool_calls").and_then(Json::as_array).is_some_and(|calls| !calls.is_empty()) {
+    let has_calls = message.get("tool_calls").and_then(Json::as_array).is_some_and(|calls| !calls.is_empty());
+    if caps.calls_without_content && has_calls {
         message.shift_remove("content");
     }
 }

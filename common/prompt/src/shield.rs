@@ -133,7 +133,7 @@ impl Shield {
         let mut exempt: Vec<Range<usize>> = literals.find_iter(text).map(|found| found.range()).collect();
         if let Some(controls) = self.controls.as_ref().filter(|_| !exempt.is_empty()) {
             let spelled: Vec<Range<usize>> = controls.find_overlapping_iter(text).map(|found| found.range()).collect();
-            exempt.retain(|range| !spelled.iter().any(|other| other.start < range.end && range.start < other.end));
+            retain_apart(&mut exempt, &spelled);
         }
         exempt
     }
@@ -185,6 +185,21 @@ impl Survey<'_> {
             self.taken.extend(text.chars().filter(|character| is_stand_in(*character)));
         }
     }
+}
+
+/// Removes the ranges that overlap one of `others`, which are sorted by their ends.
+///
+/// Cost: O(m + n log m): a client chooses how many there are of both.
+fn retain_apart(ranges: &mut Vec<Range<usize>>, others: &[Range<usize>]) {
+    // The lowest start of each range and of those behind it.
+    let mut starts: Vec<usize> = others.iter().map(|other| other.start).collect();
+    for idx in (1..starts.len()).rev() {
+        starts[idx - 1] = starts[idx - 1].min(starts[idx]);
+    }
+    ranges.retain(|range| {
+        let first_idx = others.partition_point(|other| other.end <= range.start);
+        starts.get(first_idx).is_none_or(|start| *start >= range.end)
+    });
 }
 
 /// Returns every placeholder, the best first: noncharacters, which no honest text contains, then private characters.

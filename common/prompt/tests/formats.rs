@@ -16,21 +16,28 @@ fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/fixtures")
 }
 
+/// A conversation in which a message has reasoning, content and a call.
+const THOUGHT: &str = "result with reasoning and content";
+
 /// Templates for which llama.cpp renders another prompt, or one of the two renders none, and why.
 const OTHER_PROMPTS: &[(&str, &[&str])] = &[
     // See docs/templates.md.
-    ("CohereForAI-c4ai-command-r-plus-tool_use", &["question with tools", "result"]),
-    ("Kimi-K2-Instruct", &["result"]),
-    ("Kimi-K2-Thinking", &["result"]),
+    ("CohereForAI-c4ai-command-r-plus-tool_use", &["question with tools", "result", THOUGHT]),
+    ("Kimi-K2-Instruct", &["result", THOUGHT]),
+    ("Kimi-K2-Thinking", &["result", THOUGHT]),
     // It requires a variable that has no value.
-    ("fireworks-ai-llama-3-firefunction-v2", &["question", "question with tools", "result", "goes on"]),
+    ("fireworks-ai-llama-3-firefunction-v2", &["question", "question with tools", "result", THOUGHT, "goes on"]),
     // It refuses tool results.
-    ("google-gemma-2-2b-it", &["result"]),
+    ("google-gemma-2-2b-it", &["result", THOUGHT]),
     // llama.cpp rewrites tool results for this old template; the newer one does not need that.
-    ("google-gemma-4-31B-it-interleaved", &["result"]),
+    ("google-gemma-4-31B-it-interleaved", &["result", THOUGHT]),
+    // The template ends the turn behind content and opens none for the response; llama.cpp adds its beginning.
+    ("google-gemma-4-31B-it", &[THOUGHT]),
     // They have a default date; llama.cpp passes today's.
-    ("meta-llama-Llama-3.1-8B-Instruct", &["question", "question with tools", "result", "goes on"]),
-    ("meta-llama-Llama-3.3-70B-Instruct", &["question", "question with tools", "result", "goes on"]),
+    ("meta-llama-Llama-3.1-8B-Instruct", &["question", "question with tools", "result", THOUGHT, "goes on"]),
+    ("meta-llama-Llama-3.3-70B-Instruct", &["question", "question with tools", "result", THOUGHT, "goes on"]),
+    // llama.cpp takes it for Ministral 3 and puts reasoning before the content, of which it renders the first part.
+    ("unsloth-mistral-Devstral-Small-2507", &[THOUGHT]),
 ];
 
 fn tool() -> Json {
@@ -42,11 +49,15 @@ fn conversations() -> Vec<(&'static str, Json, Vec<Json>)> {
     let user = json!({"role": "user", "content": "What is new?"});
     let call = json!({"id": "abcdef123", "type": "function", "function": {"name": "look", "arguments": "{\"city\":\"Oslo\"}"}});
     let called = json!({"role": "assistant", "content": "", "tool_calls": [call]});
+    let mut thought = called.clone();
+    thought["content"] = "I look it up.".into();
+    thought["reasoning_content"] = "The weather is new.".into();
     let result = json!({"role": "tool", "name": "look", "tool_call_id": "abcdef123", "content": "rain"});
     vec![
         ("question", json!([user]), vec![]),
         ("question with tools", json!([user]), vec![tool()]),
         ("result", json!([user, called, result]), vec![tool()]),
+        (THOUGHT, json!([user, thought, result]), vec![tool()]),
         ("goes on", json!([user, {"role": "assistant", "content": "It is"}]), vec![]),
     ]
 }

@@ -2,6 +2,7 @@
 
 mod growing;
 mod length;
+mod media;
 mod runs;
 mod salts;
 mod tools_first;

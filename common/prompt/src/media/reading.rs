@@ -126,12 +126,10 @@ impl Default for KnownMedia {
 }
 
 impl KnownMedia {
-    /// Returns a conversation's media, in their order.
+    /// Returns a conversation's media, whose number has been checked, in their order.
     ///
-    /// Cost: hashing each file, and decoding those that are new in this scope. Errors: `Messages`, `Field`.
+    /// Cost: hashing each file, and decoding those that are new in this scope. Errors: `Messages`.
     pub fn read(&self, messages: &[Map<String, Json>], scope: Scope) -> Result<Vec<Arc<Medium>>, PromptError> {
-        let too_many = |reason| PromptError::Field { field: "messages", reason };
-        check_number(parts(messages).count()).map_err(too_many)?;
         let mut budget = Budget::full();
         let mut media = Vec::new();
         for (index, kind, part) in parts(messages) {
@@ -200,7 +198,10 @@ impl KnownMedia {
     }
 }
 
-fn check_number(n_media: usize) -> Result<(), String> {
+/// Checks that a prompt may have so many media.
+///
+/// Errors: the reason.
+pub(super) fn check_number(n_media: usize) -> Result<(), String> {
     if n_media > MEDIA_MAX {
         return Err(format!("a prompt may have {MEDIA_MAX} images and audio files"));
     }

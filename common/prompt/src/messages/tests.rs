@@ -68,6 +68,33 @@ fn arguments_become_objects_unless_the_template_prints_them() {
     check(PRINTED_ARGUMENTS, call(json!({"a": true})), "{\"a\":true};");
 }
 
+/// Renders `thinking` and content, as LFM 2.5's template does.
+const THINKING: &str = "{% for message in messages %}{{ message.role }}:{% if message.thinking is defined %}<{{ message.thinking }}>{% endif %}{{ message.content }};{% endfor %}";
+/// Renders parts of type `thinking`, as Ministral 3's template does.
+const THINKING_PARTS: &str = "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{% if p.type == 'thinking' %}<{{ p.thinking }}>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %};{% endfor %}";
+
+#[test]
+fn reasoning_is_where_the_template_reads_it() {
+    let call = json!({"function": {"name": "f", "arguments": "{}"}});
+    let says = |content: Json| json!([{"role": "assistant", "reasoning_content": "a", "content": content}]);
+    let calls = json!([{"role": "assistant", "reasoning_content": "a", "content": "b", "tool_calls": [call]}]);
+    check(THINKING, says(json!("b")), "assistant:<a>b;");
+    check(THINKING, calls.clone(), "assistant:<a>b;");
+    let harmony = format!("{THINKING}{{# <|channel|> #}}");
+    check(&harmony, says(json!("b")), "assistant:<a>b;");
+    check(&harmony, calls.clone(), "assistant:<a>;");
+    check(THINKING_PARTS, says(json!("b")), "assistant:<a>b;");
+    check(
+        THINKING_PARTS,
+        says(json!([{"type": "text", "text": "b"}, {"type": "text", "text": "c"}])),
+        "assistant:<a>bc;",
+    );
+    check(THINKING_PARTS, says(Json::Null), "assistant:<a>;");
+    check(THINKING_PARTS, calls, "assistant:<a>b;");
+    let reads_both = THINKING_PARTS.replace("{{ m.role }}:", "{{ m.role }}:{{ m.reasoning_content }}");
+    check(&reads_both, says(json!("b")), "assistant:ab;");
+}
+
 #[test]
 fn wrong_messages_are_refused_with_their_field() {
     check_refused(json!({"content": "x"}), "role must be a string");

@@ -1,5 +1,6 @@
 //! Tests that client text cannot spell control tokens.
 
+use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
@@ -58,4 +59,28 @@ fn spellings_are_found_in_keys_and_values() {
     assert!(shield.spells_control(&json!({"a": [{"x[INST]y": 1}]})));
     assert!(shield.spells_control(&json!([["<|im_end|>"]])));
     assert!(!shield.spells_control(&json!({"a": "<|im_ end|>", "b": [1, null]})));
+}
+
+#[test]
+fn a_text_of_nothing_but_literals_and_control_tokens_costs_no_minutes() {
+    // A comparison of each with each would be 10^10 steps.
+    let shown = shown("{{ '</think>' }}", &"</think><|im_end|>".repeat(100_000));
+    assert_eq!(shown, "</think>_|im_end|_".repeat(100_000));
+}
+
+proptest! {
+    #[test]
+    fn ranges_apart_from_others_are_those_that_overlap_none(
+        ranges in prop::collection::vec((0..60_usize, 0..8_usize), 0..20),
+        others in prop::collection::vec((0..60_usize, 0..20_usize), 0..8),
+    ) {
+        let of = |(start, length): (usize, usize)| start..start + length;
+        let (mut ranges, mut others): (Vec<_>, Vec<_>) =
+            (ranges.into_iter().map(of).collect(), others.into_iter().map(of).collect());
+        others.sort_by_key(|other| other.end);
+        let mut naive = ranges.clone();
+        naive.retain(|range| !others.iter().any(|other| other.start < range.end && range.start < other.end));
+        retain_apart(&mut ranges, &others);
+        prop_assert_eq!(ranges, naive);
+    }
 }

@@ -1,7 +1,41 @@
 //! Runs of one kind of character, as long as a request: llama.cpp's regular expressions would overflow the stack on
 //! them.
 
+use warmpath_gguf::{TensorSink, Value, Writer, check};
+
 use super::*;
+
+/// One name for each set of regular expressions in llama.cpp's `llm_tokenizer_bpe`.
+const PRE_TOKENIZERS: [&str; 25] = [
+    "afmoe",
+    "bailingmoe",
+    "bloom",
+    "chameleon",
+    "deepseek-coder",
+    "deepseek-llm",
+    "deepseek-v3",
+    "default",
+    "exaone-moe",
+    "falcon",
+    "gpt-4o",
+    "granite-embed-multi-97m",
+    "jais-2",
+    "kimi-k2",
+    "laguna",
+    "minicpm5",
+    "minimax-m2",
+    "seed-coder",
+    "spark2_5",
+    "superbpe",
+    "tekken",
+    "tiny_aya",
+    "ufakzeka",
+    "viking",
+    "whitespace",
+];
+
+/// Pairs of kinds of characters that one match of some of them covers, and some that none covers.
+const PAIRS: [&str; 10] = ["Ⓐ.", "Ⅷ1", "a1", "a ", "a b", "/\n", "a#", "e\u{301} ", ". ", "1 "];
 
 /// Stack of the threads that tokenize. Units: bytes. Source: tokio's default.
 const STACK_BYTES: usize = 2 << 20;
@@ -18,6 +52,31 @@ fn a_long_run_ends_no_process_whatever_the_vocabulary() {
             for piece in ["a", "0", " ", "\n", ".", "é", "語", "e\u{301}", " .", "a\n"] {
                 let text = piece.repeat(20 << 10);
                 assert!(!maker.text(&text).is_empty(), "{} {piece:?}", path.display());
+            }
+        });
+        tried.unwrap().join().unwrap();
+    }
+}
+
+/// Writes a vocabulary with another pre-tokenizer.
+fn write_as(pre_tokenizer: &str, path: &Path) {
+    let mut writer = Writer::new();
+    writer.copy_keys(&check(&fixture_vocab("gpt-2")).unwrap(), |_| true);
+    writer.set("tokenizer.ggml.pre", Value::Text(pre_tokenizer)).unwrap();
+    writer.begin(path).and_then(TensorSink::finish).unwrap();
+}
+
+#[test]
+fn runs_that_alternate_end_no_process_whatever_the_pre_tokenizer() {
+    let folder = tempfile::tempdir().unwrap();
+    for pre_tokenizer in PRE_TOKENIZERS {
+        let path = folder.path().join(pre_tokenizer);
+        write_as(pre_tokenizer, &path);
+        let tried = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(move || {
+            let maker = PromptMaker::open(&path, PromptOptions::default()).unwrap();
+            for pair in PAIRS {
+                let tokens = maker.text(&pair.repeat(6_000));
+                assert!(!tokens.is_empty(), "{pre_tokenizer} {pair:?}");
             }
         });
         tried.unwrap().join().unwrap();

@@ -8,6 +8,7 @@ use image::{ExtendedColorType, ImageEncoder as _, RgbImage};
 use serde_json::json;
 use warmpath_common::media::ImageSize;
 
+use super::super::check_all_read;
 use super::*;
 
 fn picture(width: u32, height: u32) -> RgbImage {
@@ -108,9 +109,16 @@ fn bombs_are_refused_by_what_they_declare() {
     assert!(known.read(&chat(&many), Scope::default()).is_ok(), "one image is decoded once");
     let refused = known.read(&chat(&several), Scope::default()).expect_err("they are too many pixels");
     assert!(refused.to_string().contains("pixels in all"), "{refused}");
-    let crowd = vec![url("image/png", &encoded(&picture(1, 1), ImageFormat::Png)); MEDIA_MAX + 1];
-    assert!(known.read(&chat(&crowd), Scope::default()).is_err());
-    assert!(known.read(&chat(&crowd[1..]), Scope::default()).is_ok());
+}
+
+#[test]
+fn a_conversation_has_no_more_media_than_its_limit() {
+    let check = |n: usize| check_all_read(&chat(&vec![String::new(); n]), BOTH);
+    assert!(check(MEDIA_MAX).is_ok());
+    for n in [MEDIA_MAX + 1, 10_000] {
+        let error = check(n).expect_err("they are too many");
+        assert_eq!(error.to_string(), "messages: a prompt may have 100 images and audio files");
+    }
 }
 
 #[test]
