@@ -53,7 +53,7 @@ enum Order {
     Tell(SyncSender<()>),
 }
 
-/// Queue of [`line`].
+/// Queue of [`line()`].
 static LINES: OnceLock<SyncSender<Order>> = OnceLock::new();
 
 /// Starts the log of this process. Call it once.
@@ -71,7 +71,7 @@ pub fn start(format: LogFormat) -> Log {
     log
 }
 
-/// Starts a log of lines that are written as they are, by [`line`]. Call it once.
+/// Starts a log of lines that are written as they are, by [`line()`]. Call it once.
 pub fn start_lines() -> Log {
     let log = start_thread();
     LINES.get_or_init(|| log.0.clone());
