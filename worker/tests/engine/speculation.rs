@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use warmpath_bench::model::Preset;
 use warmpath_common::ids::Token;
 use warmpath_worker::engine::{
-    AtContextEnd, DraftWish, EngineConfig, EngineHandle, ProbabilitySource, ProbabilityWish, Sampling, ShiftConfig,
-    ShiftWish, SpeculationConfig, Switch,
+    AtContextEnd, CostSource, DraftWish, EngineConfig, EngineHandle, ProbabilitySource, ProbabilityWish, Sampling,
+    ShiftConfig, ShiftWish, SpeculationConfig, Switch,
 };
 use warmpath_worker::schema::normalize;
 use warmpath_worker_core::drafting::ForcedDrafts;
@@ -32,7 +32,9 @@ enum Right {
 }
 
 pub fn slots(n_slots: u16) -> EngineConfig {
-    EngineConfig { n_slots, context_tokens_total: 512 * u32::from(n_slots), ..config(Preset::Tiny) }
+    // Measured costs of a busy machine could let one of two engines reuse other state than the other.
+    let costs = CostSource::Assumed;
+    EngineConfig { n_slots, context_tokens_total: 512 * u32::from(n_slots), costs, ..config(Preset::Tiny) }
 }
 
 fn with(config: &EngineConfig, speculation: Option<SpeculationConfig>) -> EngineConfig {
