@@ -60,6 +60,16 @@ fn conversation() -> (Vec<Token>, Vec<Token>) {
     (whole, cut)
 }
 
+/// Returns 12 tokens after the shortened prompt of [`conversation`], with the state of the long one moved by hand.
+fn moved_by_hand(config: &EngineConfig) -> Vec<Token> {
+    let (whole, cut) = conversation();
+    let mut by_hand = ByHand::new(config);
+    by_hand.compute(&whole);
+    by_hand.shift(60, 80);
+    by_hand.compute(&cut[220..]);
+    by_hand.answer(12)
+}
+
 #[tokio::test]
 async fn state_is_moved_only_for_requests_that_permit_it() {
     let (whole, cut) = conversation();
@@ -79,11 +89,7 @@ async fn state_is_moved_only_for_requests_that_permit_it() {
 async fn moved_state_gives_the_answer_of_the_same_moves_by_hand() {
     let (whole, cut) = conversation();
     for config in kinds(&slots(2)) {
-        let mut by_hand = ByHand::new(&config);
-        by_hand.compute(&whole);
-        by_hand.shift(60, 80);
-        by_hand.compute(&cut[220..]);
-        let expected = by_hand.answer(12);
+        let expected = moved_by_hand(&config);
         let (engine, _updates) = start(config);
         ask(&whole, 1).answer(&engine).await;
         let answer = reusing(&cut, 12).answer(&engine).await;
@@ -104,11 +110,7 @@ async fn moved_state_gives_the_answer_of_the_same_moves_by_hand() {
 async fn requests_that_start_together_use_the_same_moved_state() {
     let (whole, cut) = conversation();
     for config in kinds(&slots(3)) {
-        let mut by_hand = ByHand::new(&config);
-        by_hand.compute(&whole);
-        by_hand.shift(60, 80);
-        by_hand.compute(&cut[220..]);
-        let expected = by_hand.answer(12);
+        let expected = moved_by_hand(&config);
         let (engine, _updates) = start(config);
         ask(&whole, 1).answer(&engine).await;
         // They arrive during a step of this one.
