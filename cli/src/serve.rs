@@ -13,10 +13,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use futures::future::try_join_all;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-
 use warmpath_shell::log;
+use warmpath_shell::stop_signals::StopSignals;
 
 use crate::status::{self, Fleet};
 use child::ChildSignals;
@@ -34,8 +33,7 @@ const READY_POLL: Duration = Duration::from_millis(200);
 /// Errors: settings that contradict each other, a program that cannot be started, a child that ends before the fleet
 /// was ready.
 pub async fn run(settings: Settings, flags: Flags) -> anyhow::Result<()> {
-    let mut interrupt = signal(SignalKind::interrupt()).context("listening for SIGINT")?;
-    let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
+    let mut stops = StopSignals::listen().context("listening for SIGTERM and SIGINT")?;
     settings.check(&flags)?;
     let programs = Programs::of(&settings)?;
     let given = Given::of(&programs, &flags).await?;
@@ -60,10 +58,7 @@ pub async fn run(settings: Settings, flags: Flags) -> anyhow::Result<()> {
     };
     let signals = async {
         for (token, line) in [(&router_ends, "warmpath: stopping"), (&kill, "warmpath: stopping at once")] {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
+            stops.next().await;
             log::line(line);
             token.cancel();
         }

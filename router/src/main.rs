@@ -4,12 +4,12 @@ use std::ffi::OsString;
 use std::io::Write as _;
 
 use anyhow::Context as _;
-use tokio::signal::unix::{SignalKind, signal};
 use warmpath_router::config::flags::Flags;
 use warmpath_router::config::{Config, resolve};
 use warmpath_router::fleet::trial::{TRIAL_COMMAND, try_here};
 use warmpath_router::server::Server;
 use warmpath_shell::command_line::{self, ParsedCommandLine};
+use warmpath_shell::stop_signals::StopSignals;
 use warmpath_shell::{descriptors, log, runtime};
 
 /// Allocator of the program. The system's allocator takes a seventh of the time of a long prompt
@@ -46,18 +46,13 @@ fn main() -> anyhow::Result<()> {
 }
 
 async fn serve(config: Config) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("listening for SIGINT")?;
+    let mut signals = StopSignals::listen().context("listening for SIGTERM and SIGINT")?;
     let server = Server::start(config).await?;
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
+    signals.next().await;
     tracing::info!("stopping");
     tokio::select! {
         () = server.stop() => {}
-        _ = terminate.recv() => tracing::warn!("stopping at once"),
-        _ = interrupt.recv() => tracing::warn!("stopping at once"),
+        () = signals.next() => tracing::warn!("stopping at once"),
     }
     Ok(())
 }

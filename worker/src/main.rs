@@ -8,8 +8,8 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use warmpath_shell::command_line::ParsedCommandLine;
+use warmpath_shell::stop_signals::StopSignals;
 use warmpath_shell::{descriptors, log, runtime};
 use warmpath_worker::backends::{self, BackendConfig};
 use warmpath_worker::config::flags::Flags;
@@ -86,25 +86,17 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
         start::check(config).await?;
         return std::io::stdout().write_all(b"the configuration can be used\n").context("cannot write to stdout");
     }
-    let mut terminate = signal(SignalKind::terminate()).context("cannot watch for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot watch for SIGINT")?;
+    let mut signals = StopSignals::listen().context("cannot watch for SIGTERM and SIGINT")?;
     let bound = start::bind(config).await?;
     let (asked, shutdown) = tokio::sync::oneshot::channel();
     tokio::spawn(async move {
-        first(&mut terminate, &mut interrupt).await;
+        signals.next().await;
         let _ = asked.send(());
-        first(&mut terminate, &mut interrupt).await;
+        signals.next().await;
         tracing::warn!("received a second signal to stop; exiting immediately");
         std::process::exit(1);
     });
     bound.serve(async { shutdown.await.unwrap_or_default() }).await?;
     tracing::info!("stopped");
     Ok(())
-}
-
-async fn first(terminate: &mut Signal, interrupt: &mut Signal) {
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
 }

@@ -12,7 +12,6 @@ use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-
 use warmpath_shell::log;
 
 /// First pause before a child is restarted; it doubles each time that the child ends soon after a start. Source: own
