@@ -37,7 +37,7 @@ fn is_cancellation(payload: &(dyn Any + Send)) -> bool {
 }
 
 /// Unwinds to [`unless_cancelled`] if the work of this thread was cancelled.
-pub(crate) fn end_if_cancelled() {
+pub fn end_if_cancelled() {
     let is_cancelled = IS_CANCELLED.with_borrow(Clone::clone);
     if is_cancelled.is_some_and(|is_cancelled| is_cancelled()) {
         resume_unwind(Box::new(Cancelled));

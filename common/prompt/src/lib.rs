@@ -31,7 +31,7 @@ mod words;
 pub use answers::{AnswerFormat, AnswerGrammar, FormatWish, GrammarFrom};
 pub use backend::{backend, forward_logs};
 pub use builtin::{builtin_chat_template, builtin_chat_template_names};
-pub use cancel::unless_cancelled;
+pub use cancel::{end_if_cancelled, unless_cancelled};
 pub use caps::Separators;
 pub use error::{OpenError, PromptError, TokenCount, TooManyTokens};
 pub use fragments::{CacheCounters, Scope};

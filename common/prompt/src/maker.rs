@@ -9,6 +9,7 @@ mod rerank;
 use std::borrow::Cow;
 use std::ops::Range;
 use std::path::Path;
+use std::string::FromUtf8Error;
 use std::sync::{Arc, OnceLock};
 
 use serde_json::Value as Json;
@@ -83,6 +84,11 @@ pub struct Prompt {
     /// Runs of media tokens among them, in their order.
     pub runs: Vec<MediaRun>,
 }
+
+/// Tokens whose pieces are joined without interruption: cancelled work ends after a portion. Units: tokens.
+///
+/// Source: own choice: a portion takes some milliseconds.
+const PORTION_TOKENS: usize = 32 << 10;
 
 /// Two messages that begin differently; the common prefix of their prompts does not depend on the message.
 const PROBES: [&str; 2] = ["0", "~"];
@@ -267,8 +273,26 @@ impl PromptMaker {
 
     /// Returns the text of `tokens`: control tokens are spelled out, invalid UTF-8 is replaced.
     pub fn detokenize(&self, tokens: &[Token]) -> String {
-        let bytes: Vec<u8> = tokens.iter().flat_map(|token| self.vocabulary.piece(*token)).collect();
-        String::from_utf8_lossy(&bytes).into_owned()
+        self.detokenize_within(tokens, usize::MAX).expect("no text has so many bytes")
+    }
+
+    /// Returns the text of `tokens` like [`Self::detokenize`]; `None` if their pieces have more bytes than the limit.
+    ///
+    /// Cost: a piece for each token, until the limit is exceeded.
+    pub fn detokenize_within(&self, tokens: &[Token], n_bytes_max: usize) -> Option<String> {
+        let mut bytes = Vec::new();
+        for portion in tokens.chunks(PORTION_TOKENS) {
+            end_if_cancelled();
+            for token in portion {
+                bytes.extend(self.vocabulary.piece(*token));
+            }
+            if bytes.len() > n_bytes_max {
+                return None;
+            }
+        }
+        // Valid text is not copied.
+        let replaced = |error: FromUtf8Error| String::from_utf8_lossy(error.as_bytes()).into_owned();
+        Some(String::from_utf8(bytes).unwrap_or_else(replaced))
     }
 
     /// Returns the bytes of one token, a control token spelled out; empty for a token that is not in the vocabulary.

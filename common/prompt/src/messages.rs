@@ -162,17 +162,30 @@ fn has_role(message: &Map<String, Json>, roles: &[&str]) -> bool {
 /// Appends the content of `other` to a message; returns whether both are text, which can be joined.
 ///
 /// Every template renders a single text, whereas some render only the first of several parts.
+/// Cost: that of the appended text, as many messages may be joined to one.
 fn join(message: &mut Map<String, Json>, other: &Map<String, Json>) -> bool {
-    let texts = |message: &Map<String, Json>| match message.get("content") {
-        Some(Json::String(text)) => Some(text.clone()),
-        Some(Json::Array(parts)) => {
-            parts.iter().map(part_text).collect::<Result<Vec<_>, _>>().ok().map(|texts| texts.join("\n"))
+    let Some(more) = other.get("content").and_then(text_of) else { return false };
+    let Some(content) = message.get_mut("content") else { return false };
+    if !content.is_string() {
+        let Some(text) = text_of(content).map(Cow::into_owned) else { return false };
+        *content = Json::String(text);
+    }
+    let Json::String(text) = content else { return false };
+    text.push('\n');
+    text.push_str(&more);
+    true
+}
+
+/// Returns the text of a content; `None` if it is not only text.
+fn text_of(content: &Json) -> Option<Cow<'_, str>> {
+    match content {
+        Json::String(text) => Some(Cow::Borrowed(text.as_str())),
+        Json::Array(parts) => {
+            let texts: Result<Vec<&str>, String> = parts.iter().map(part_text).collect();
+            Some(Cow::Owned(texts.ok()?.join("\n")))
         }
         _ => None,
-    };
-    let (Some(text), Some(more)) = (texts(message), texts(other)) else { return false };
-    message.insert("content".to_owned(), format!("{text}\n{more}").into());
-    true
+    }
 }
 
 /// Returns `message` in the form that the template accepts, with marks for its media; `n_media` counts them.
@@ -205,6 +218,10 @@ fn fit_thinking(message: &mut Map<String, Json>, caps: &Caps) {
         return;
     }
     let Some(Json::String(thoughts)) = message.get("reasoning_content").cloned() else { return };
+    // llama.cpp drops reasoning without text, too.
+    if thoughts.is_empty() {
+        return;
+    }
     if as_part {
         let mut parts = vec![json!({"type": "thinking", "thinking": thoughts})];
         match message.get_mut("content").map(Json::take) {
@@ -321,3 +338,42 @@ pub(crate) fn to_template_value_with(json: &Json, string: &mut impl FnMut(&str) 
 
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod joining_tests {
+    use super::*;
+
+    const ONE_FIRST: SystemPlaces = SystemPlaces { several_first: false, later: false };
+
+    fn say(role: &str, content: Json) -> Map<String, Json> {
+        Map::from_iter([("role".to_owned(), Json::from(role)), ("content".to_owned(), content)])
+    }
+
+    #[test]
+    fn a_system_message_of_parts_is_joined_only_if_all_of_them_are_text() {
+        let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+        let image = json!([{"type": "text", "text": "c"}, {"type": "image_url"}]);
+        let contents = [parts.clone(), json!("d"), parts, image.clone(), json!("e"), json!("f"), Json::Null];
+        let messages = contents.map(|content| say("system", content));
+        let placed = placed(&messages, ONE_FIRST);
+        let contents: Vec<_> = placed.iter().map(|(index, message)| (*index, message["content"].clone())).collect();
+        assert_eq!(contents, [(0, json!("a\nb\nd\na\nb")), (3, image), (4, json!("e\nf")), (6, Json::Null)]);
+    }
+
+    #[test]
+    fn many_system_messages_are_joined_without_copies_of_the_earlier_ones() {
+        // Two copies of the text so far for each message would be 170 GB.
+        const N_MESSAGES: usize = 100_000;
+        const TEXT: &str = "a system message";
+        let first = vec![say("system", json!(TEXT)); N_MESSAGES];
+        let mut later = first.clone();
+        later[0] = say("user", json!(TEXT));
+        let expected = Json::from(vec![TEXT; N_MESSAGES].join("\n"));
+        for messages in [first, later] {
+            let placed = placed(&messages, ONE_FIRST);
+            assert_eq!(placed.len(), 1);
+            // The message of `assert_eq!` would have both texts.
+            assert!(placed[0].1["content"] == expected);
+        }
+    }
+}

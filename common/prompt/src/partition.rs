@@ -1,15 +1,23 @@
 //! Cuts a text at its special tokens, exactly as llama.cpp does before it tokenizes the text between them.
 //!
-//! llama.cpp searches the whole text for one special token after another, the longest first. This code does the same,
-//! but only for tokens that one pass has found in the text. If the special tokens begin with few different bytes, as
-//! most do with `<`, that pass searches only for those bytes. Not here: tokenizing.
+//! llama.cpp searches the whole text for one special token after another, the longest first. This code finds in one
+//! pass all places where special tokens begin, and then cuts the tokens in the same order out of the ranges that are
+//! still free. If the special tokens begin with few different bytes, as most do with `<`, the pass searches only for
+//! those bytes. Not here: tokenizing.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
-use aho_corasick::automaton::OverlappingState;
 use aho_corasick::{AhoCorasick, AhoCorasickKind, Anchored, Input, MatchKind, StartKind};
-use memchr::memmem::Finder;
 use warmpath_common::ids::Token;
+
+use crate::cancel::end_if_cancelled;
+
+/// Places in a text between two checks whether the request was cancelled.
+///
+/// Units: places. Source: a search of the ordered ranges takes some 100 ns, so this many take the ten milliseconds of
+/// `cancel::unless_cancelled`.
+const PLACES_PER_CHECK: usize = 1 << 16;
 
 /// A special token of a vocabulary: a text that llama.cpp converts to one token before it tokenizes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,12 +44,14 @@ pub(crate) enum Piece {
 /// Finder of a vocabulary's special tokens in texts.
 #[derive(Debug)]
 pub(crate) struct Partitioner {
-    /// Special tokens in the order of llama.cpp's search, each with its searcher.
-    specials: Vec<(Special, Finder<'static>)>,
+    /// Special tokens in the order of llama.cpp's search: none is longer than those before it.
+    specials: Vec<Special>,
+    /// For each special token, the longest shorter one with which its text begins.
+    shorter: Vec<Option<usize>>,
     pass: Pass,
 }
 
-/// The pass that finds which special tokens are in a text.
+/// The pass that finds the places where special tokens begin in a text.
 #[derive(Debug)]
 enum Pass {
     /// The vocabulary has none.
@@ -50,6 +60,15 @@ enum Pass {
     Starts { bytes: [u8; 3], automaton: AhoCorasick },
     /// The special tokens begin with many different bytes, so the automaton reads every byte.
     Whole(AhoCorasick),
+}
+
+/// A text while special tokens are cut out of it.
+struct Cutting<'t> {
+    text: &'t [u8],
+    /// Ranges between the special tokens that were cut out, by their starts: each range's end. None is empty.
+    free: BTreeMap<usize, usize>,
+    /// Special tokens that were cut out, each with its start.
+    cut_out: Vec<(usize, Piece)>,
 }
 
 impl Pass {
@@ -63,28 +82,49 @@ impl Pass {
         searcher(texts, MatchKind::Standard).map_or(Self::Nothing, Self::Whole)
     }
 
-    /// Calls `seen` for each special token that occurs in `text`, at least once.
-    fn each(&self, text: &[u8], mut seen: impl FnMut(usize)) {
+    /// Calls `seen` with each place where special tokens begin in `text`, from the left, and the longest one there.
+    ///
+    /// Cost: O(n) and one step for each special token at each place; `Whole` takes four bytes per byte of `text`.
+    fn each(&self, text: &[u8], mut seen: impl FnMut(usize, usize)) {
+        let mut check = checks();
         match self {
             Self::Nothing => {}
             Self::Starts { bytes: [a, b, c], automaton } => {
-                for at in memchr::memchr3_iter(*a, *b, *c, text) {
-                    let here = Input::new(text).range(at..).anchored(Anchored::Yes);
-                    let mut state = OverlappingState::start();
-                    let mut next = || {
-                        let searched = automaton.try_find_overlapping(here.clone(), &mut state);
-                        searched.expect("the automaton was built for anchored searches that overlap");
-                        state.get_match()
-                    };
-                    while let Some(found) = next() {
-                        seen(found.pattern().as_usize());
+                for start in memchr::memchr3_iter(*a, *b, *c, text) {
+                    check();
+                    let here = Input::new(text).range(start..).anchored(Anchored::Yes);
+                    if let Some(longest) = automaton.find(here) {
+                        seen(start, longest.pattern().as_usize());
                     }
                 }
             }
             Self::Whole(automaton) => {
-                automaton.find_overlapping_iter(text).for_each(|found| seen(found.pattern().as_usize()));
+                // Occurrences come in the order of their ends, so the longest one at a place comes last. Of equal
+                // special tokens llama.cpp finds the first, which has the lowest index.
+                let mut longest = vec![u32::MAX; text.len()];
+                for found in automaton.find_overlapping_iter(text) {
+                    check();
+                    let longest = &mut longest[found.start()];
+                    *longest = found.pattern().as_u32().min(*longest);
+                }
+                for (start, special_idx) in longest.into_iter().enumerate() {
+                    if special_idx != u32::MAX {
+                        seen(start, special_idx as usize);
+                    }
+                }
             }
         }
+    }
+}
+
+/// Returns a function to call at each place in a text; it ends the work of a cancelled request.
+fn checks() -> impl FnMut() {
+    let mut n_places = 0_usize;
+    move || {
+        if n_places.is_multiple_of(PLACES_PER_CHECK) {
+            end_if_cancelled();
+        }
+        n_places += 1;
     }
 }
 
@@ -101,45 +141,68 @@ impl Partitioner {
         specials.retain(|special| !special.text.is_empty());
         specials.sort_by_key(|special| std::cmp::Reverse(special.text.len()));
         let texts: Vec<&[u8]> = specials.iter().map(|special| special.text.as_slice()).collect();
-        let pass = Pass::new(&texts);
-        let with_finder = |special: Special| {
-            let finder = Finder::new(&special.text).into_owned();
-            (special, finder)
-        };
-        Self { specials: specials.into_iter().map(with_finder).collect(), pass }
+        let (shorter, pass) = (shorter(&texts), Pass::new(&texts));
+        Self { specials, shorter, pass }
     }
 
     /// Returns the special tokens that only a template may write.
     pub fn controls(&self) -> impl Iterator<Item = &Special> {
-        self.specials.iter().map(|(special, _)| special).filter(|special| special.control)
+        self.specials.iter().filter(|special| special.control)
     }
 
-    /// Cuts `text` at every special token, control tokens included.
+    /// Cuts `text` at every special token, control tokens included. The work of a cancelled request ends early.
+    ///
+    /// Cost: the pass, and O(m log m) for m places where special tokens begin.
+    /// Source: llama.cpp's `tokenizer_st_partition`.
     pub fn partition(&self, text: &[u8]) -> Vec<Piece> {
-        let mut pieces = Vec::new();
-        if !text.is_empty() {
-            pieces.push(Piece::Text(0..text.len()));
-        }
-        for special_idx in self.present(text) {
-            let (special, finder) = &self.specials[special_idx];
-            let mut next = Vec::with_capacity(pieces.len() + 2);
-            for piece in pieces {
-                match piece {
-                    Piece::Text(range) => cut((text, range), (special, finder), &mut next),
-                    special => next.push(special),
+        let mut places: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        self.pass.each(text, |start, special_idx| places.entry(special_idx).or_default().push(start));
+        let mut cutting = Cutting::new(text);
+        let mut check = checks();
+        // A place waits for its longest special token. If that does not fit in what longer ones have left free, the
+        // place waits for the next shorter one that fits, which is later in llama.cpp's order.
+        while let Some((special_idx, mut starts)) = places.pop_first() {
+            // The places that longer tokens have left are behind the token's own; this sort merges sorted runs.
+            starts.sort();
+            for start in starts {
+                check();
+                let Some(free) = cutting.free_around(start) else { continue };
+                match self.longest_within(free.end - start, special_idx) {
+                    Some(fitting) if fitting == special_idx => cutting.cut(free, start, &self.specials[special_idx]),
+                    Some(fitting) => places.entry(fitting).or_default().push(start),
+                    None => {}
                 }
             }
-            pieces = next;
         }
-        pieces
+        cutting.into_pieces()
     }
 
-    /// Returns the special tokens that occur in `text`, in llama.cpp's order.
-    fn present(&self, text: &[u8]) -> Vec<usize> {
-        let mut seen = vec![false; self.specials.len()];
-        self.pass.each(text, |special_idx| seen[special_idx] = true);
-        (0..seen.len()).filter(|&special_idx| seen[special_idx]).collect()
+    /// Returns the longest special token of at most `bytes_max` bytes with which the text of another one begins; that
+    /// one itself if it is short enough.
+    fn longest_within(&self, bytes_max: usize, special_idx: usize) -> Option<usize> {
+        let mut from_longest = std::iter::successors(Some(special_idx), |&special_idx| self.shorter[special_idx]);
+        from_longest.find(|&special_idx| self.specials[special_idx].text.len() <= bytes_max)
     }
+}
+
+/// Returns for each of `texts` the longest shorter one with which it begins; of equal ones, the first.
+fn shorter(texts: &[&[u8]]) -> Vec<Option<usize>> {
+    let mut sorted: Vec<usize> = (0..texts.len()).collect();
+    sorted.sort_by_key(|&idx| texts[idx]);
+    let mut shorter = vec![None; texts.len()];
+    // The last text and before it, the shortest first, those with which it begins: they are sorted before it.
+    let mut beginnings: Vec<usize> = Vec::new();
+    for idx in sorted {
+        while beginnings.last().is_some_and(|&beginning| !texts[idx].starts_with(texts[beginning])) {
+            beginnings.pop();
+        }
+        let beginning = beginnings.last().copied();
+        if beginning.is_none_or(|beginning| texts[beginning] != texts[idx]) {
+            shorter[idx] = beginning;
+            beginnings.push(idx);
+        }
+    }
+    shorter
 }
 
 /// Longest patterns, all together, for which the faster automaton is built. Units: bytes. Source: own choice: it takes
@@ -156,32 +219,49 @@ pub(crate) fn searcher(texts: &[impl AsRef<[u8]>], kind: MatchKind) -> Option<Ah
     built.filter(|_| !texts.is_empty())
 }
 
-/// Returns an automaton that finds which of `texts` begin at a position.
+/// Returns an automaton that finds the longest of `texts` that begins at a position.
 fn anchored(texts: &[&[u8]]) -> Option<AhoCorasick> {
     let builder = &mut AhoCorasick::builder();
-    builder.match_kind(MatchKind::Standard).start_kind(StartKind::Anchored).prefilter(false);
+    builder.match_kind(MatchKind::LeftmostLongest).start_kind(StartKind::Anchored).prefilter(false);
     builder.build(texts).ok()
 }
 
-/// Cuts a stretch of text at every occurrence of one special token, from the left.
-fn cut((text, mut range): (&[u8], Range<usize>), (special, finder): (&Special, &Finder<'_>), pieces: &mut Vec<Piece>) {
-    while let Some(start) = finder.find(&text[range.clone()]).map(|at| range.start + at) {
-        let mut left = range.start..start;
-        if special.lstrip {
-            left.end -= text[left.clone()].iter().rev().take_while(|byte| is_space(**byte)).count();
-        }
-        if !left.is_empty() {
-            pieces.push(Piece::Text(left));
-        }
-        let end = start + special.text.len();
-        pieces.push(Piece::Special { token: special.token, control: special.control });
-        range.start = end;
-        if special.rstrip {
-            range.start += text[range.clone()].iter().take_while(|byte| is_space(**byte)).count();
-        }
+impl<'t> Cutting<'t> {
+    fn new(text: &'t [u8]) -> Self {
+        let whole = (!text.is_empty()).then_some((0, text.len()));
+        Self { text, free: whole.into_iter().collect(), cut_out: Vec::new() }
     }
-    if !range.is_empty() {
-        pieces.push(Piece::Text(range));
+
+    /// Returns the free range that contains a position.
+    fn free_around(&self, at: usize) -> Option<Range<usize>> {
+        let (&start, &end) = self.free.range(..=at).next_back()?;
+        (at < end).then_some(start..end)
+    }
+
+    /// Cuts a special token that begins at `start` out of a free range.
+    fn cut(&mut self, free: Range<usize>, start: usize, special: &Special) {
+        let (mut left, mut right) = (free.start..start, start + special.text.len()..free.end);
+        if special.lstrip {
+            left.end -= self.text[left.clone()].iter().rev().take_while(|byte| is_space(**byte)).count();
+        }
+        if special.rstrip {
+            right.start += self.text[right.clone()].iter().take_while(|byte| is_space(**byte)).count();
+        }
+        self.free.remove(&free.start);
+        for rest in [left, right] {
+            if !rest.is_empty() {
+                self.free.insert(rest.start, rest.end);
+            }
+        }
+        self.cut_out.push((start, Piece::Special { token: special.token, control: special.control }));
+    }
+
+    /// Returns the special tokens and the text between them, in the order of the text.
+    fn into_pieces(self) -> Vec<Piece> {
+        let mut pieces = self.cut_out;
+        pieces.extend(self.free.into_iter().map(|(start, end)| (start, Piece::Text(start..end))));
+        pieces.sort_unstable_by_key(|(start, _)| *start);
+        pieces.into_iter().map(|(_, piece)| piece).collect()
     }
 }
 

@@ -90,9 +90,12 @@ fn reasoning_is_where_the_template_reads_it() {
         "assistant:<a>bc;",
     );
     check(THINKING_PARTS, says(Json::Null), "assistant:<a>;");
-    check(THINKING_PARTS, calls, "assistant:<a>b;");
+    check(THINKING_PARTS, calls.clone(), "assistant:<a>b;");
     let reads_both = THINKING_PARTS.replace("{{ m.role }}:", "{{ m.role }}:{{ m.reasoning_content }}");
     check(&reads_both, says(json!("b")), "assistant:ab;");
+    let mut without_thoughts = calls;
+    without_thoughts[0]["reasoning_content"] = json!("");
+    check(&harmony, without_thoughts, "assistant:b;");
 }
 
 #[test]
