@@ -42,7 +42,9 @@ pub(crate) struct Scheduler {
     encoder: Option<Encoder>,
     /// Whether the last batch was part of a medium.
     last_was_media: bool,
-    /// Adapter of the last batch's sequences, or `Some(None)` for no adapter; `None` before the first batch.
+    /// Adapter of the planned batch's sequences; `None` if they have none.
+    adapter: Option<Applied>,
+    /// Adapter of the last batch of tokens, or `Some(None)` for no adapter; `None` before the first batch.
     last_adapter: Option<Option<Applied>>,
     n_started: u64,
     counters: Arc<Counters>,
@@ -74,6 +76,7 @@ impl Scheduler {
             planned: PlannedBatch::default(),
             encoder,
             last_was_media: false,
+            adapter: None,
             last_adapter: None,
             n_started: 0,
             counters,

@@ -5,7 +5,8 @@
 use warmpath_bench::model::Preset;
 use warmpath_worker::engine::{AdapterFile, Engine, EngineConfig, StartError};
 
-use super::support::{adapter, applied, ask, config, start, stop, tokens};
+use super::images::{asked, image, prompt, prompts, seeing, user};
+use super::support::{Ask, adapter, applied, ask, config, start, stop, tokens, until};
 
 fn with_adapters() -> EngineConfig {
     let adapters = [11, 12].map(|seed| adapter(Preset::Tiny, seed)).to_vec();
@@ -54,6 +55,27 @@ async fn streams_with_different_adapters_run_side_by_side() {
         alone.cache_prompt = false;
         assert_eq!(&alone.answer(&engine).await.tokens, together, "{:?}", ask.adapter);
     }
+    stop(engine).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn images_take_no_turn_of_an_adapter() {
+    let adapters = [11, 12].map(|seed| adapter(Preset::Tiny, seed)).to_vec();
+    let sizes = EngineConfig { n_slots: 3, context_tokens_total: 3 * 4096, ..seeing() };
+    let (engine, _updates) = start(EngineConfig { batch_tokens: 4, ubatch_tokens: 4, adapters, ..sizes });
+    let with = |adapter, n, max_tokens| Ask { adapter: applied(adapter), ..ask(&tokens(1, n), max_tokens) };
+    let stream = with(0, 20, 3000).submit(&engine).unwrap();
+    let reader = tokio::spawn(stream.answer());
+    let many = [user(&(0..20).map(image).collect::<Vec<_>>())];
+    let mut images = asked(&prompt(&prompts(&engine), &many)).submit(&engine).unwrap();
+    until("the images are computed", || engine.counters().encoded_images > 2).await;
+    let other = with(1, 40, 1);
+    tokio::select! {
+        answer = other.answer(&engine) => assert_eq!(answer.tokens.len(), 1),
+        () = images.tokens(1) => panic!("the prompt with the other adapter waits for all images"),
+    }
+    drop(images);
+    reader.abort();
     stop(engine).await;
 }
 

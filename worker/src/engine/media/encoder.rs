@@ -1,4 +1,5 @@
-//! The encoder: a thread that encodes media, one after the other, and keeps their embeddings for a while.
+//! The encoder: a thread that encodes media, one after the other, and keeps their embeddings for a while. Requests take
+//! turns, so one image never waits for all images of another request.
 //!
 //! The engine requests embeddings when a sequence starts whose media are not cached as KV state, and checks at each of
 //! its steps whether they are complete. Embeddings that were computed recently are available immediately, for all
@@ -6,6 +7,7 @@
 //!
 //! Not here: the computation (`projector`).
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -58,7 +60,7 @@ pub(crate) struct Encoder {
     kept: Cache<Key, Embeddings>,
     average: SharedAverage,
     /// `None` once the thread is to end.
-    jobs: Option<Sender<EncodeJob>>,
+    jobs: Option<Sender<VecDeque<EncodeJob>>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -107,6 +109,7 @@ impl Encoder {
     /// Returns the embeddings of each run, which come later if they are not kept.
     pub(crate) fn encode(&self, runs: &[MediaRun]) -> Vec<Encoding> {
         let mut encodings = Vec::with_capacity(runs.len());
+        let mut jobs = VecDeque::new();
         for runs in runs.chunk_by(|a, b| Arc::ptr_eq(&a.medium, &b.medium)) {
             let mut job = EncodeJob { medium: Arc::clone(&runs[0].medium), runs: Vec::new() };
             for run in runs {
@@ -117,15 +120,37 @@ impl Encoder {
                 }
                 encodings.push(encoding);
             }
-            if let Some(jobs) = self.jobs.as_ref().filter(|_| !job.runs.is_empty())
-                && let Err(lost) = jobs.send(job)
-            {
-                for encoding in lost.0.runs.iter().filter_map(|(_, encoding)| encoding.upgrade()) {
-                    drop(encoding.set(Err("the encoder has ended".to_owned())));
-                }
+            if !job.runs.is_empty() {
+                jobs.push_back(job);
+            }
+        }
+        if let Some(sender) = self.jobs.as_ref().filter(|_| !jobs.is_empty())
+            && let Err(lost) = sender.send(jobs)
+        {
+            for encoding in lost.0.iter().flat_map(|job| &job.runs).filter_map(|(_, encoding)| encoding.upgrade()) {
+                drop(encoding.set(Err("the encoder has ended".to_owned())));
             }
         }
         encodings
+    }
+}
+
+/// Jobs of several requests, of which each has one in turn. A request's jobs keep their order.
+struct JobQueue<T>(VecDeque<VecDeque<T>>);
+
+impl<T> JobQueue<T> {
+    /// Takes the next job; waits for one if there is none. `None` if none can come any more.
+    fn next(&mut self, requests: &Receiver<VecDeque<T>>) -> Option<T> {
+        self.0.extend(requests.try_iter());
+        if self.0.is_empty() {
+            self.0.push_back(requests.recv().ok()?);
+        }
+        let mut jobs = self.0.pop_front()?;
+        let next = jobs.pop_front();
+        if !jobs.is_empty() {
+            self.0.push_back(jobs);
+        }
+        next
     }
 }
 
@@ -138,8 +163,9 @@ struct EncoderThread {
 }
 
 impl EncoderThread {
-    fn run(&self, jobs: &Receiver<EncodeJob>) {
-        while let Ok(job) = jobs.recv() {
+    fn run(&self, requests: &Receiver<VecDeque<EncodeJob>>) {
+        let mut queue = JobQueue(VecDeque::new());
+        while let Some(job) = queue.next(requests) {
             self.work(&job);
         }
     }
@@ -182,5 +208,25 @@ impl EncoderThread {
                 missing.into_iter().for_each(|(_, encoding)| drop(encoding.set(Err(reason.clone()))));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_take_turns_with_their_media() {
+        let (sender, requests) = channel();
+        let send = |jobs: &[u32]| sender.send(jobs.iter().copied().collect()).unwrap();
+        let mut queue = JobQueue(VecDeque::new());
+        send(&[1, 2, 3, 4]);
+        assert_eq!(queue.next(&requests), Some(1));
+        send(&[11]);
+        send(&[21, 22]);
+        let next: Vec<_> = (0..6).map(|_| queue.next(&requests).unwrap()).collect();
+        assert_eq!(next, [2, 11, 21, 3, 22, 4]);
+        drop(sender);
+        assert_eq!(queue.next(&requests), None);
     }
 }

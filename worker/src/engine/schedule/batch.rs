@@ -99,9 +99,9 @@ impl Scheduler {
         batch
     }
 
-    /// Returns the adapter of the last batch's sequences; `None` if they have none.
+    /// Returns the adapter of the planned batch's sequences; `None` if they have none.
     pub(crate) fn adapter(&self) -> Option<Applied> {
-        self.last_adapter.flatten()
+        self.adapter
     }
 
     /// Adds the batch's prefill tokens to the counter of each stream, which starts anew with each of its tokens.
@@ -142,6 +142,7 @@ impl Scheduler {
         let present = ready.iter().map(|slot| adapter_of(self.running.in_slot(*slot)));
         let Some(adapter) = adapter_schedule::next(present, self.last_adapter) else { return };
         self.last_adapter = Some(adapter);
+        self.adapter = adapter;
         let list_max = self.list_max();
         let ready = || ready.iter().map(|slot| (self.running.in_slot(*slot), table.n_held(*slot), *slot));
         let is_next = |(sequence, n_held, slot): (&Sequence, u32, SlotId)| {
@@ -172,7 +173,7 @@ impl Scheduler {
         let Some(slot) = slots.iter().copied().min_by_key(|slot| self.running.in_slot(*slot).order) else { return };
         let sequence = self.running.in_slot(slot);
         if let Work::Prefill { n_tokens, .. } = sequence.work(table.n_held(slot)) {
-            self.last_adapter = Some(sequence.submission.adapter);
+            self.adapter = sequence.submission.adapter;
             self.planned.rest = vec![Share { slot, n_tokens: n_tokens.min(self.limits.room.ubatch_tokens) }];
         }
     }
