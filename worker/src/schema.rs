@@ -7,6 +7,7 @@
 
 mod call;
 mod constants;
+mod definitions;
 mod formats;
 mod grammar_budget;
 mod node;
@@ -24,6 +25,7 @@ use std::fmt;
 use serde_json::{Map, Value, json};
 
 pub use call::{ArgumentForm, CallText, check_apart};
+pub use definitions::Definitions;
 pub use grammar_budget::GrammarBudget;
 use node::SchemaNode;
 pub use patterns::check_products;

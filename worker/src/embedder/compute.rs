@@ -111,7 +111,7 @@ impl<'m> Computer<'m> {
     /// Returns the vectors of texts, each computed independently of the others.
     ///
     /// Shape: `texts` `[n]` -> `[n]`, each text `[1..]`; together at most a micro-batch. Errors: a description of the
-    /// failure.
+    /// failure; the computed part of a text in pieces is then dropped.
     pub(super) fn embed(&mut self, texts: &[&[Token]]) -> Result<Vec<Vectors>, String> {
         self.batch.clear();
         for (sequence, text) in (0..).zip(texts) {
@@ -127,7 +127,10 @@ impl<'m> Computer<'m> {
             };
             (0..).zip(texts).map(vectors).collect()
         });
-        (0..).zip(texts).for_each(|(sequence, _)| self.clear(sequence));
+        match &vectors {
+            Ok(_) => (0..).zip(texts).for_each(|(sequence, _)| self.clear(sequence)),
+            Err(_) => self.clear_all(),
+        }
         vectors
     }
 
@@ -142,15 +145,17 @@ impl<'m> Computer<'m> {
         self.batch.clear();
         self.push(sequence, &rest[..piece_tokens], n_computed);
         let decoded = self.context.decode(&mut self.batch).map_err(|error| error.to_string());
-        if decoded.is_ok() && piece_tokens < rest.len() {
-            return Ok(None);
-        }
+        // The vectors of every piece are checked, so that no text beside a piece attends to cells that are not finite.
         let vectors = decoded.and_then(|()| self.vectors(sequence, 0..0));
-        self.give_up();
+        match &vectors {
+            Ok(_) if piece_tokens < rest.len() => return Ok(None),
+            Ok(_) => self.give_up(),
+            Err(_) => self.clear_all(),
+        }
         vectors.map(Some)
     }
 
-    /// Drops the text that is computed in pieces.
+    /// Drops the text that is computed in pieces; all its numbers so far are finite.
     pub(super) fn give_up(&mut self) {
         self.clear(self.own_sequence());
     }
@@ -172,6 +177,14 @@ impl<'m> Computer<'m> {
     fn clear(&mut self, sequence: i32) {
         let cleared = self.context.clear_kv_cache_seq(Some(sequence.unsigned_abs()), None, None);
         debug_assert_eq!(cleared, Ok(true), "a whole sequence can always be removed");
+    }
+
+    /// Clears every cell and its keys and values, after a batch whose numbers may not be finite.
+    ///
+    /// Removing a sequence leaves its keys and values in the cells. Attention also reads masked cells, and a mask does
+    /// not change NaN. Source: `llama_kv_cache::get_n_kv`, which rounds the number of cells up to a multiple of 256.
+    fn clear_all(&mut self) {
+        self.context.clear_kv_cache();
     }
 
     fn vectors(&self, sequence: i32, tokens: std::ops::Range<i32>) -> Result<Vectors, String> {

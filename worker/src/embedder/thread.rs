@@ -260,9 +260,18 @@ impl EmbedderLoop<'_> {
         let texts: Vec<&[Token]> = batch.iter().map(text).collect();
         let lengths: Vec<usize> = texts.iter().map(|text| text.len()).collect();
         let began = Instant::now();
-        let embedded = embed_each(&mut self.computer, &texts);
+        let together = self.computer.embed(&texts);
+        let piece_is_lost = together.is_err();
+        let embedded = match together {
+            Ok(vectors) => vectors.into_iter().map(Ok).collect(),
+            Err(reason) => embed_apart(&mut self.computer, &texts, reason),
+        };
         self.end(lengths.iter().sum(), began);
         self.piece_is_due = true;
+        if piece_is_lost {
+            // The failed batch took the computed part of a text in pieces with it, so that text begins again.
+            self.waiting.iter_mut().for_each(|waiting| waiting.n_computed = 0);
+        }
         let mut failed = Vec::new();
         for ((place, n_tokens), vectors) in batch.iter().zip(lengths).zip(embedded) {
             match vectors {
@@ -371,12 +380,16 @@ impl EmbedderLoop<'_> {
     }
 }
 
-/// Returns the vectors of each text, or why it has none. If a batch fails, its texts are computed one by one: one text
-/// without a vector may spoil those beside it.
-fn embed_each(computer: &mut Computer<'_>, texts: &[&[Token]]) -> Vec<Result<Vectors, String>> {
-    match computer.embed(texts) {
-        Ok(vectors) => vectors.into_iter().map(Ok).collect(),
-        Err(reason) if texts.len() == 1 => vec![Err(reason)],
-        Err(_) => texts.iter().flat_map(|text| embed_each(computer, &[text])).collect(),
+/// Returns the vectors of each text of a batch that failed for this reason, or why the text has none.
+///
+/// The texts are computed one by one: one text without a vector may spoil those beside it.
+fn embed_apart(computer: &mut Computer<'_>, texts: &[&[Token]], reason: String) -> Vec<Result<Vectors, String>> {
+    if texts.len() == 1 {
+        return vec![Err(reason)];
     }
+    let alone = |text: &&[Token]| match computer.embed(&[*text]) {
+        Ok(vectors) => vectors.into_iter().map(Ok).collect::<Vec<_>>(),
+        Err(reason) => vec![Err(reason)],
+    };
+    texts.iter().flat_map(alone).collect()
 }

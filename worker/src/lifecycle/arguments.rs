@@ -10,12 +10,12 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use warmpath_common::openai::ChatPrompt;
 use warmpath_llama_chat::ToolChoice;
-use warmpath_prompt::{AnswerFormat, FormatWish, Prompt, PromptError, Separators};
+use warmpath_prompt::{AnswerFormat, FormatWish, Prompt, PromptError, Separators, end_if_cancelled};
 
 use crate::app_state::Serving;
 use crate::engine::{ArgumentSchemas, ArgumentsExtent, CompiledSchema};
 use crate::error::RequestError;
-use crate::schema::{CallText, GrammarBudget, SchemaError, ValueGrammar, check_apart};
+use crate::schema::{CallText, Definitions, GrammarBudget, SchemaError, ValueGrammar, check_apart};
 use crate::tools::{ToolFields, arguments, forms, parameters};
 
 /// A grammar of calls, with the schemas of their arguments.
@@ -45,6 +45,7 @@ struct ToolsRequest<'a> {
     prompt: &'a Prompt,
     wish: &'a FormatWish,
     fields: &'a ToolFields,
+    budget: GrammarBudget,
 }
 
 /// Returns the format of a response's calls.
@@ -55,7 +56,7 @@ pub(super) fn calls(
     (chat, prompt): (&ChatPrompt, &Prompt),
     (wish, fields): (&FormatWish, &ToolFields),
 ) -> Result<CallFormat, RequestError> {
-    let asked = ToolsRequest { serving, chat, prompt, wish, fields };
+    let asked = ToolsRequest { serving, chat, prompt, wish, fields, budget: GrammarBudget::default() };
     if wish.tools.is_empty() {
         return Ok(CallFormat { format: asked.format(&wish.tools)?, ..CallFormat::default() });
     }
@@ -98,12 +99,13 @@ impl ToolsRequest<'_> {
         })
     }
 
-    /// Compiles the schemas of the tools.
+    /// Compiles the schemas of the tools. The work of a cancelled request ends before the next tool.
     ///
     /// Errors: that of the first failed tool, if a call is required.
     fn compiled<T>(&self, compile: impl Fn(usize, &Value) -> Result<T, RequestError>) -> Compiled<T> {
         let (mut kept, mut others) = (Vec::new(), Vec::new());
         for (idx, tool) in self.wish.tools.iter().enumerate() {
+            end_if_cancelled();
             match compile(idx, tool) {
                 Ok(compiled) => kept.push((idx, compiled)),
                 Err(error) if self.is_required() => return Err(error),
@@ -157,7 +159,8 @@ impl ToolsRequest<'_> {
             let schema = self.schema(tool)?;
             let keywords = schema.as_object().expect("a normalized schema of arguments is an object");
             check_apart(keywords).map_err(|error| self.fields.not_kept(tool, &error))?;
-            let text = CallText::new(schema, form).map_err(|error| self.fields.not_kept(tool, &error))?;
+            let text = CallText::new(schema, form, &self.budget);
+            let text = text.map_err(|error| self.fields.not_kept(tool, &error))?;
             let compiler = self.serving.engine.compiler();
             let compiled = compiler.and_then(|compiler| compiler.compile_call(&text, separators(&format)));
             let compiled = compiled.map_err(|reason| self.fields.refused(tool, &reason))?;
@@ -205,7 +208,8 @@ impl ToolsRequest<'_> {
         Ok(Some(CallFormat { format, kept, unconstrained: self.named(others) }))
     }
 
-    /// Returns the constraints of a tool's arguments, each with whether it may be written as a string's text.
+    /// Returns the constraints of a tool's arguments, each with whether it may be written as a string's text. The work
+    /// of a cancelled request ends before the next argument.
     fn values(
         &self,
         (idx, tool): (usize, &Value),
@@ -215,19 +219,27 @@ impl ToolsRequest<'_> {
         let whole = self.schema(tool)?;
         let keywords = whole.as_object().expect("a normalized schema of arguments is an object");
         check_apart(keywords).map_err(|error| self.fields.not_kept(tool, &error))?;
-        let names = parameters::names(tool).into_iter().enumerate();
-        let budget = GrammarBudget::default();
-        let compile = |(at, name): (usize, &str)| {
+        let definitions = Definitions::of(&whole);
+        self.budget.begin();
+        let write = |(at, name): (usize, &str)| {
+            end_if_cancelled();
             let not_kept = |error: SchemaError| self.fields.not_kept(tool, &error.below(&format!("properties.{name}")));
-            let schema = with_definitions(&keywords["properties"][name], keywords);
-            let grammar = ValueGrammar::new(schema, &framing.closes[idx][at], framing.typing, &budget);
-            let grammar = grammar.map_err(not_kept)?;
+            let part = (&keywords["properties"][name], &definitions);
+            let end = (framing.closes[idx][at].as_str(), framing.typing);
+            ValueGrammar::new(part, end, &self.budget).map_err(not_kept)
+        };
+        let compile = |grammar: ValueGrammar| {
+            end_if_cancelled();
             let compiler = self.serving.engine.compiler();
             let compiled = compiler.and_then(|compiler| compiler.compile_value(&grammar, separators));
             let compiled = compiled.map_err(|reason| self.fields.refused(tool, &reason))?;
             Ok((grammar.is_text(), compiled))
         };
-        names.map(compile).collect()
+        // Compiling takes far longer than writing, so a tool beyond the budget is refused before the first value is
+        // compiled.
+        let names = parameters::names(tool).into_iter().enumerate();
+        let grammars: Vec<ValueGrammar> = names.map(write).collect::<Result<_, RequestError>>()?;
+        grammars.into_iter().map(compile).collect()
     }
 
     /// Returns a tool's schema, normalized.
@@ -243,18 +255,4 @@ impl ToolsRequest<'_> {
 /// Without separators white space could be anywhere, but llama.cpp's parsers accept none before a list's comma.
 fn separators(format: &AnswerFormat) -> Separators {
     format.separators().unwrap_or(Separators { item: ", ", key: ": " })
-}
-
-/// Returns a part of a normalized schema with the definitions that it may refer to.
-fn with_definitions(part: &Value, whole: &Map<String, Value>) -> Value {
-    let mut part = match part {
-        Value::Object(keywords) => keywords.clone(),
-        // `false` allows no value; the equivalent object is an empty `enum`.
-        Value::Bool(false) => Map::from_iter([("enum".to_owned(), Value::Array(Vec::new()))]),
-        _ => Map::new(),
-    };
-    if let Some(definitions) = whole.get("$defs") {
-        part.insert("$defs".to_owned(), definitions.clone());
-    }
-    Value::Object(part)
 }

@@ -11,8 +11,9 @@ mod text;
 
 use serde_json::{Map, Value, json};
 
+use super::definitions::without_definitions;
 use super::value::{ALL, ARRAY, BOOLEAN, FRACTION, INTEGER, NULL, NUMBER, OBJECT, STRING, SchemaReader, refuse};
-use super::{GrammarBudget, SchemaError};
+use super::{Definitions, GrammarBudget, SchemaError};
 use text::{Least, Text};
 
 /// Maximum depth of objects and lists that are written as elements; deeper ones are JSON.
@@ -72,27 +73,34 @@ impl CallText {
     /// conditions on several arguments.
     ///
     /// Errors: the part of the schema that this format cannot express, or a grammar beyond its limits.
-    pub fn new(schema: Value, form: ArgumentForm) -> Result<Self, SchemaError> {
-        let mut depth_max = if form == ArgumentForm::MiniMaxM3 { DEPTH_MAX } else { 0 };
-        loop {
-            let budget = GrammarBudget::default();
-            let mut writer = CallWriter::new(&schema, form, depth_max, &budget);
-            let written = writer.arguments(&schema);
-            // A schema that contains itself several times has several times as many elements at each level.
-            if depth_max > 0 && (writer.n_elements > ELEMENTS_MAX || budget.is_spent()) {
-                depth_max /= 2;
-                continue;
-            }
-            let (start, parser_schema) = written?;
-            let mut text = writer.text;
-            text.start = start;
-            return Ok(Self { parser_schema, text, schema });
-        }
+    pub fn new(schema: Value, form: ArgumentForm, budget: &GrammarBudget) -> Result<Self, SchemaError> {
+        let (text, parser_schema) = write(&schema, form, budget)?;
+        Ok(Self { schema, parser_schema, text })
     }
 
     /// Returns the grammar in Lark's syntax; `compiler_s` converts a schema to the compiler's JSON.
     pub fn lark(&self, compiler_s: impl Fn(&Value) -> String) -> String {
         self.text.lark(compiler_s)
+    }
+}
+
+/// Returns the grammar of a tool's arguments, and the schema with which it is parsed.
+fn write(schema: &Value, form: ArgumentForm, budget: &GrammarBudget) -> Result<(Text, Value), SchemaError> {
+    let definitions = Definitions::of(schema);
+    let mut depth_max = if form == ArgumentForm::MiniMaxM3 { DEPTH_MAX } else { 0 };
+    loop {
+        budget.begin();
+        let mut writer = CallWriter::new((form, depth_max), (schema, &definitions), budget);
+        let written = writer.arguments(schema);
+        // A schema that contains itself several times has several times as many elements at each level.
+        if depth_max > 0 && (writer.n_elements > ELEMENTS_MAX || budget.is_spent()) {
+            depth_max /= 2;
+            continue;
+        }
+        let (start, parser_schema) = written?;
+        let mut text = writer.text;
+        text.start = start;
+        return Ok((text, parser_schema));
     }
 }
 
@@ -111,17 +119,19 @@ struct CallWriter<'a> {
     form: ArgumentForm,
     depth_max: usize,
     reader: SchemaReader<'a>,
-    /// Size of all definitions as JSON.
-    definitions_bytes: usize,
+    definitions: &'a Definitions<'a>,
     n_elements: usize,
     text: Text,
 }
 
 impl<'a> CallWriter<'a> {
-    fn new(schema: &'a Value, form: ArgumentForm, depth_max: usize, budget: &'a GrammarBudget) -> Self {
-        let definitions_bytes = schema.get("$defs").map_or(0, |definitions| definitions.to_string().len());
+    fn new(
+        (form, depth_max): (ArgumentForm, usize),
+        (schema, definitions): (&'a Value, &'a Definitions<'a>),
+        budget: &'a GrammarBudget,
+    ) -> Self {
         let reader = SchemaReader::new(schema, budget);
-        Self { form, depth_max, reader, definitions_bytes, n_elements: 0, text: Text::default() }
+        Self { form, depth_max, reader, definitions, n_elements: 0, text: Text::default() }
     }
 
     /// Writes all arguments and the mark that closes the call.
@@ -360,25 +370,17 @@ impl<'a> CallWriter<'a> {
             .filter(|(kinds, exactly, _)| types & kinds != 0 && types & kinds == *exactly)
             .map(|(_, _, name)| name)
             .collect();
-        let mut own = match schema {
-            Value::Object(keywords) => keywords.clone(),
-            Value::Bool(false) => Map::from_iter([("enum".to_owned(), json!([]))]),
-            _ => Map::new(),
-        };
-        own.remove("$defs");
-        let own = Value::Object(own);
+        let own = without_definitions(schema);
         // A schema with only these types needs no further condition.
         let is_all = self.reader.types(schema) & !types == 0;
-        let mut json = if is_all { own } else { json!({"allOf": [own, {"type": names}]}) };
-        let text = json.to_string();
-        self.reader.budget.take(text.len())?;
-        if let Some(definitions) = self.reader.definitions
-            && text.contains("\"$ref\"")
-        {
-            self.reader.budget.take(self.definitions_bytes)?;
-            json["$defs"] = Value::Object(definitions.clone());
+        let json = if is_all { own } else { json!({"allOf": [own, {"type": names}]}) };
+        let own = json.to_string();
+        self.reader.budget.take(own.len())?;
+        if let Some(known) = self.text.known_json(&own) {
+            return Ok(known);
         }
-        Ok(self.text.json(json))
+        let json = self.definitions.complete(json, self.reader.budget)?;
+        Ok(self.text.json(&own, json))
     }
 
     /// Returns the lists and objects that a schema allows, each with the keywords that restrict it.

@@ -1,36 +1,55 @@
-//! Limit on the work of writing the grammar of one tool's arguments.
+//! Limit on the work of writing the grammars of one request's tools.
 //!
 //! A grammar repeats a definition at each reference to it, so a short schema can have an endless grammar. Every visited
-//! schema and every written text is charged. Not here: the size of the schema itself (`schema`), compiling (`engine`).
+//! schema, written text and copied definition is charged. A grammar gets half of what is left, so one that is too large
+//! leaves something to the next one. Not here: the size of the schema itself (`schema`), compiling (`engine`).
 
 use std::cell::Cell;
 
 use super::SchemaError;
 
-/// Maximum size of the written texts, including those that become parts of others. Units: bytes.
+/// Maximum size of the texts of a request's grammars, including those that become parts of others. Units: bytes.
 ///
-/// Source: thirty times the texts of the largest schema (`TEXT_BYTES_MAX`); a worker writes this in some 20 ms.
-pub(super) const GRAMMAR_BYTES_MAX: usize = 8 << 20;
+/// Source: the first grammar gets half of it, thirty times the texts of the largest schema (`TEXT_BYTES_MAX`); a worker
+/// writes this in some 20 ms.
+const GRAMMAR_BYTES_MAX: usize = 16 << 20;
 
 /// Charge for visiting a schema. Units: bytes. Source: the time of writing as many.
 const VISIT_BYTES: usize = 64;
 
-/// Remaining budget of one tool's grammar.
+/// Charge for each byte of a definition's copy, which the compiler reads again. Units: bytes.
+///
+/// Source: own choice: all copies together are at most 2 MB, four times the largest tools (`TOOLS_BYTES_MAX`);
+/// compiling a megabyte of numbers takes seconds and some 140 MB (docs/decisions/0023).
+const BYTES_PER_COPIED_BYTE: usize = 8;
+
+/// Remaining budget of a request's grammars.
 #[derive(Debug)]
 pub struct GrammarBudget {
     bytes_left: Cell<usize>,
+    /// Part of `bytes_left` that is kept for later grammars.
+    reserved_bytes: Cell<usize>,
+    /// Whether this grammar was too large.
+    is_spent: Cell<bool>,
 }
 
 impl Default for GrammarBudget {
+    /// Returns the whole budget, for a single grammar unless [`Self::begin`] is called.
     fn default() -> Self {
-        Self { bytes_left: Cell::new(GRAMMAR_BYTES_MAX) }
+        Self { bytes_left: Cell::new(GRAMMAR_BYTES_MAX), reserved_bytes: Cell::new(0), is_spent: Cell::new(false) }
     }
 }
 
 impl GrammarBudget {
-    /// Returns whether a grammar was too large.
+    /// Begins the next grammar, which gets half of what is left.
+    pub fn begin(&self) {
+        self.reserved_bytes.set(self.bytes_left.get() / 2);
+        self.is_spent.set(false);
+    }
+
+    /// Returns whether this grammar was too large.
     pub(super) fn is_spent(&self) -> bool {
-        self.bytes_left.get() == 0
+        self.is_spent.get()
     }
 
     /// Charges for the visit of a schema.
@@ -40,13 +59,51 @@ impl GrammarBudget {
         self.take(VISIT_BYTES)
     }
 
+    /// Charges for a copy of a definition of this size.
+    ///
+    /// Errors: like [`Self::take`].
+    pub(super) fn copy(&self, n_bytes: usize) -> Result<(), SchemaError> {
+        self.take(n_bytes.saturating_mul(BYTES_PER_COPIED_BYTE))
+    }
+
     /// Charges for a text.
     ///
-    /// Errors: the grammar is too large; so is then every later text.
+    /// Errors: the grammar is too large; so is then every later text of it.
     pub(super) fn take(&self, n_bytes: usize) -> Result<(), SchemaError> {
-        let left = self.bytes_left.get().checked_sub(n_bytes);
-        self.bytes_left.set(left.unwrap_or_default());
+        let left = self.bytes_left.get().checked_sub(n_bytes).filter(|left| *left >= self.reserved_bytes.get());
+        if let Some(left) = left
+            && !self.is_spent.get()
+        {
+            self.bytes_left.set(left);
+            return Ok(());
+        }
+        self.is_spent.set(true);
         let reason = "its grammar is too large, because the schema refers to its parts too often";
-        left.map(|_| ()).ok_or_else(|| SchemaError { path: String::new(), reason: reason.to_owned() })
+        Err(SchemaError { path: String::new(), reason: reason.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_that_is_used_up_exactly_is_not_spent() {
+        let budget = GrammarBudget::default();
+        assert!(budget.take(GRAMMAR_BYTES_MAX).is_ok() && !budget.is_spent());
+        assert!(budget.take(1).is_err() && budget.is_spent());
+    }
+
+    #[test]
+    fn a_grammar_that_is_too_large_leaves_half_of_the_budget_to_the_next_one() {
+        let budget = GrammarBudget::default();
+        for share in 1..=3 {
+            budget.begin();
+            let half = GRAMMAR_BYTES_MAX >> share;
+            assert!(budget.take(half).is_ok(), "{share}");
+            assert!(budget.take(1).is_err() && budget.take(0).is_err(), "{share}");
+        }
+        budget.begin();
+        assert!(budget.take(1).is_ok());
     }
 }

@@ -13,7 +13,8 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-use super::{GrammarBudget, SchemaError};
+use super::definitions::without_definitions;
+use super::{Definitions, GrammarBudget, SchemaError};
 pub(super) use search::escaped;
 use search::search;
 
@@ -44,10 +45,17 @@ pub struct ValueGrammar {
 }
 
 impl ValueGrammar {
-    /// Returns the grammar of a value that the mark `close` ends; `schema` is normalized and has its definitions.
+    /// Returns the grammar of a value that the mark `close` ends; `schema` is a part of the normalized schema that has
+    /// the definitions.
     ///
     /// Errors: the part of the schema that cannot be enforced in a text, or a grammar beyond the budget.
-    pub fn new(schema: Value, close: &str, typing: Typing, budget: &GrammarBudget) -> Result<Self, SchemaError> {
+    pub fn new(
+        (schema, definitions): (&Value, &Definitions<'_>),
+        (close, typing): (&str, Typing),
+        budget: &GrammarBudget,
+    ) -> Result<Self, SchemaError> {
+        budget.visit()?;
+        let schema = definitions.complete(without_definitions(schema), budget)?;
         let reader = SchemaReader::new(&schema, budget);
         let types = reader.types(&schema);
         let close = escaped(close);
@@ -139,7 +147,7 @@ fn structured(schema: &Value, types: u8) -> Option<Value> {
 
 /// Reads a normalized schema.
 pub(super) struct SchemaReader<'a> {
-    pub definitions: Option<&'a Map<String, Value>>,
+    definitions: Option<&'a Map<String, Value>>,
     pub budget: &'a GrammarBudget,
     /// Types of each schema by its address, so that each is read once.
     known: RefCell<HashMap<usize, u8>>,

@@ -1,11 +1,13 @@
 //! `/v1/embeddings` and llama-server's two paths for it, with encoders and a causal model.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 use warmpath_bench::model::Preset;
+use warmpath_gguf::Header;
 
 use crate::harness::{TestWorker, folder, model};
 
@@ -190,15 +192,42 @@ async fn many_clients_at_once_get_their_own_vectors() {
 }
 
 /// Returns an encoder that gives numbers only for texts of at most this many tokens.
-fn encoder_up_to(n_tokens: usize) -> PathBuf {
+fn encoder_up_to(n_tokens: u64) -> PathBuf {
     let path = model(Preset::TinyEmbed, 1);
     let header = warmpath_gguf::check(&path).expect("the model is intact");
-    let positions = header.tensors().iter().find(|tensor| tensor.name == "position_embd.weight").expect("it has them");
     let n_positions = header.unsigned("bert.context_length").expect("the context is known");
-    let at = positions.offset_bytes + n_tokens as u64 * (positions.size_bytes / n_positions);
-    let mut file = std::fs::read(&path).expect("it can be read");
-    file[at as usize..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
-    let broken = folder().join(format!("encoder-up-to-{n_tokens}-{}.gguf", std::process::id()));
+    let at = row_offset(&header, "position_embd.weight", (n_tokens, n_positions));
+    written_into(&path, at, &f32::NAN.to_le_bytes(), &format!("encoder-up-to-{n_tokens}"))
+}
+
+/// Token without an embedding in [`causal_model_without_a_token`]; the texts of other tests have tokens below 250.
+const BROKEN_TOKEN: u32 = 255;
+
+/// Returns a causal model, made once, that gives no numbers for [`BROKEN_TOKEN`] and for everything that attends to it.
+fn causal_model_without_a_token() -> &'static Path {
+    // A 16-bit float that is not a number.
+    const NAN: u16 = 0x7e00;
+    static BROKEN: OnceLock<PathBuf> = OnceLock::new();
+    BROKEN.get_or_init(|| {
+        let path = model(Preset::Tiny, 1);
+        let header = warmpath_gguf::check(&path).expect("the model is intact");
+        let n_tokens = header.texts("tokenizer.ggml.tokens").expect("the vocabulary is known").len() as u64;
+        let at = row_offset(&header, "token_embd.weight", (u64::from(BROKEN_TOKEN), n_tokens));
+        written_into(&path, at, &NAN.to_le_bytes(), "causal-without-a-token")
+    })
+}
+
+/// Returns the place in the file of one of a tensor's rows.
+fn row_offset(header: &Header, tensor: &str, (row, n_rows): (u64, u64)) -> u64 {
+    let tensor = header.tensors().iter().find(|other| other.name == tensor).expect("the model has it");
+    tensor.offset_bytes + row * (tensor.size_bytes / n_rows)
+}
+
+/// Returns a copy of a model with these bytes at a place.
+fn written_into(path: &Path, at: u64, bytes: &[u8], name: &str) -> PathBuf {
+    let mut file = std::fs::read(path).expect("it can be read");
+    file[at as usize..][..bytes.len()].copy_from_slice(bytes);
+    let broken = folder().join(format!("{name}-{}.gguf", std::process::id()));
     std::fs::write(&broken, file).expect("it can be written");
     broken
 }
@@ -221,6 +250,75 @@ async fn a_text_without_a_vector_fails_only_its_own_request() {
             assert!(distance(&alone, &vectors(&answer)[0]) < TOLERANCE, "{n}");
         }
     }
+}
+
+#[tokio::test]
+async fn a_text_without_a_vector_spoils_no_other_text_of_a_causal_model() {
+    for pooling in ["last", "mean"] {
+        let flags = format!("--embedding --slots 16 --pooling {pooling}");
+        let intact = TestWorker::start(&flags).await;
+        let worker = TestWorker::start_model(causal_model_without_a_token(), &flags).await;
+        let is_broken = |n: u32| n % 5 == 3;
+        let body = |n: u32| {
+            let token = |at: u32| if is_broken(n) && at == 4 { BROKEN_TOKEN } else { (at * 7 + n) % 250 };
+            json!({"input": (0..10).map(token).collect::<Vec<_>>(), "embd_normalize": -1})
+        };
+        let ask = |n: u32| {
+            let (worker, intact, body) = (&worker, &intact, body(n));
+            async move {
+                let (status, answer) = worker.try_ask(PATH, &body).await;
+                assert_eq!(status, if is_broken(n) { 500 } else { 200 }, "{pooling} {n}: {answer}");
+                if status == 200 {
+                    let expected = vectors(&intact.ask(PATH, body).await).remove(0);
+                    assert!(distance(&vectors(&answer)[0], &expected) < 0.05, "{pooling} {n}");
+                }
+            }
+        };
+        // Together, and one after the other.
+        futures::future::join_all((0..20).map(ask)).await;
+        for n in [3, 4, 8, 13, 0, 1] {
+            ask(n).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_text_in_pieces_fails_at_its_first_bad_piece_and_begins_again_after_a_failed_batch() {
+    let flags = "--embedding --pooling last --ctx-size 2048";
+    let intact = TestWorker::start(&format!("{flags} --ubatch-size 2048")).await;
+    let worker =
+        TestWorker::start_model(causal_model_without_a_token(), &format!("{flags} --ubatch-size 16 --slots 4")).await;
+    let body = |tokens: &[u32]| json!({"input": tokens, "embd_normalize": -1});
+    let check = async |tokens: &[u32], answer: &Value| {
+        let expected = vectors(&intact.ask(PATH, body(tokens)).await).remove(0);
+        assert!(distance(&vectors(answer)[0], &expected) < 0.05, "{} tokens", tokens.len());
+    };
+    let short: Vec<u32> = (0..10).collect();
+    let with_broken = |mut tokens: Vec<u32>, at: usize| {
+        tokens[at] = BROKEN_TOKEN;
+        body(&tokens)
+    };
+
+    let (status, answer) = worker.try_ask(PATH, &with_broken(long_text(1), 20)).await;
+    assert_eq!(status, 500, "{answer}");
+    let n_computed = worker.metric("prefill_tokens_total").await;
+    assert!(n_computed < f64::from(LONG_TOKENS) / 2.0, "{n_computed} tokens were computed after the second piece");
+    check(&short, &worker.ask(PATH, body(&short)).await).await;
+
+    for seed in 1..=LONG_TEXTS_MAX {
+        let n_before = worker.metric("prefill_tokens_total").await;
+        let asked = begin_long(&worker, seed).await;
+        let (status, answer) = worker.try_ask(PATH, &with_broken(short.clone(), 4)).await;
+        assert_eq!(status, 500, "{answer}");
+        check(&short, &worker.ask(PATH, body(&short)).await).await;
+        check(&long_text(seed), &asked.await.expect("no panic")).await;
+        let n_computed = worker.metric("prefill_tokens_total").await - n_before;
+        let n_tokens = f64::from(LONG_TOKENS) + 2.0 * short.len() as f64;
+        if n_computed > n_tokens {
+            return;
+        }
+    }
+    panic!("short texts waited for the ends of {LONG_TEXTS_MAX} long ones");
 }
 
 #[tokio::test]

@@ -74,6 +74,15 @@ fn branching() -> Vec<Value> {
     ]
 }
 
+/// Returns parameters that all refer to the same large definition, in different ways.
+fn copying() -> Value {
+    let property = |idx: usize| (format!("p{idx}"), json!({"$ref": "#/$defs/0", "maxItems": idx}));
+    let properties: Map<String, Value> = (0..500).map(property).collect();
+    let required: Vec<&String> = properties.keys().collect();
+    let numbers: Vec<u32> = (0..5000).collect();
+    json!({"type": "object", "properties": properties, "required": required, "$defs": {"0": {"enum": numbers}}})
+}
+
 fn tool(parameters: Value) -> Value {
     json!([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
 }
@@ -98,6 +107,23 @@ async fn hostile_tools_do_not_delay_other_requests_if_arguments_are_written_one_
     {
         let flags = format!("--slots 2 --ctx-size 16384 --chat-template-file {}", template.display());
         check_beside_others(&TestWorker::start(&flags).await, branching()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_definition_is_not_copied_without_limit_if_arguments_are_written_one_by_one() {
+    for (name, template) in [("qwen-coder-copying", QWEN), ("glm-copying", GLM)] {
+        // With the schemas in it, the prompt would be too long.
+        let template = template.replace("{{ tool | tojson }}", "{{ tool.function.name }}");
+        let path = folder().join(format!("{name}.jinja"));
+        std::fs::write(&path, template).expect("the file can be written");
+        let flags = format!("--slots 2 --ctx-size 16384 --chat-template-file {}", path.display());
+        let worker = TestWorker::start(&flags).await;
+        check_beside_others(&worker, [copying()]).await;
+        let body = json!({"messages": user("Call it"), "tools": tool(copying()), "tool_choice": "required"});
+        let (status, answer) = worker.try_ask("/v1/chat/completions", &body).await;
+        let reason = answer["error"]["message"].as_str().unwrap_or_default();
+        assert!(status == 400 && reason.contains("its grammar is too large"), "{name}: {answer}");
     }
 }
 

@@ -21,7 +21,7 @@ const FORMS: [ArgumentForm; 4] =
 
 fn written(property: Value, definitions: Value, form: ArgumentForm) -> Result<CallText, SchemaError> {
     let schema = json!({"type": "object", "properties": {"a": property}, "$defs": definitions});
-    CallText::new(crate::schema::normalize(&schema).expect("the schema is valid"), form)
+    CallText::new(crate::schema::normalize(&schema).expect("the schema is valid"), form, &GrammarBudget::default())
 }
 
 /// Returns a chain of definitions, each of which refers to the next one twice.
@@ -111,6 +111,23 @@ fn definitions_that_are_copied_for_each_argument_have_a_limit() {
             json!({"type": "object", "properties": (0..n).map(one).collect::<Map<_, _>>(), "$defs": definitions});
         crate::schema::normalize(&schema).expect("the schema is valid")
     };
-    assert!(CallText::new(schema(20), ArgumentForm::Lfm2).is_ok());
-    assert!(CallText::new(schema(100), ArgumentForm::Lfm2).is_err());
+    let written = |n: usize, budget: &GrammarBudget| CallText::new(schema(n), ArgumentForm::Lfm2, budget);
+    assert!(written(8, &GrammarBudget::default()).is_ok());
+    assert!(written(100, &GrammarBudget::default()).is_err());
+    // The tools of a request share its budget.
+    let budget = GrammarBudget::default();
+    let n_kept = std::iter::repeat_with(|| written(5, &budget)).take_while(Result::is_ok).count();
+    assert!((2..10).contains(&n_kept), "{n_kept}");
+    assert!(written(1, &budget).is_ok(), "a smaller one fits into what is left");
+}
+
+#[test]
+fn equal_arguments_share_a_copy_of_their_definitions() {
+    let definitions = json!({"0": {"enum": [["x".repeat(100_000)]]}});
+    let property = |idx: usize| (format!("p{idx}"), json!({"$ref": "#/$defs/0"}));
+    let properties: Map<String, Value> = (0..100).map(property).collect();
+    let schema = json!({"type": "object", "properties": properties, "$defs": definitions});
+    let schema = crate::schema::normalize(&schema).expect("the schema is valid");
+    let written = CallText::new(schema, ArgumentForm::Lfm2, &GrammarBudget::default()).expect("it is kept");
+    assert_eq!(written.lark(Value::to_string).matches("%json").count(), 1);
 }

@@ -31,7 +31,7 @@ pub(super) enum Least {
 pub(super) struct Text {
     /// Expression of the whole text.
     pub start: String,
-    /// Names of terminals and other rules, by expression.
+    /// Names of terminals and other rules, by expression; that of a JSON schema has no definitions.
     names: HashMap<String, String>,
     /// Rules in the order in which they were written.
     rules: Vec<String>,
@@ -114,14 +114,20 @@ impl Text {
         self.name("r", body)
     }
 
-    /// Returns the rule of a schema that is JSON.
-    pub fn json(&mut self, schema: Value) -> String {
-        if let Some((name, _)) = self.jsons.iter().find(|(_, known)| *known == schema) {
-            return name.clone();
+    /// Returns the rule of a schema that is JSON; `own` is the schema's text without definitions.
+    pub fn json(&mut self, own: &str, schema: Value) -> String {
+        if let Some(known) = self.known_json(own) {
+            return known;
         }
         let name = format!("j{}", self.jsons.len());
         self.jsons.push((name.clone(), schema));
+        self.names.insert(json_body(own), name.clone());
         name
+    }
+
+    /// Returns the rule of a schema by its text without definitions; `None` if it has no rule yet.
+    pub fn known_json(&self, own: &str) -> Option<String> {
+        self.names.get(&json_body(own)).cloned()
     }
 
     /// Returns the rule of an object or list by its address, and whether it has no body yet.
@@ -145,7 +151,8 @@ impl Text {
         const ANY: &str = "any";
         if self.names.insert(ANY.to_owned(), ANY.to_owned()).is_none() {
             let text = self.closed(GEMMA_MARK, "/(?s:.*)/", GEMMA_MARK);
-            let scalar = self.json(json!({"type": ["null", "boolean", "number"]}));
+            let scalar = json!({"type": ["null", "boolean", "number"]});
+            let scalar = self.json(&scalar.to_string(), scalar);
             let (members, items) = (self.members_of_gemma(), Self::repeated(ANY, "\",\"", 0, None));
             self.define(ANY, &format!("{text} | {scalar} | \"{{\" {members} \"}}\" | \"[\" {items} \"]\""));
         }
@@ -188,6 +195,11 @@ impl Text {
         self.names.insert(body, name.clone());
         name
     }
+}
+
+/// Returns the expression of a schema without its definitions.
+fn json_body(own: &str) -> String {
+    format!("%json {own}")
 }
 
 #[cfg(test)]

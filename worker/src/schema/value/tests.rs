@@ -5,8 +5,9 @@ use super::*;
 
 fn lark(schema: Value, typing: Typing) -> Result<String, String> {
     let schema = crate::schema::normalize(&schema).expect("the schema is valid");
-    let grammar = ValueGrammar::new(schema, "\n</p>", typing, &GrammarBudget::default()).map_err(|error| error.path)?;
-    Ok(grammar.lark(Value::to_string))
+    let (definitions, budget) = (Definitions::of(&schema), GrammarBudget::default());
+    let grammar = ValueGrammar::new((&schema, &definitions), ("\n</p>", typing), &budget);
+    Ok(grammar.map_err(|error| error.path)?.lark(Value::to_string))
 }
 
 #[test]
@@ -75,11 +76,35 @@ fn definitions_that_refer_to_each_other_often_have_a_limit() {
 fn the_arguments_of_one_tool_share_the_budget() {
     let budget = GrammarBudget::default();
     let schema = crate::schema::normalize(&doubling(8, json!({"type": "string"}))).expect("the schema is valid");
-    let write = || ValueGrammar::new(schema.clone(), "</p>", Typing::String, &budget);
+    let definitions = Definitions::of(&schema);
+    let write = || ValueGrammar::new((&schema, &definitions), ("</p>", Typing::String), &budget);
     let n_kept = std::iter::repeat_with(write).take_while(Result::is_ok).count();
     assert!((10..1000).contains(&n_kept), "{n_kept}");
-    let plain = ValueGrammar::new(json!({"type": "string"}), "</p>", Typing::String, &budget);
+    let plain = json!({"type": "string"});
+    let plain = ValueGrammar::new((&plain, &definitions), ("</p>", Typing::String), &budget);
     assert!(plain.is_err(), "nothing is left");
+}
+
+#[test]
+fn definitions_that_are_copied_for_each_argument_have_a_limit() {
+    let definitions = json!({"large": {"enum": (0..5000).collect::<Vec<_>>()}, "small": {"type": "integer"}});
+    // Returns how many of the arguments fit; the first `n_large` of them refer to the large definition.
+    let n_kept = |n_large: usize| {
+        let property = |idx: usize| {
+            let name = if idx < n_large { "large" } else { "small" };
+            (format!("p{idx}"), json!({"$ref": format!("#/$defs/{name}"), "maxItems": idx}))
+        };
+        let properties: Map<String, Value> = (0..500).map(property).collect();
+        let schema = json!({"type": "object", "properties": properties, "$defs": definitions});
+        let schema = crate::schema::normalize(&schema).expect("the schema is valid");
+        let (definitions, budget) = (Definitions::of(&schema), GrammarBudget::default());
+        budget.begin();
+        let write = |schema: &Value| ValueGrammar::new((schema, &definitions), ("</p>", Typing::Text), &budget);
+        let properties = schema["properties"].as_object().expect("they are named");
+        properties.values().take_while(|schema| write(schema).is_ok()).count()
+    };
+    assert!((10..100).contains(&n_kept(500)), "{}", n_kept(500));
+    assert_eq!(n_kept(10), 500, "only the definition that an argument refers to is copied");
 }
 
 #[test]

@@ -15,7 +15,7 @@ use serde_json::Map;
 use warmpath_llama_chat::{ChatFormat, ChatTemplates, FormatInputs, ReasoningFormat, ToolChoice};
 
 use super::*;
-use crate::schema::ArgumentForm;
+use crate::schema::{ArgumentForm, GrammarBudget};
 use crate::tools::{arguments, forms};
 
 #[path = "../../../../tests/engine/random_schema.rs"]
@@ -133,7 +133,7 @@ fn read(case: &Case, format: &ChatFormat, text: &str) -> Value {
 fn check(case: &Case, schema: &Value, random: &mut ChaCha8Rng) -> Result<bool, String> {
     let normalized = arguments::schema(schema.as_object().expect("an object")).map_err(|error| error.to_string())?;
     crate::schema::check_apart(normalized.as_object().expect("an object")).map_err(|error| error.to_string())?;
-    let call = CallText::new(normalized, case.form).map_err(|error| error.to_string())?;
+    let call = CallText::new(normalized, case.form, &GrammarBudget::default()).map_err(|error| error.to_string())?;
     let compiled = COMPILER.compile_call(&call, SEPARATORS)?;
     let Some(text) = walk(&compiled, random) else { return Ok(false) };
     let text = String::from_utf8(text).expect("a grammar only allows text");
@@ -213,7 +213,7 @@ fn texts_may_contain_something_that_looks_like_a_mark() {
 fn refuses_schemas_that_a_format_cannot_express_and_names_the_path() {
     let refused = |form: ArgumentForm, property: Value| {
         let schema = json!({"type": "object", "properties": {"a": property}});
-        CallText::new(schema, form).map(|_| ()).map_err(|error| error.path)
+        CallText::new(schema, form, &GrammarBudget::default()).map(|_| ()).map_err(|error| error.path)
     };
     let tuple = json!({"type": "array", "prefixItems": [{"type": "integer"}]});
     assert_eq!(refused(ArgumentForm::Gemma4, tuple.clone()), Err("properties.a.prefixItems".to_owned()));
@@ -227,7 +227,8 @@ fn refuses_schemas_that_a_format_cannot_express_and_names_the_path() {
     let itself = json!({"type": "object", "properties": {"a": {"$ref": "#/$defs/0"}},
         "$defs": {"0": {"type": "object", "properties": {"next": {"$ref": "#/$defs/0"}, "n": {"type": "integer"}}}}});
     for form in [ArgumentForm::Gemma4, ArgumentForm::MiniMaxM3] {
-        CallText::new(itself.clone(), form).unwrap_or_else(|error| panic!("{form:?}: {error}"));
+        let written = CallText::new(itself.clone(), form, &GrammarBudget::default());
+        written.unwrap_or_else(|error| panic!("{form:?}: {error}"));
     }
 }
 
