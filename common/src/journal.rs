@@ -4,7 +4,8 @@
 //! that is sent in one piece is preceded by lines without events. Not here: writing and reading their content (the
 //! worker's `lifecycle/journal`), which a router only repeats.
 
-/// Start of a line; the choice and its tokens follow, or nothing if the write belongs to no choice.
+/// Start of a line; the choice, its tokens and the reason of its end follow, or nothing if the write belongs to no
+/// choice.
 pub const LINE_START: &str = ":wp";
 
 /// Start of the last line before a response that is sent in one piece; the status, a line break and the body follow.

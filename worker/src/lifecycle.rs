@@ -236,6 +236,7 @@ fn submit(serving: &Serving, mut draft: PreparedRequest) -> Result<Vec<Submitted
                 request_id: draft.request_id.clone(),
                 prompt: prompt.tokens.iter().copied().chain(said).collect(),
                 past: past.to_vec(),
+                past_end: draft.past.end(submitted.len()),
                 chain_root: draft.chain_root,
                 tenant: draft.tenant,
                 adapter: draft.adapter,

@@ -52,6 +52,8 @@ pub struct Submission {
     pub prompt: Vec<Token>,
     /// Response so far, which another worker has sampled; empty for a new response.
     pub past: Vec<PastToken>,
+    /// Reason why that response has ended; `None` if it goes on, or if the other worker did not report its end.
+    pub past_end: Option<FinishReason>,
     /// Root of the prompt's block chain; sequences with different roots never share KV state.
     pub chain_root: BlockHash,
     /// Tenant from the router; `None` if the root is used as the tenant.
@@ -269,6 +271,8 @@ pub enum EngineEvent {
         token: Token,
         /// Number of random numbers that its choice took.
         n_draws: u8,
+        /// Reason why the response ends with this token; `None` if it goes on.
+        end: Option<FinishReason>,
         /// Log probabilities of the token, if requested.
         own_probabilities: Option<TokenProbabilities>,
         /// Log probabilities of the tokens whose text starts in this one, if requested. A token without text, such as

@@ -105,7 +105,7 @@ mod tests {
 
     fn text(n_bytes: usize) -> EngineEvent {
         let text = "x".repeat(n_bytes);
-        EngineEvent::Text { text, token: 1, n_draws: 1, own_probabilities: None, probabilities: Vec::new() }
+        EngineEvent::Text { text, token: 1, n_draws: 1, end: None, own_probabilities: None, probabilities: Vec::new() }
     }
 
     #[tokio::test]
@@ -137,6 +137,7 @@ mod tests {
             text: String::new(),
             token: 1,
             n_draws: 1,
+            end: None,
             own_probabilities,
             probabilities,
         };

@@ -96,12 +96,15 @@ impl<'m> Generator<'m> {
     }
 
     /// Sends the tokens of an earlier part of a response; returns the finish reason if the response ends with it.
-    pub(crate) fn replay(&self, sequence: &mut Sequence, past: Vec<Chosen>) -> Option<FinishReason> {
-        let n_prompt = sequence.submission.prompt.len() - past.len();
-        (n_prompt..).zip(past).find_map(|(n_held, sampled)| {
-            let room_tokens = self.context.room(sequence, u32::try_from(n_held).unwrap_or(u32::MAX));
-            sequence.replay(sampled, room_tokens)
-        })
+    ///
+    /// Only the last token may end it: the other worker, whose limits may differ, went on after all others.
+    pub(crate) fn replay(&self, sequence: &mut Sequence, mut past: Vec<Chosen>) -> Option<FinishReason> {
+        // A response may end without a token, if only its prompt was wanted.
+        let Some(last) = past.pop() else { return sequence.submission.past_end };
+        past.into_iter().for_each(|sampled| sequence.replay(sampled));
+        let n_held = u32::try_from(sequence.submission.prompt.len() - 1).unwrap_or(u32::MAX);
+        let room_tokens = self.context.room(sequence, n_held);
+        sequence.replay_last(last, room_tokens)
     }
 }
 

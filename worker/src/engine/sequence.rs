@@ -322,36 +322,52 @@ impl Sequence {
             drafter.push(chosen.token);
         }
         let is_late = self.submission.generation.predict_max.is_some_and(|most| now - first_token > most);
-        self.send(chosen, room_tokens, |text| (is_late && text.contains('\n')).then_some(FinishReason::Length))
+        self.truncated |= room_tokens == 0;
+        self.send(chosen, |sequence, chosen, text| {
+            let late = || (is_late && text.contains('\n')).then_some(FinishReason::Length);
+            sequence.end(chosen, room_tokens).or_else(late)
+        })
     }
 
-    /// Adds a token that another worker has sampled, like [`Self::take`]. Its state is computed with the prompt.
-    pub(super) fn replay(&mut self, sampled: Chosen, room_tokens: u32) -> Option<FinishReason> {
-        self.send(sampled, room_tokens, |_| None)
+    /// Adds a token after which another worker has sampled more. Its state is computed with the prompt.
+    pub(super) fn replay(&mut self, sampled: Chosen) {
+        self.send(sampled, |_, _, _| None);
     }
 
+    /// Adds the last token that another worker has sampled, like [`Self::replay`]; returns the finish reason if the
+    /// response has ended there, or ends by the limits of this worker.
+    ///
+    /// The other worker's end may follow from its context, its defaults or its clock, so it cannot be found again.
+    pub(super) fn replay_last(&mut self, sampled: Chosen, room_tokens: u32) -> Option<FinishReason> {
+        self.truncated |= room_tokens == 0;
+        let past_end = self.submission.past_end;
+        self.send(sampled, |sequence, sampled, _| past_end.or_else(|| sequence.end(sampled, room_tokens)))
+    }
+
+    /// Sends a token with the text that is certain with it; `find_end` returns the reason if the response ends there.
     fn send(
         &mut self,
         mut chosen: Chosen,
-        room_tokens: u32,
-        late: impl FnOnce(&str) -> Option<FinishReason>,
+        find_end: impl FnOnce(&Self, &Chosen, &str) -> Option<FinishReason>,
     ) -> Option<FinishReason> {
         self.n_generated += 1;
         let own_probabilities = chosen.probabilities.clone();
         self.held.extend(chosen.probabilities.take().map(|probabilities| (self.output.n_taken(), probabilities)));
         let mut text = self.output.push(&chosen.piece);
-        let reason = self.end(&chosen, room_tokens).or_else(|| late(&text));
-        self.truncated |= room_tokens == 0;
-        if reason.is_some() {
+        let found = find_end(self, &chosen, &text);
+        if found.is_some() {
             text.push_str(&self.output.finish());
         }
+        // The end may complete a stop text, for example when an invalid byte becomes a character.
+        let is_stopped = self.output.stop_text().is_some();
+        let end = found.map(|reason| if is_stopped { FinishReason::StopText } else { reason });
         let n_out = self.output.n_out();
         let n_told = self.held.iter().take_while(|(start, _)| *start < n_out).count();
         let probabilities = self.held.drain(..n_told).map(|(_, probabilities)| probabilities).collect();
         let Chosen { token, n_draws, .. } = chosen;
-        self.submission.events.send(EngineEvent::Text { text, token, n_draws, own_probabilities, probabilities });
-        // The end may complete a stop text, for example when an invalid byte becomes a character.
-        reason.map(|reason| if self.output.stop_text().is_some() { FinishReason::StopText } else { reason })
+        let event = EngineEvent::Text { text, token, n_draws, end, own_probabilities, probabilities };
+        self.submission.events.send(event);
+        end
     }
 
     /// Ends the sequence and frees its place; returns the channel to its reader.

@@ -1,10 +1,11 @@
 //! The journal of a response: the tokens of its events, from which another worker can continue it.
 //!
-//! Every write of a stream ends with a line that has the choice and the tokens since its last write. Before a response
-//! in one piece there are only lines. A router keeps these lines and never passes them on. The worker that continues
-//! the response gets them after the request's body. It replays the tokens through the same sampler, decoder and
-//! parsers, and omits the writes that the client already has. Ids and, without a seed, random numbers are derived from
-//! the response's identity, so both workers write the same bytes.
+//! Every write of a stream ends with a line that has the choice and the tokens since its last write; from the choice's
+//! last token on, also the reason of its end. Before a response in one piece there are only lines. A router keeps these
+//! lines and never passes them on. The worker that continues the response gets them after the request's body. It
+//! replays the tokens through the same sampler, decoder and parsers, and omits the writes that the client already has.
+//! Ids and, without a seed, random numbers are derived from the response's identity, so both workers write the same
+//! bytes.
 //!
 //! Not here: the replay of a sequence (`engine`), the events (`http`).
 
@@ -17,7 +18,7 @@ use warmpath_common::ids::Token;
 use warmpath_common::journal::{LINE_START, MARK_ALONE};
 use warmpath_worker_output::logprobs::{TokenLogprob, TokenProbabilities};
 
-use crate::engine::{PastToken, SampledToken, Sampling};
+use crate::engine::{FinishReason, PastToken, SampledToken, Sampling};
 use crate::error::RequestError;
 
 /// Number of tokens of a choice in one line before a response in one piece.
@@ -25,6 +26,12 @@ use crate::error::RequestError;
 /// Source: a continuation computes at most this many tokens of each choice again, and there are a sixteenth of the
 /// lines of a stream.
 const LINE_TOKENS: u32 = 16;
+
+/// Start of the reason of a choice's end, after the tokens of a line.
+///
+/// Source: a worker that does not know it refuses the line, because no token contains it. So no worker continues a
+/// choice that has ended.
+const END_START: char = '!';
 
 /// Identity of a response. Its ids, its time and, without a client's seed, its random numbers are derived from it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -110,6 +117,8 @@ pub struct PastChoice {
     pub n_writes: u32,
     /// Tokens of these writes.
     pub tokens: Vec<PastToken>,
+    /// Reason of its end; `None` if it goes on, or if an older worker did not report its end.
+    pub ended: Option<FinishReason>,
 }
 
 impl PastOutput {
@@ -121,7 +130,7 @@ impl PastOutput {
         let text = std::str::from_utf8(lines).map_err(|_| refuse())?;
         let mut past = Self::default();
         for line in text.lines().filter(|line| !line.is_empty()) {
-            let (choice, tokens) = line.split_once(' ').ok_or_else(refuse)?;
+            let (choice, content) = line.split_once(' ').ok_or_else(refuse)?;
             let choice: usize = choice.parse().map_err(|_| refuse())?;
             if choice >= n_choices_max {
                 return Err(refuse());
@@ -131,9 +140,16 @@ impl PastOutput {
             }
             let choice = &mut past.choices[choice];
             choice.n_writes += 1;
+            let (tokens, end) = match content.split_once(END_START) {
+                Some((tokens, name)) => (tokens, Some(named_end(name).ok_or_else(refuse)?)),
+                None => (content, None),
+            };
             for token in tokens.split(',').filter(|token| !token.is_empty()) {
-                choice.tokens.push(past_token(token).ok_or_else(refuse)?);
+                // No token follows an end.
+                let token = past_token(token).filter(|_| choice.ended.is_none());
+                choice.tokens.push(token.ok_or_else(refuse)?);
             }
+            choice.ended = end.or(choice.ended);
         }
         Ok(past)
     }
@@ -141,6 +157,11 @@ impl PastOutput {
     /// Returns the tokens of a choice so far.
     pub fn tokens(&self, choice: usize) -> &[PastToken] {
         self.choices.get(choice).map_or(&[], |choice| &choice.tokens)
+    }
+
+    /// Returns the reason of a choice's end; `None` if it goes on.
+    pub fn end(&self, choice: usize) -> Option<FinishReason> {
+        self.choices.get(choice)?.ended
     }
 
     /// Checks that the earlier part is valid for a request of `n_choices` and a vocabulary.
@@ -199,6 +220,21 @@ fn write_token(out: &mut String, sampled: SampledToken, probabilities: Option<&T
     }
 }
 
+/// Returns the reason of a choice's end from its name in a line; `None` for an unknown name.
+fn named_end(name: &str) -> Option<FinishReason> {
+    let all = [FinishReason::EndOfGeneration, FinishReason::StopText, FinishReason::Length];
+    all.into_iter().find(|reason| end_name(*reason) == name)
+}
+
+/// Returns the name of a reason as [`named_end`] reads it.
+fn end_name(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::EndOfGeneration => "end",
+        FinishReason::StopText => "stop",
+        FinishReason::Length => "length",
+    }
+}
+
 /// Returns `exact` if a continuation gives the same tokens as the uninterrupted response, otherwise `approximate`. It
 /// is exact if the state of the samplers depends only on tokens.
 pub fn exactness(sampling: &Sampling) -> &'static str {
@@ -250,23 +286,26 @@ impl Journal {
         untold.n_tokens += 1;
     }
 
-    /// Returns the next line of a choice before a response in one piece, once it has enough tokens.
-    pub fn next_line(&mut self, choice: usize) -> Option<String> {
-        (self.choices[choice].n_tokens >= LINE_TOKENS).then(|| self.line(choice))
+    /// Returns the next line of a choice before a response in one piece, once it has enough tokens; `end` is the reason
+    /// of the choice's end.
+    pub fn next_line(&mut self, choice: usize, end: Option<FinishReason>) -> Option<String> {
+        (self.choices[choice].n_tokens >= LINE_TOKENS).then(|| self.line(choice, end))
     }
 
-    /// Returns the line of a choice's tokens since the last one.
-    fn line(&mut self, choice: usize) -> String {
+    /// Returns the line of a choice's tokens since the last one, and of its end.
+    fn line(&mut self, choice: usize, end: Option<FinishReason>) -> String {
         let untold = &mut self.choices[choice];
-        let line = format!("{LINE_START} {choice} {}\n", untold.tokens);
+        let end = end.map(|reason| format!("{END_START}{}", end_name(reason))).unwrap_or_default();
+        let line = format!("{LINE_START} {choice} {}{end}\n", untold.tokens);
         untold.tokens.clear();
         untold.n_tokens = 0;
         line
     }
 
-    /// Ends a write of a choice with its line; if the client already has the write, it is removed from `out`.
-    pub fn end_write_of(&mut self, choice: usize, out: &mut Vec<u8>) {
-        let line = self.line(choice);
+    /// Ends a write of a choice with its line, which reports the choice's `end`; if the client already has the write,
+    /// it is removed from `out`.
+    pub fn end_write_of(&mut self, choice: usize, end: Option<FinishReason>, out: &mut Vec<u8>) {
+        let line = self.line(choice, end);
         let untold = &mut self.choices[choice];
         if untold.n_had > 0 {
             untold.n_had -= 1;
@@ -307,7 +346,7 @@ mod tests {
         let mut write = |journal: &mut Journal, choice, tokens: &[PastToken]| {
             record(journal, choice, tokens);
             let mut out = b"data: 1\n\n".to_vec();
-            journal.end_write_of(choice, &mut out);
+            journal.end_write_of(choice, None, &mut out);
             let line = out.strip_prefix(b"data: 1\n\n:wp ").expect("a line").to_vec();
             lines.extend(line);
         };
@@ -316,15 +355,44 @@ mod tests {
         write(&mut journal, 0, &[likely(token(70_000, 2), -3.25, &[])]);
         write(&mut journal, 1, &[]);
         let past = PastOutput::parse(&lines, 2).expect("it can be read");
-        let choice = |n_writes, tokens: &[PastToken]| PastChoice { n_writes, tokens: tokens.to_vec() };
+        let choice = |n_writes, tokens: &[PastToken]| PastChoice { n_writes, tokens: tokens.to_vec(), ended: None };
         let first = choice(1, &[likely(token(70_000, 2), -3.25, &[])]);
         assert_eq!(past.choices, [first, choice(2, &[impossible, token(8, 0)])]);
         let mut again = Journal::new(2, Some(&past));
         for (choice, is_had) in [(1, true), (1, true), (0, true), (0, false), (1, false)] {
             let mut out = b"data: 1\n\n".to_vec();
-            again.end_write_of(choice, &mut out);
+            again.end_write_of(choice, None, &mut out);
             assert_eq!(out.is_empty(), is_had);
         }
+    }
+
+    #[test]
+    fn the_end_of_a_choice_is_read_back_as_written() {
+        let named = [
+            (FinishReason::EndOfGeneration, "!end"),
+            (FinishReason::StopText, "!stop"),
+            (FinishReason::Length, "!length"),
+        ];
+        for (reason, mark) in named {
+            let mut journal = Journal::new(2, None);
+            let mut lines = Vec::new();
+            let last = likely(token(8, 2), -0.5, &[(9, -1.5)]);
+            record(&mut journal, 1, &[token(7, 1), last.clone()]);
+            journal.end_write_of(1, Some(reason), &mut lines);
+            // The write with the finish reason has no token of its own.
+            journal.end_write_of(1, Some(reason), &mut lines);
+            record(&mut journal, 0, &[token(5, 1)]);
+            journal.end_write_of(0, None, &mut lines);
+            let lines = String::from_utf8(lines).expect("text").replace(":wp ", "");
+            assert_eq!(lines, format!("1 7,8x2:-0.5/9:-1.5{mark}\n1 {mark}\n0 5\n"));
+            let past = PastOutput::parse(lines.as_bytes(), 2).expect("it can be read");
+            assert_eq!([0, 1, 2].map(|choice| past.end(choice)), [None, Some(reason), None]);
+            assert_eq!((past.tokens(1), past.choices[1].n_writes), (&[token(7, 1), last][..], 2));
+        }
+        // A response of which only the prompt was wanted.
+        let past = PastOutput::parse(b"0 !length\n", 1).expect("it can be read");
+        assert!(past.tokens(0).is_empty());
+        assert_eq!(past.end(0), Some(FinishReason::Length));
     }
 
     #[test]
@@ -332,6 +400,7 @@ mod tests {
         for lines in ["x", "0", "2 1", "0 1,x", "0 -1", "0 1x3", "0 1x", "18446744073709551616 1", "0 99999999999"]
             .into_iter()
             .chain(["0 1:", "0 1:x", "0 1:NaN", "0 1:-1/", "0 1:-1/2", "0 1:-1/2:", "0 1:-1/x:-1", "0 1:-1/2:NaN"])
+            .chain(["0 1!", "0 1!x", "0 1!length,2", "0 1!length!length", "0 1!length\n0 2", "0 !end\n1 3\n0 2!end"])
         {
             assert!(PastOutput::parse(lines.as_bytes(), 2).is_err(), "{lines}");
         }
@@ -349,7 +418,7 @@ mod tests {
         for n in 0..2 * LINE_TOKENS + 3 {
             for choice in [0, 1] {
                 record(&mut journal, choice, &[token(n + 100 * choice as u32, 1)]);
-                lines.extend(journal.next_line(choice));
+                lines.extend(journal.next_line(choice, None));
             }
         }
         assert_eq!(lines.lines().count(), 4);

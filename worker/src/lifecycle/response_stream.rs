@@ -138,6 +138,8 @@ pub(super) struct ChoiceState {
     past_tokens: u32,
     /// Number of these tokens that are not replayed yet.
     n_to_replay: u32,
+    /// Reason of its end, which is known with its last token; `None` before.
+    end: Option<FinishReason>,
     /// Whether it is the first choice of its prompt, whose tokens are counted once.
     first_of_prompt: bool,
     started: Option<Started>,
@@ -188,7 +190,7 @@ impl ChoiceState {
         let count = |n: usize| u32::try_from(n).expect("a sequence is shorter than the context");
         let (prompt_tokens, past_tokens) = (count(prompt_tokens), count(past_tokens));
         let (first_of_prompt, n_to_replay) = (k == 0, past_tokens);
-        Self { prompt_tokens, past_tokens, n_to_replay, first_of_prompt, started: None, finished: None }
+        Self { prompt_tokens, past_tokens, n_to_replay, end: None, first_of_prompt, started: None, finished: None }
     }
 }
 
@@ -330,7 +332,7 @@ impl StartedResponse {
     pub fn end_write(&mut self, choice: Option<usize>, out: &mut Vec<u8>) {
         match (&mut self.journal, choice) {
             (None, _) => {}
-            (Some(journal), Some(choice)) => journal.end_write_of(choice, out),
+            (Some(journal), Some(choice)) => journal.end_write_of(choice, self.choices[choice].end, out),
             (Some(_), None) => journal::end_write(out),
         }
     }
@@ -384,7 +386,8 @@ impl StartedResponse {
             match event {
                 EngineEvent::Started(started) => self.choices[choice].start(started, &self.clock.metrics),
                 EngineEvent::Prompt(probabilities) => return Ok(Some(ResponseStep::Prompt { choice, probabilities })),
-                EngineEvent::Text { text, token, n_draws, own_probabilities, probabilities } => {
+                EngineEvent::Text { text, token, n_draws, end, own_probabilities, probabilities } => {
+                    self.choices[choice].end = end;
                     self.take((choice, SampledToken { token, n_draws }), own_probabilities.as_ref());
                     return Ok(Some(ResponseStep::Text { choice, text, token, probabilities }));
                 }
@@ -406,24 +409,22 @@ impl StartedResponse {
         if is_new {
             self.clock.token(self.choices[choice].share());
         }
-        match (&mut self.journal, &self.lines) {
-            (None, _) => {}
-            (Some(journal), None) => journal.sampled(choice, sampled, probabilities),
-            (Some(journal), Some(lines)) if is_new => {
-                journal.sampled(choice, sampled, probabilities);
-                if let Some(line) = journal.next_line(choice) {
-                    // An error means that the router has disconnected.
-                    let _ = lines.send(line);
-                }
-            }
-            // The router already has the lines of replayed tokens.
-            (Some(_), Some(_)) => {}
+        let Some(journal) = &mut self.journal else { return };
+        // Before a response in one piece, the router already has the lines of replayed tokens.
+        if is_new || self.lines.is_none() {
+            journal.sampled(choice, sampled, probabilities);
+        }
+        let Some(lines) = &self.lines else { return };
+        if let Some(line) = journal.next_line(choice, self.choices[choice].end) {
+            // An error means that the router has disconnected.
+            let _ = lines.send(line);
         }
     }
 
     fn finish(&mut self, choice: usize, finished: Finished) -> ResponseStep {
         self.clock.finished(&finished, &self.choices[choice]);
         let reason = finished.reason;
+        self.choices[choice].end = Some(reason);
         self.choices[choice].finished = Some(finished);
         self.n_open -= 1;
         if self.n_open == 0 {
@@ -431,13 +432,12 @@ impl StartedResponse {
             let totals = self.totals();
             self.clock.span.count("warmpath.prompt_tokens", totals.prompt_tokens);
             self.clock.span.count("warmpath.completion_tokens", totals.completion_tokens);
-            self.log();
+            self.log(&totals);
         }
         ResponseStep::Finished { choice, reason }
     }
 
-    fn log(&self) {
-        let totals = self.totals();
+    fn log(&self, totals: &ResponseTotals) {
         tracing::info!(
             request_id = %self.clock.request_id,
             trace_id = self.clock.span.trace_id(),

@@ -151,6 +151,7 @@ impl Ask {
             request_id: RequestId::new(&self.id).unwrap(),
             prompt: self.prompt.iter().copied().chain(self.past.iter().map(|sampled| sampled.token)).collect(),
             past: self.past.iter().map(|sampled| PastToken { sampled: *sampled, probabilities: None }).collect(),
+            past_end: None,
             chain_root: root_with(self.salt, self.adapter),
             tenant: self.tenant,
             adapter: self.adapter,

@@ -116,6 +116,46 @@ async fn check((worker, elsewhere): (&TestWorker, &TestWorker), path: &str, mut 
     whole.writes.into_iter().map(|(events, _)| events).collect()
 }
 
+/// Returns the text and the finish reason of both choices of a completion; nothing may follow a finish reason.
+fn told<'a>(writes: impl IntoIterator<Item = &'a (String, Option<String>)>) -> [(String, Option<String>); 2] {
+    let mut told: [(String, Option<String>); 2] = Default::default();
+    for event in writes.into_iter().flat_map(|(events, _)| events.split_terminator("\n\n")) {
+        let Some(data) = event.strip_prefix("data: ").filter(|data| *data != "[DONE]") else { continue };
+        let object: Value = serde_json::from_str(data).expect("an object");
+        let choice = &object["choices"][0];
+        let (text, end) = &mut told[choice["index"].as_u64().expect("an index") as usize];
+        assert!(end.is_none(), "an event after the finish reason: {event}");
+        text.push_str(choice["text"].as_str().expect("a text"));
+        *end = choice["finish_reason"].as_str().map(str::to_owned);
+    }
+    told
+}
+
+/// Checks every cut of a stream of two choices that continues at `elsewhere`, whose limits may differ: a choice whose
+/// end is in the journal gets no more text, and each choice ends once.
+async fn check_ends((worker, elsewhere): (&TestWorker, &TestWorker), body: &Value) {
+    let mut body = body.clone();
+    body["stream"] = json!(true);
+    let whole = stream(worker, COMPLETIONS, &body, None).await;
+    let uncut = told(&whole.writes);
+    let mut n_ended = 0;
+    for cut in 1..whole.writes.len() {
+        let had = &whole.writes[..cut];
+        let lines: String = had.iter().filter_map(|(_, line)| line.as_deref()).collect();
+        let continued = stream(elsewhere, COMPLETIONS, &body, Some((&lines, &whole.cached_tokens))).await;
+        let both = told(had.iter().chain(&continued.writes));
+        for (idx, (both, uncut)) in both.iter().zip(&uncut).enumerate() {
+            assert_eq!(both.1.as_deref(), Some("length"), "{body}: cut {cut}, choice {idx}, {lines}");
+            let is_of_choice = |line: &str| line.starts_with(&format!("{idx} "));
+            if lines.lines().any(|line| is_of_choice(line) && line.ends_with("!length")) {
+                assert_eq!(both, uncut, "{body}: cut {cut}, choice {idx}, {lines}");
+                n_ended += 1;
+            }
+        }
+    }
+    assert!(n_ended > 2, "{body}: {n_ended}");
+}
+
 /// Returns the text of a completion.
 async fn text(worker: &TestWorker, body: &Value) -> String {
     worker.ask(COMPLETIONS, body.clone()).await["choices"][0]["text"].as_str().expect("a text").to_owned()
@@ -260,6 +300,43 @@ async fn a_stream_that_fills_its_context_continues_to_the_same_end() {
     let body = json!({"prompt": prompt, "temperature": 0, "ignore_eos": true});
     let streamed = check((&worker, &elsewhere), COMPLETIONS, body).await;
     assert!(streamed.contains("\"finish_reason\":\"length\""), "{streamed}");
+}
+
+#[tokio::test]
+async fn a_choice_that_filled_its_context_has_ended_for_a_worker_with_a_larger_one() {
+    let flags =
+        |context_tokens: u32| format!("--slots 2 --ctx-size {} --flash-attn off --kv-unified off", 2 * context_tokens);
+    let (smaller, larger) = (flags(512), flags(1024));
+    let (worker, elsewhere) = tokio::join!(TestWorker::start(&smaller), TestWorker::start(&larger));
+    let prompt = |n_tokens: u32, n_kinds: u32| (0..n_tokens).map(|n| 40 + n % n_kinds).collect::<Vec<_>>();
+    let prompts = [prompt(506, 50), prompt(500, 47)];
+    let body = json!({"prompt": prompts, "temperature": 0, "ignore_eos": true});
+    check_ends((&worker, &elsewhere), &body).await;
+    let [here, there] = [worker.ask(COMPLETIONS, body.clone()).await, elsewhere.ask(COMPLETIONS, body).await];
+    assert_eq!((&here["usage"]["completion_tokens"], &there["usage"]["completion_tokens"]), (&json!(20), &json!(1044)));
+}
+
+#[tokio::test]
+async fn a_choice_that_ended_by_a_default_or_late_has_ended_for_other_workers() {
+    let flags =
+        |n_predict: u32| format!("--slots 2 --ctx-size 4096 --flash-attn off --kv-unified off --n-predict {n_predict}");
+    let (shorter, longer) = (flags(6), flags(20));
+    let (worker, elsewhere) = tokio::join!(TestWorker::start(&shorter), TestWorker::start(&longer));
+    let body = json!({"prompt": ["It was", "Once"], "temperature": 0, "ignore_eos": true});
+    check_ends((&worker, &elsewhere), &body).await;
+    // The continuing worker's default is less than what the client already has.
+    check_ends((&elsewhere, &worker), &body).await;
+    let late = json!({"prompt": ["It was", "Once"], "max_tokens": 40, "temperature": 1, "seed": 3,
+        "t_max_predict_ms": 1, "grammar": "root ::= ([a-z] [\\n]){60}"});
+    check_ends((&worker, &worker), &late).await;
+    // Without a token, the line of the finish reason has the end.
+    let nothing = TestWorker::start(&flags(0)).await;
+    let body = json!({"prompt": "It was", "temperature": 0, "stream": true});
+    let whole = stream(&nothing, COMPLETIONS, &body, None).await;
+    let lines: String = whole.writes.iter().filter_map(|(_, line)| line.as_deref()).collect();
+    assert_eq!(lines, "0 !length\n");
+    let continued = stream(&elsewhere, COMPLETIONS, &body, Some((&lines, &whole.cached_tokens))).await;
+    assert_eq!(events(&continued.writes).into_values().flatten().collect::<Vec<_>>(), ["[DONE]"]);
 }
 
 #[tokio::test]

@@ -30,7 +30,7 @@ fn started() -> EngineEvent {
 
 fn text(text: &str) -> EngineEvent {
     let text = text.to_owned();
-    EngineEvent::Text { text, token: 5, n_draws: 1, own_probabilities: None, probabilities: Vec::new() }
+    EngineEvent::Text { text, token: 5, n_draws: 1, end: None, own_probabilities: None, probabilities: Vec::new() }
 }
 
 fn finished(reason: FinishReason) -> Finished {
