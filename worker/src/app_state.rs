@@ -13,6 +13,7 @@ use warmpath_common::block_hash::{BlockHash, ChainRoot};
 use warmpath_common::ids::Token;
 use warmpath_common::lora::Applied;
 use warmpath_common::model::ModelInfo;
+use warmpath_common::openai::ChatPrompt;
 use warmpath_prompt::{AddSpecial, MediaRun, ParseSpecial, PromptMaker, unless_cancelled};
 use warmpath_shell::processors::Processors;
 
@@ -21,6 +22,17 @@ use crate::error::RequestError;
 use crate::model_kind::LoadedModel;
 use crate::room::SlotRoom;
 use crate::summary::SummaryPublisher;
+
+/// Length up to which every prompt is counted to its end, if no response to it is generated. Units: contexts of a slot.
+///
+/// Source: own choice: a client that shortens a prompt needs its length; one of more than two contexts must be divided
+/// anyway.
+const COUNTED_CONTEXTS_MAX: usize = 2;
+
+/// Places of the requests that only count, tokenize or render.
+///
+/// Source: own choice: an agent counts some dozens of texts at a time, and this many bodies of 16 MiB take 512 MiB.
+const COUNTING_PLACES: usize = 32;
 
 /// Phase of a worker.
 #[derive(Clone)]
@@ -78,24 +90,59 @@ pub struct VocabularyFile {
     pub etag: String,
 }
 
-/// Pool that parses, renders and tokenizes: one running request per processor, and a limited number of waiting ones.
+/// Pools that parse, render and tokenize.
+///
+/// Requests that only count, tokenize or render have a pool of their own. So other requests wait for none of them,
+/// however many and long they are.
 pub struct Preparing {
+    /// Pool of the requests that the model computes.
+    computing: Pool,
+    /// Pool of the requests that only count, tokenize or render.
+    counting: Pool,
+}
+
+/// A pool: one running request per processor, and a limited number of waiting ones.
+struct Pool {
     places: Arc<Semaphore>,
     n_places: usize,
     processors: Processors,
 }
 
 impl Preparing {
-    /// Returns a pool with the same number of places as the engine.
+    /// Returns pools with the same number of places for requests that the model computes as the engine.
     pub fn new(n_places: usize) -> Self {
+        Self { computing: Pool::new(n_places), counting: Pool::new(COUNTING_PLACES) }
+    }
+
+    /// Returns the result of `work` for a request that the model computes.
+    ///
+    /// Errors: `PreparingFull` if every place is taken, the work's own, `Internal` if it panics.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, RequestError> + Send + 'static,
+    ) -> Result<T, RequestError> {
+        self.computing.run(work).await
+    }
+
+    /// Returns the result of `work` for a request that only counts, tokenizes or renders.
+    ///
+    /// Errors: those of [`Self::run`].
+    pub(crate) async fn count<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, RequestError> + Send + 'static,
+    ) -> Result<T, RequestError> {
+        self.counting.run(work).await
+    }
+}
+
+impl Pool {
+    fn new(n_places: usize) -> Self {
         Self { places: Arc::new(Semaphore::new(n_places)), n_places, processors: Processors::all() }
     }
 
     /// Returns the result of `work`, which runs on a thread for long work. Between two portions of a text the work
-    /// yields to other work, and ends if its caller has gone.
-    ///
-    /// Errors: `PreparingFull` if every place is taken, the work's own, `Internal` if it panics.
-    pub(crate) async fn run<T: Send + 'static>(
+    /// yields to other work of this pool, and ends if its caller has gone.
+    async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, RequestError> + Send + 'static,
     ) -> Result<T, RequestError> {
@@ -114,7 +161,7 @@ impl Preparing {
 impl Serving {
     /// Returns the maximum number of running and waiting sequences. A request with more is never accepted.
     pub fn n_places(&self) -> usize {
-        self.preparing.n_places
+        self.preparing.computing.n_places
     }
 
     /// Returns the result of `work` on this state, run on a thread for long work.
@@ -126,6 +173,27 @@ impl Serving {
     ) -> Result<T, RequestError> {
         let serving = Arc::clone(self);
         self.preparing.run(move || work(&serving)).await
+    }
+
+    /// Returns the result of `work` like [`Self::prepare`], in the pool of requests that only count.
+    ///
+    /// Errors: those of [`Self::prepare`].
+    pub async fn count<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Self) -> Result<T, RequestError> + Send + 'static,
+    ) -> Result<T, RequestError> {
+        let serving = Arc::clone(self);
+        self.preparing.count(move || work(&serving)).await
+    }
+
+    /// Returns the number of tokens of a chat's prompt.
+    ///
+    /// Errors: `Prompt` for messages, `PromptTooLong` if it is far longer than `COUNTED_CONTEXTS_MAX` contexts.
+    pub fn count_tokens(&self, chat: &ChatPrompt) -> Result<usize, RequestError> {
+        let room = SlotRoom::of(&self.model);
+        let n_tokens_max = (room.context_tokens as usize).saturating_mul(COUNTED_CONTEXTS_MAX);
+        let prompt = self.prompts.chat_within(chat, n_tokens_max);
+        Ok(prompt.map_err(|error| RequestError::of_chat(error, room))?.tokens.len())
     }
 
     /// Checks that the engine has a free place before a prompt is prepared.
@@ -208,7 +276,7 @@ mod tests {
         let (release, released) = mpsc::channel::<()>();
         let holder = Arc::clone(&preparing);
         let held = tokio::spawn(async move { holder.run(move || Ok(released.recv().is_ok())).await });
-        while preparing.places.available_permits() > 0 {
+        while preparing.computing.places.available_permits() > 0 {
             tokio::task::yield_now().await;
         }
         let refused = preparing.run(|| Ok(())).await;
@@ -216,6 +284,29 @@ mod tests {
         release.send(()).expect("the work waits");
         assert!(held.await.expect("no panic").expect("the work succeeds"));
         preparing.run(|| Ok(())).await.expect("the place is free again");
+    }
+
+    #[tokio::test]
+    async fn requests_that_only_count_delay_no_others() {
+        let preparing = Arc::new(Preparing::new(1));
+        let hold = |_| {
+            let (release, released) = mpsc::channel::<()>();
+            let holder = Arc::clone(&preparing);
+            (release, tokio::spawn(async move { holder.count(move || Ok(released.recv().is_ok())).await }))
+        };
+        let (releases, counts): (Vec<_>, Vec<_>) = (0..COUNTING_PLACES).map(hold).unzip();
+        while preparing.counting.places.available_permits() > 0 {
+            tokio::task::yield_now().await;
+        }
+        let refused = preparing.count(|| Ok(())).await;
+        assert!(matches!(refused, Err(RequestError::PreparingFull { places: COUNTING_PLACES })), "{refused:?}");
+        let chat = tokio::time::timeout(PATIENCE, preparing.run(|| Ok(())));
+        chat.await.expect("it does not wait").expect("it has its own place");
+        drop(releases);
+        for count in counts {
+            count.await.expect("no panic").expect("the work succeeds");
+        }
+        preparing.count(|| Ok(())).await.expect("the places are free again");
     }
 
     #[tokio::test]
@@ -237,7 +328,7 @@ mod tests {
         });
         begun.await.expect("it begins");
         asked.abort();
-        let ended = tokio::time::timeout(PATIENCE, Arc::clone(&preparing.places).acquire_owned());
+        let ended = tokio::time::timeout(PATIENCE, Arc::clone(&preparing.computing.places).acquire_owned());
         ended.await.expect("the work ends").expect("the places are there").forget();
     }
 
@@ -247,7 +338,7 @@ mod tests {
         let model = cached_model(Preset::Tiny, 1, models).expect("it can be made");
         let prompts = Arc::new(PromptMaker::open(&model, PromptOptions::default()).expect("it has a vocabulary"));
         let preparing = Arc::new(Preparing::new(100));
-        let endless: Vec<_> = (0..preparing.processors.n_free())
+        let endless: Vec<_> = (0..preparing.computing.processors.n_free())
             .map(|_| {
                 let (holder, prompts) = (Arc::clone(&preparing), Arc::clone(&prompts));
                 tokio::spawn(async move {
@@ -258,7 +349,7 @@ mod tests {
                 })
             })
             .collect();
-        while preparing.processors.n_free() > 0 {
+        while preparing.computing.processors.n_free() > 0 {
             tokio::task::yield_now().await;
         }
         for nth in 0..10 {

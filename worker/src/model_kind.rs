@@ -139,11 +139,25 @@ impl LoadedModel {
         work: impl FnOnce(Base<'_>) -> Result<T, RequestError> + Send + 'static,
     ) -> Result<T, RequestError> {
         let served = self.clone();
-        let preparing = match self {
+        self.preparing().run(move || work(served.base())).await
+    }
+
+    /// Returns the result of `work` like [`Self::prepare`], in the pool of requests that only count.
+    ///
+    /// Errors: those of [`Self::prepare`].
+    pub async fn count<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(Base<'_>) -> Result<T, RequestError> + Send + 'static,
+    ) -> Result<T, RequestError> {
+        let served = self.clone();
+        self.preparing().count(move || work(served.base())).await
+    }
+
+    fn preparing(&self) -> &Preparing {
+        match self {
             Self::Generator(serving) => &serving.preparing,
             Self::Embedder(embedding) => &embedding.preparing,
-        };
-        preparing.run(move || work(served.base())).await
+        }
     }
 
     /// Returns the counters after the last batch, and the totals of the caches.

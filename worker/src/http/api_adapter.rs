@@ -163,11 +163,11 @@ pub async fn count_tokens(
             let chat = read_chat(&body, &salt)?;
             serving.check_model(chat.model.as_deref())?;
             fields::read::<ToolFields>(&body)?.resolve()?;
-            Ok(serving.prompts.chat(&chat)?.tokens.len())
+            serving.count_tokens(&chat)
         };
         count().map_err(|error: RequestError| error.respelled(&spelling))
     };
-    app.serving()?.prepare(count).await
+    app.serving()?.count(count).await
 }
 
 /// Returns the time. Units: seconds since 1970.

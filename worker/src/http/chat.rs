@@ -31,8 +31,8 @@ pub async fn count_tokens(
     let count = move |serving: &Serving| {
         let chat = read_chat(&body.0, &salt)?;
         serving.check_model(chat.model.as_deref())?;
-        Ok(serving.prompts.chat(&chat)?.tokens.len())
+        serving.count_tokens(&chat)
     };
-    let input_tokens = app.serving()?.prepare(count).await?;
+    let input_tokens = app.serving()?.count(count).await?;
     Ok(Json(json!({"input_tokens": input_tokens})))
 }

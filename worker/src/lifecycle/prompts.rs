@@ -36,12 +36,16 @@ pub struct ReadPrompt {
 impl ReadPrompt {
     /// Returns a prompt that is not a chat.
     ///
-    /// Errors: `Field` if the answer should begin with media.
+    /// Errors: `Field` if the answer should begin with media; those of [`Serving::check_prompt`].
     fn raw(serving: &Serving, made: PromptTokens, repeats: Repeats) -> Result<Self, RequestError> {
         let PromptTokens { tokens, runs, .. } = made;
         let is_echoed = repeats == Repeats::Echo;
         if is_echoed && !runs.is_empty() {
             return Err(RequestError::field("echo", "an answer cannot begin with images or audio: leave out `echo`"));
+        }
+        if repeats != Repeats::Nothing {
+            // The text of a prompt that is too long may be far longer than the request.
+            serving.check_prompt(&tokens, &runs)?;
         }
         // Media are no part of the text, as in llama-server.
         let text = (repeats != Repeats::Nothing).then(|| serving.prompts.detokenize(&tokens));

@@ -13,6 +13,7 @@ mod codings;
 mod command_line;
 mod continuations;
 mod contract;
+mod counting;
 mod dialect_tools;
 mod dialects;
 mod document;
