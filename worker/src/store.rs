@@ -70,7 +70,7 @@ impl Identity {
     /// bytes, except the release.
     pub fn new(model: Fingerprint, kv_layout: &str, block_size_tokens: u32) -> Self {
         let kv = format!("{kv_layout} {STATE_VERSION}");
-        let kv = Fingerprint(blake3::derive_key("warmpath 2026 stored state v2", kv.as_bytes()));
+        let kv = Fingerprint(blake3::derive_key("warmpath 2026 stored state v3", kv.as_bytes()));
         Self { model, kv, block_size_tokens }
     }
 
