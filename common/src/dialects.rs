@@ -62,7 +62,7 @@ impl DialectError {
 
 /// Returns a body's fields.
 fn read_object(body: &[u8]) -> Result<field::Object, DialectError> {
-    let fields: Map<String, Value> = fields::read(body)?;
+    let fields: Map<String, Value> = fields::read_untyped(body)?;
     Ok(field::Object::whole(fields))
 }
 

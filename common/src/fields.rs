@@ -1,9 +1,17 @@
 //! Reads the known fields of a JSON body; errors name the wrong field.
 //!
-//! Not here: the meaning of the fields, and status codes. Every reader deserializes only its own fields from the same
-//! bytes; unknown fields are ignored.
+//! Every reader deserializes only its own fields from the same bytes; unknown fields are ignored. A body with too many
+//! values is refused before it is parsed, because a parsed value takes many times the memory of its text. Not here: the
+//! meaning of the fields, and status codes.
 
+use memchr::memchr2;
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, IgnoredAny};
+
+/// Most values of a body: objects, lists, texts, names of fields, `true`, `false` and `null`.
+///
+/// Units: values. Source: a parsed value takes up to 450 bytes (an object with one field), so all take at most 118 MB.
+/// A request of Claude Code with 24 tools has about 2,300, and each message about 12 more.
+pub const VALUES_MAX: usize = 256 << 10;
 
 /// Reason why the fields of a body cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -26,19 +34,27 @@ pub enum ReadError {
 
 /// Returns the fields of `body` that `T` names.
 ///
-/// Errors: `Json` if the body is not JSON; `Field` if a field of `T` is missing or has another type.
+/// Numbers do not count as values: in a typed list, such as the tokens of a prompt, each takes a few bytes. Errors:
+/// `Json` if the body is not JSON; `Field` if a field of `T` is missing or has another type, or if there are more than
+/// [`VALUES_MAX`] values.
 pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ReadError> {
-    // Serde also accepts an array for a struct: the fields without their names.
-    if body.trim_ascii_start().starts_with(b"[") {
-        return Err(ReadError::Field { param: None, reason: "the request body must be a JSON object".to_owned() });
-    }
-    decode(body)
+    check_values(body, |counts| counts.n_others)?;
+    decode_object(body)
+}
+
+/// Returns the fields of `body` that `T` names, of which some are of any type (`serde_json::Value`).
+///
+/// Numbers count as values: as a `Value` each takes as much memory as a text. Errors: as [`read`].
+pub fn read_untyped<T: DeserializeOwned>(body: &[u8]) -> Result<T, ReadError> {
+    check_values(body, |counts| counts.n_others + counts.n_numbers)?;
+    decode_object(body)
 }
 
 /// Returns the items of `body`, a JSON array.
 ///
 /// Errors: as [`read`].
 pub fn read_list<T: DeserializeOwned>(body: &[u8]) -> Result<Vec<T>, ReadError> {
+    check_values(body, |counts| counts.n_others)?;
     decode(body)
 }
 
@@ -55,6 +71,14 @@ pub fn part<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> 
 
 /// Path of the body itself, for example if a field is missing.
 const WHOLE: &str = ".";
+
+fn decode_object<T: DeserializeOwned>(body: &[u8]) -> Result<T, ReadError> {
+    // Serde also accepts an array for a struct: the fields without their names.
+    if body.trim_ascii_start().starts_with(b"[") {
+        return Err(ReadError::Field { param: None, reason: "the request body must be a JSON object".to_owned() });
+    }
+    decode(body)
+}
 
 fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, ReadError> {
     // Tracking the path to a field takes time, and only errors need it.
@@ -97,8 +121,89 @@ fn field_of_part(reason: &str) -> Option<&str> {
     Some(field)
 }
 
+/// Refuses a body with more than [`VALUES_MAX`] values.
+fn check_values(body: &[u8], counted: fn(&ValueCounts) -> usize) -> Result<(), ReadError> {
+    // Every value takes at least two bytes, one of which may be a comma, so most bodies need no count.
+    if body.len() / 2 < VALUES_MAX || counted(&ValueCounts::of(body)) <= VALUES_MAX {
+        return Ok(());
+    }
+    let reason = format!("the request body has more than {VALUES_MAX} JSON values");
+    Err(ReadError::Field { param: None, reason })
+}
+
+/// Numbers of values in a body.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct ValueCounts {
+    n_numbers: usize,
+    n_others: usize,
+}
+
+impl ValueCounts {
+    /// Returns the counts of a body; those of an invalid one mean nothing.
+    ///
+    /// Cost: O(n), without allocation.
+    fn of(body: &[u8]) -> Self {
+        let mut counts = Self::default();
+        let mut at = 0;
+        while let Some(byte) = body.get(at) {
+            at += match byte {
+                b'"' => {
+                    let (text, rest) = body[at..].split_at(text_bytes(&body[at..]));
+                    counts.n_others += if hides_values(text, rest) { VALUES_MAX + 1 } else { 1 };
+                    text.len()
+                }
+                // Of a word, the first letter is enough: it is in none of the others.
+                b'{' | b'[' | b't' | b'f' | b'n' => {
+                    counts.n_others += 1;
+                    1
+                }
+                b'-' | b'0'..=b'9' => {
+                    counts.n_numbers += 1;
+                    number_bytes(&body[at..])
+                }
+                _ => 1,
+            };
+        }
+        counts
+    }
+}
+
+/// Returns the length of the text at the start of `json`, with its quotes.
+fn text_bytes(json: &[u8]) -> usize {
+    let mut at = 1;
+    while let Some(n_plain) = json.get(at..).and_then(|rest| memchr2(b'"', b'\\', rest)) {
+        at += n_plain;
+        if json[at] == b'"' {
+            return at + 1;
+        }
+        at += 2;
+    }
+    json.len()
+}
+
+/// Returns the length of the number at the start of `json`.
+fn number_bytes(json: &[u8]) -> usize {
+    let is_part = |byte: &u8| matches!(byte, b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E');
+    json.iter().position(|byte| !is_part(byte)).unwrap_or(json.len())
+}
+
+/// Returns whether a text, followed by `rest`, is the name of a field whose own text `serde_json::Value` parses as
+/// JSON, with any number of values.
+///
+/// Source: serde_json's `KeyClassifier` with the feature `raw_value`, which axum enables.
+fn hides_values(text: &[u8], rest: &[u8]) -> bool {
+    const NAME: &str = "$serde_json::private::RawValue";
+    // Escaped, each letter has up to six bytes.
+    let may_be = (NAME.len()..=6 * NAME.len()).contains(&text.len().saturating_sub(2));
+    may_be
+        && rest.trim_ascii_start().starts_with(b":")
+        && serde_json::from_slice::<String>(text).is_ok_and(|name| name == NAME)
+}
+
 #[cfg(test)]
 mod tests {
+    use serde_json::{Map, Value};
+
     use super::*;
     use crate::openai::ChatPrompt;
 
@@ -162,5 +267,63 @@ mod tests {
             let error = read::<ChatPrompt>(body.as_bytes()).expect_err(body);
             assert!(matches!(error, ReadError::Json { .. }), "{body}: {error:?}");
         }
+    }
+
+    #[test]
+    fn counts_each_value_of_a_body_once() {
+        let check = |body: &str, n_numbers: usize, n_others: usize| {
+            assert_eq!(ValueCounts::of(body.as_bytes()), ValueCounts { n_numbers, n_others }, "{body}");
+        };
+        check("", 0, 0);
+        check("{}", 0, 1);
+        check(r#"{"a": 1, "b": [-1.5e+3, 20E-1, 0]}"#, 4, 4);
+        check("[true, false, null, [], {}]", 0, 6);
+        check(r#"["{[,:", "\"[1,2]\"", "\\", ""]"#, 0, 5);
+        check(r#"{"a": {"b": {"c": "d"}}}"#, 0, 7);
+        check(r#"["unfinished"#, 0, 2);
+        check(r#"["unfinished\"#, 0, 2);
+    }
+
+    fn list_of(item: &str, n_items: usize) -> String {
+        format!("{{\"list\": [{}]}}", vec![item; n_items].join(","))
+    }
+
+    #[test]
+    fn refuses_a_body_with_too_many_values() {
+        let check = |body: &str| {
+            for error in [
+                read::<Map<String, Value>>(body.as_bytes()).expect_err("too many"),
+                read_untyped::<Map<String, Value>>(body.as_bytes()).expect_err("too many"),
+            ] {
+                assert!(matches!(&error, ReadError::Field { param: None, .. }), "{error:?}");
+                assert_eq!(error.to_string(), "the request body has more than 262144 JSON values");
+            }
+        };
+        for item in ["{}", "[]", r#"{"":0}"#, r#""""#, "null", "true", r#"[{"a": "b"}]"#] {
+            check(&list_of(item, 300_000));
+        }
+        let error = read_list::<Value>("[".repeat(600_000).as_bytes()).expect_err("too many");
+        assert!(matches!(error, ReadError::Field { param: None, .. }), "{error:?}");
+        // Texts that serde_json would parse.
+        for name in ["$serde_json::private::RawValue", "\\u0024serde_json::private::Raw\\u0056alue"] {
+            check(&format!("{{\"a\": {{\"{name}\" : \"[{}]\"}}}}", vec!["[]"; 300_000].join(",")));
+        }
+    }
+
+    #[test]
+    fn long_lists_of_numbers_and_long_texts_are_few_values() {
+        #[derive(Debug, serde::Deserialize)]
+        struct Tokens {
+            list: Vec<u32>,
+        }
+        let tokens = list_of("1", 4_000_000);
+        assert_eq!(read::<Tokens>(tokens.as_bytes()).expect("numbers do not count").list.len(), 4_000_000);
+        let error = read_untyped::<Map<String, Value>>(tokens.as_bytes()).expect_err("as values they do");
+        assert!(matches!(error, ReadError::Field { param: None, .. }), "{error:?}");
+
+        let n_parts = (16 << 20) / 12;
+        let body = format!("{{\"text\": \"{}\"}}", r#"[{},\"a\":0]"#.repeat(n_parts));
+        let fields = read_untyped::<Map<String, Value>>(body.as_bytes()).expect("one text");
+        assert_eq!(fields["text"].as_str().map(str::len), Some(n_parts * 10));
     }
 }

@@ -8,7 +8,7 @@ use crate::input::Cuts;
 
 /// Dialects, which an input chooses.
 const MARKS: [EndMark; 5] =
-    [EndMark::Done, EndMark::DoneOrFinished, EndMark::Stop, EndMark::MessageStop, EndMark::Response];
+    [EndMark::Done, EndMark::DoneOrFinished, EndMark::Stop { n_choices: 2 }, EndMark::MessageStop, EndMark::Response];
 
 /// Limits that no input reaches: with them the result would depend on the cuts.
 const LIMITS: JournalLimits = JournalLimits { journal_bytes_max: 1 << 20, held_bytes_max: 1 << 20 };

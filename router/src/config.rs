@@ -349,7 +349,7 @@ pub struct RequestConfig {
     pub body_bytes_max: usize,
     /// Longest time for a body to arrive.
     pub body_timeout: Duration,
-    /// Most memory of the bodies that are arriving. Units: bytes.
+    /// Most memory of request bodies. Units: bytes.
     pub body_memory_bytes_max: usize,
     /// Limits on the attempts at one request.
     pub retry: RetryOptions,

@@ -33,14 +33,17 @@ use warmpath_common::cached_share;
 use warmpath_common::ids::RequestId;
 use warmpath_router_core::diagnostics::decision_log::DecisionOutcome;
 use warmpath_router_core::diagnostics::prefix_breaks::PromptFingerprint;
-use warmpath_router_core::ledger::{BACKOFF_POLL, RouteRequest, usable};
+use warmpath_router_core::ledger::BACKOFF_POLL;
 use warmpath_router_core::overload::admission_queue::Waiter;
 use warmpath_router_core::overload::retry::{RetryDecision, Terms, WorkerFailure};
+use warmpath_shell::body::{BodyRoom, Sender};
 use warmpath_shell::event_stream;
+use warmpath_shell::refusal::Refusal;
 use warmpath_shell::trace::Span;
 
 use crate::error::RequestError;
 use crate::fleet::InFlightGuard;
+use crate::fleet::members::Member;
 use crate::http::state::{App, RequestPlace};
 use crate::keys::ApiKey;
 use crate::metrics;
@@ -52,7 +55,7 @@ use failover::Failover;
 use hold::Hold;
 use keepalive::Keepalive;
 use prefix_break_header::PrefixBreakHeader;
-use queue::{AdmitAt, Admitted, QueueKey, QueueRefusal, QueueRequest};
+use queue::{AdmitAt, Admitted, QueueRefusal, QueueRequest};
 use relay::Relay;
 use retry_state::RetryState;
 use upstream::{AttemptError, Upstream, UpstreamResponse};
@@ -82,6 +85,8 @@ pub struct IncomingRequest {
     pub endpoint: EndpointKind,
     /// API key that it presented, if keys are required.
     pub key: Option<Arc<ApiKey>>,
+    /// Sender of its body.
+    pub sender: Sender,
     /// Salt in its headers.
     pub salt: Salt,
     /// Identity of its response, if the response may be continued at another worker.
@@ -108,7 +113,7 @@ pub async fn answer(app: &App, mut arrival: IncomingRequest) -> Result<Response,
 
 /// Returns the request's prompt and other inputs of routing, once its model is ready.
 ///
-/// Errors: those of `PromptPool::prepare`; `ShuttingDown`.
+/// Errors: those of `PromptPool::prepare`; `Refused` if there is no memory for a changed body; `ShuttingDown`.
 async fn prepare(app: &App, arrival: &mut IncomingRequest, hold: &mut Hold) -> Result<Prepared, RequestError> {
     loop {
         let (endpoint, any_model_name) = (arrival.endpoint, app.requests.any_model_name);
@@ -124,7 +129,12 @@ async fn prepare(app: &App, arrival: &mut IncomingRequest, hold: &mut Hold) -> R
             }
             prepared => {
                 let mut prepared = prepared?;
-                arrival.body = prepared.renamed_body.take().unwrap_or_else(|| std::mem::take(&mut arrival.body));
+                if let Some(renamed) = prepared.renamed_body.take() {
+                    // The changed body takes its place, also in the account of memory.
+                    arrival.body = Bytes::new();
+                    let renamed = BodyRoom::claimed(&app.bodies.room, &arrival.sender, renamed);
+                    arrival.body = renamed.map_err(Refusal::from)?;
+                }
                 return Ok(prepared);
             }
         }
@@ -155,7 +165,7 @@ async fn attempt_until_answered(
     app.deposit_retry();
     back_off(app, &arrival, &prepared).await;
     let mut retry_state = RetryState::default();
-    let attempts = Attempts { app, prepared: &prepared, comments };
+    let attempts = Attempts { app, prepared: &prepared, comments, failover: None };
     let begun = attempts.run(&mut arrival, &mut hold, &mut retry_state).await;
     let failovers_header =
         begun.as_ref().ok().and_then(|(_, answer)| failover::failovers_header(retry_state.n_failovers, answer.head()));
@@ -181,6 +191,11 @@ async fn attempt_until_answered(
     let mut response = respond(app, (arrival, prepared), choice, answer);
     if let Some(failovers_header) = failovers_header {
         headers::set(response.headers_mut(), warmpath_common::headers::FAILOVERS, &failovers_header);
+        // The body's usage has the number of the first worker. Metrics and records keep that of the last one.
+        if let Some(cached_tokens) = retry_state.past.and_then(|past| past.cached_tokens) {
+            let name = warmpath_common::headers::CACHED_TOKENS;
+            headers::set(response.headers_mut(), name, &cached_tokens.to_string());
+        }
     }
     Ok(response)
 }
@@ -190,6 +205,8 @@ struct Attempts<'a> {
     app: &'a App,
     prepared: &'a Prepared,
     comments: &'a Keepalive,
+    /// State of the stream that the request continues; `None` for a request from its start.
+    failover: Option<&'a Failover>,
 }
 
 impl Attempts<'_> {
@@ -202,8 +219,10 @@ impl Attempts<'_> {
         hold: &mut Hold,
         retry_state: &mut RetryState,
     ) -> Result<(AttemptTarget, UpstreamResponse), Box<Result<Response, RequestError>>> {
-        let Self { app, prepared, comments } = *self;
+        let Self { app, prepared, failover, .. } = *self;
         loop {
+            // A worker that failed the stream may have been restarted since.
+            retry_state.excluded = failover.map(Failover::excluded).unwrap_or_default();
             let mut choice = match wait_for_capacity(app, arrival, prepared, retry_state).await {
                 Ok(choice) => choice,
                 Err(error @ (RequestError::NoWorker { .. } | RequestError::Paused { .. })) => {
@@ -222,9 +241,7 @@ impl Attempts<'_> {
             }
             let worker = choice.decision.worker;
             let member = app.fleet.member(worker);
-            // Only Warmpath workers take a journal.
-            let past = retry_state.past.as_ref().filter(|_| member.stock.is_none());
-            let upstream = Upstream { member: &member, limits: &app.requests, comments, past };
+            let upstream = self.upstream(&member, retry_state);
             let start = Instant::now();
             let AttemptError { failure, refusal, retry_after, past } = match upstream.attempt(arrival, &choice).await {
                 Ok(answer) => return Ok((choice, answer)),
@@ -240,11 +257,25 @@ impl Attempts<'_> {
                 retry_state.n_failovers += 1;
                 retry_state.past = Some(past);
             }
-            let terms = Terms { model_name: prepared.model_name.as_deref(), retry_after };
-            note_failure(app, arrival, &mut choice, (failure, terms));
-            retry_state.failed(worker, failure, refusal);
+            // A server may announce the quota of the client's own key.
+            let is_clients_key = member.stock.is_some() && !member.client.has_own_key() && retry_after.is_some();
+            let account = app.queue.account(arrival).filter(|_| is_clients_key);
+            let terms = Terms { account, model_name: prepared.model_name.as_deref(), retry_after };
+            // A Warmpath worker that counts the tokens of too many prompts still generates.
+            let is_counting = matches!(arrival.endpoint, EndpointKind::Passthrough(_)) && member.stock.is_none();
+            let is_full = failure == WorkerFailure::Full && !is_counting;
+            match failure {
+                WorkerFailure::Full if !is_full => {}
+                WorkerFailure::Full | WorkerFailure::Unready => choice.in_flight.refused(failure, terms),
+                _ => choice.in_flight.failed(failure),
+            }
+            note_failure(app, arrival, &mut choice, failure);
+            if !is_full {
+                retry_state.failures.push((worker, failure));
+            }
+            retry_state.failed(failure, refusal);
             let may_repeat = may_repeat(app, failure, retry_state);
-            if !may_repeat && failure != WorkerFailure::Full {
+            if !may_repeat && !is_full {
                 let none = || Err(RequestError::Internal { reason: "no attempt was made".to_owned() });
                 return Err(Box::new(retry_state.give_up().unwrap_or_else(none)));
             }
@@ -252,19 +283,18 @@ impl Attempts<'_> {
             retry_state.admit_at = if may_repeat { AdmitAt::AtOnce } else { AdmitAt::AfterPause };
         }
     }
+
+    /// Returns the client of a worker for the next attempt.
+    fn upstream<'b>(&'b self, member: &'b Member, retry_state: &'b RetryState) -> Upstream<'b> {
+        // Only Warmpath workers take a journal.
+        let past = retry_state.past.as_ref().filter(|_| member.stock.is_none());
+        let (limits, n_choices) = (&self.app.requests, self.prepared.n_sequences);
+        Upstream { member, limits, comments: self.comments, past, n_choices }
+    }
 }
 
-/// Records a failed attempt in the worker's state, the metrics, the trace and the log.
-fn note_failure(
-    app: &App,
-    arrival: &IncomingRequest,
-    choice: &mut AttemptTarget,
-    (failure, terms): (WorkerFailure, Terms<'_>),
-) {
-    match failure {
-        WorkerFailure::Full | WorkerFailure::Unready => choice.in_flight.refused(failure, terms),
-        _ => choice.in_flight.failed(failure),
-    }
+/// Records a failed attempt in the metrics, the trace and the log.
+fn note_failure(app: &App, arrival: &IncomingRequest, choice: &mut AttemptTarget, failure: WorkerFailure) {
     choice.note.set_outcome(DecisionOutcome::Failed(failure));
     choice.span.fail(failure.label());
     app.metrics.failed_attempts.with_label_values(&[failure.label()]).inc();
@@ -290,20 +320,6 @@ fn may_repeat(app: &App, failure: WorkerFailure, retry_state: &RetryState) -> bo
     is_granted
 }
 
-/// Returns the queue of a request: that of the workers that it can use.
-fn queue_key(app: &App, arrival: &IncomingRequest, prepared: &Prepared, retry_state: &RetryState) -> QueueKey {
-    let (view, tried) = (app.fleet.view(), retry_state.tried());
-    let request = RouteRequest { tried: &tried, ..ask(&arrival.id, prepared, &[]) };
-    let mut key = QueueKey { model: prepared.model.fingerprint, model_name: None, usable: Vec::new() };
-    for worker in usable(&view, &request) {
-        key.usable.push(worker.idx);
-        if worker.stock.is_some() {
-            key.model_name.clone_from(&prepared.model_name);
-        }
-    }
-    key
-}
-
 /// Waits until a worker can start the request, and records it there.
 async fn wait_for_capacity(
     app: &App,
@@ -316,9 +332,14 @@ async fn wait_for_capacity(
         None => app.requests.queue_timeout,
         Some(_) => app.requests.queue_timeout.max(app.requests.response_timeout),
     };
+    // Only stock servers have quotas of the clients' keys.
+    let has_accounts = app.fleet.view().workers.iter().any(|worker| worker.stock.is_some());
+    let account = app.queue.account(arrival).filter(|_| has_accounts);
     let queue_request = QueueRequest {
+        model: prepared.model.fingerprint,
         waiter: Waiter {
             tenant: app.queue.tenant(arrival.key.as_deref().map(ApiKey::tenant), &arrival.headers),
+            needs: app.queue.needs((&prepared.model_name, account, prepared.wanted, retry_state.tried())),
             deadline: arrival.queued_from + queue_timeout,
             is_continuation: retry_state.past.is_some(),
         },
@@ -326,10 +347,9 @@ async fn wait_for_capacity(
         place: retry_state.place,
     };
     let start = Instant::now();
-    // Called when the request is at the head of the queue: chooses a worker and records the request there in one step.
-    let key = || queue_key(app, arrival, prepared, retry_state);
-    let admitted = app.queue.admit(queue_request, key, |permitted| {
-        let choice = choose((app, arrival, prepared), retry_state, permitted)?;
+    // Called when it is the request's turn: chooses a worker and records the request there in one step.
+    let admitted = app.queue.admit(queue_request, |awaited| {
+        let choice = choose((app, arrival, prepared), retry_state, awaited)?;
         let service_ms = choice.decision.service_ms;
         Ok(Admitted { value: choice, service_ms })
     });

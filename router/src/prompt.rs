@@ -144,6 +144,8 @@ pub struct Prepared {
     pub tools: Option<ToolsBehindText>,
     /// Whether the request has one prompt, so that actual reuse can be compared with the prediction.
     pub has_one_prompt: bool,
+    /// Number of sequences that the worker runs: choices of all prompts; 1 where no text is generated.
+    pub n_sequences: u32,
     /// Times of the phases.
     pub phases: Phases,
 }
@@ -266,7 +268,8 @@ struct UntokenizedRequest {
     marks: Vec<MessageHash>,
     /// A chat's tools and its system text.
     tools: Option<ToolsBehindText>,
-    has_one_prompt: bool,
+    /// Number of choices of all prompts, as requested.
+    n_sequences: u32,
     /// Largest context of the model's workers; `None` if some are stock servers, whose context may be of any size.
     context_tokens_max: Option<u32>,
     stage: PromptStage,
@@ -301,8 +304,11 @@ impl UntokenizedRequest {
             Parsed::Raw(_) | Parsed::Foreign(_) | Parsed::None => Vec::new(),
         };
         let tools = tools(&parsed, &marks);
-        let has_one_prompt =
-            options.n.unwrap_or(1) == 1 && !matches!(&parsed, Parsed::Raw(prompts) if prompts.len() != 1);
+        let n_prompts = match &parsed {
+            Parsed::Raw(prompts) => u32::try_from(prompts.len()).unwrap_or(u32::MAX),
+            Parsed::Chat(_) | Parsed::Foreign(_) | Parsed::None => 1,
+        };
+        let n_sequences = n_prompts.saturating_mul(options.n.unwrap_or(1));
         let is_meant = |of: &&Arc<ModelInfo>| of.fingerprint == model.fingerprint;
         let of_model = |worker: &&Arc<WorkerView>| worker.models().any(|of| is_meant(&of));
         let has_stock = view.workers.iter().filter(of_model).any(|worker| worker.stock.is_some());
@@ -319,7 +325,7 @@ impl UntokenizedRequest {
             affinity,
             marks,
             tools,
-            has_one_prompt,
+            n_sequences,
             context_tokens_max,
             stage,
             phases,
@@ -338,7 +344,7 @@ impl UntokenizedRequest {
 
     /// Tokenizes and hashes the rendered prompt.
     fn finish(self, chains: &BlockKeyCache) -> Prepared {
-        let Self { draft, options, renamed_body, salt, model, affinity, marks, tools, has_one_prompt, .. } = self;
+        let Self { draft, options, renamed_body, salt, model, affinity, marks, tools, n_sequences, .. } = self;
         let (stage, mut phases) = (self.stage, self.phases);
         let tools = tools.filter(|_| stage.has_tools_behind_system_text());
         let tokens = timed(&mut phases.prompt, || stage.into_tokens(&model, Scope::of(&salt)));
@@ -366,7 +372,21 @@ impl UntokenizedRequest {
             }
         };
         let (wanted, model_name) = (draft.endpoint.wanted(), options.model);
-        Prepared { model_name, renamed_body, model, wanted, prompt, affinity, marks, tools, has_one_prompt, phases }
+        // A worker refuses a request for no choice.
+        let (has_one_prompt, n_sequences) = (n_sequences == 1, n_sequences.max(1));
+        Prepared {
+            model_name,
+            renamed_body,
+            model,
+            wanted,
+            prompt,
+            affinity,
+            marks,
+            tools,
+            has_one_prompt,
+            n_sequences,
+            phases,
+        }
     }
 }
 

@@ -82,8 +82,8 @@ metrics! {
     refused_connections: IntCounter = counter("refused_connections_total");
     /// Connections of idle clients that were closed to make room for others.
     displaced_connections: IntCounter = counter("displaced_connections_total");
-    /// Memory of request bodies that are still arriving.
-    body_bytes: IntGauge = gauge("arriving_body_bytes");
+    /// Memory of request bodies, from their arrival until they are dropped.
+    body_bytes: IntGauge = gauge("body_bytes");
     /// Lines of the log that could not be written or exceeded the buffer.
     lost_log_lines: IntCounter = counter("log_lines_lost_total");
     /// Spans of traces that were dropped because the collector was down or slow.

@@ -93,6 +93,7 @@ impl Router {
             idx: WorkerIdx(idx),
             name: format!("worker-{idx}"),
             uid: Some(WorkerUid(u64::from(idx))),
+            boot_epoch: None,
             model: Some(Arc::clone(&model)),
             further: Vec::new(),
             awaited: Vec::new(),
@@ -273,5 +274,7 @@ fn ask<'a>(
     model: &'a ModelInfo,
     prompt: PromptView<'a>,
 ) -> RouteRequest<'a> {
-    RouteRequest { request_id, model_name: None, model, wanted: None, prompt, affinity: 0, tried: &[], only: None, now }
+    let (model_name, account, wanted, affinity) = (None, None, None, 0);
+    let (tried, awaited, n_sequences) = (&[], &[], 1);
+    RouteRequest { request_id, model_name, account, model, wanted, prompt, affinity, tried, awaited, n_sequences, now }
 }

@@ -1,12 +1,13 @@
-//! Request bodies, read completely: within limits of length, of time, and of the memory of all bodies that are
-//! arriving.
+//! Request bodies, read completely: within limits of length, of time, and of the memory of all bodies.
 //!
-//! Decoding is in `coding`. Not here: the content of bodies, and requests that have arrived completely.
+//! Decoding is in `coding`, bodies that are needed only after a failure in `retained`. Not here: the content of bodies.
 //!
-//! Memory is reserved when bytes arrive, not when a header announces them. A client may use half as much memory as is
-//! free. So the more clients there are, the less each may use, and some is always left for the next one.
+//! Memory is reserved when bytes arrive, not when a header announces them, and it is free again when the last copy of
+//! the body is dropped. A client may use half as much memory as is free. So the more clients there are, the less each
+//! may use, and some is always left for the next one.
 
 pub mod coding;
+mod retained;
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -20,6 +21,8 @@ use http_body_util::BodyExt as _;
 use tokio::time::timeout;
 
 use coding::{CODINGS, Coding};
+use retained::RetainedBodies;
+pub use retained::RetainedBody;
 
 /// Longest time without a byte of a body that is still arriving, if the time limit for the whole is longer.
 ///
@@ -89,8 +92,8 @@ pub enum BodyError {
         /// Limit.
         seconds: f64,
     },
-    /// The bodies that are arriving take too much memory.
-    #[error("too many request bodies are arriving at a time")]
+    /// All bodies together take too much memory.
+    #[error("request bodies take too much memory at present")]
     NoRoom,
     /// The connection broke, or the received bytes are not a valid body.
     #[error("the request body could not be read")]
@@ -127,24 +130,29 @@ pub struct BodyLimits {
     pub bytes_max: usize,
     /// Longest time for a whole body.
     pub timeout: Duration,
-    /// Memory for all bodies that are arriving.
+    /// Memory for all bodies.
     pub room: Arc<BodyRoom>,
 }
 
 impl BodyLimits {
-    /// Returns the whole body, decoded, and removes the content coding from the headers.
+    /// Returns the whole body, decoded, and removes the content coding from the headers. The body's memory counts until
+    /// its last copy is dropped.
     ///
     /// Errors: every [`BodyError`].
     pub async fn read(&self, headers: &mut HeaderMap, mut body: Body, sender: Sender) -> Result<Bytes, BodyError> {
-        let mut claim = BodyRoom::claim(&self.room, sender.clone());
         let late = |_| BodyError::Late { seconds: self.timeout.as_secs_f64() };
         let read = async {
-            let Some(coding) = Coding::named(headers)? else { return self.take(&mut body, &mut claim).await };
-            let encoded = self.take_apart(&mut body, &sender).await?;
-            coding.decode(encoded, self.bytes_max, &mut claim).await
+            let mut claim = BodyRoom::claim(&self.room, sender.clone());
+            let bytes = match Coding::named(headers)? {
+                None => self.take(&mut body, &mut claim).await?,
+                Some(coding) => {
+                    let encoded = self.take_apart(&mut body, &sender).await?;
+                    coding.decode(encoded, self.bytes_max, &mut claim).await?
+                }
+            };
+            Ok::<_, BodyError>(Bytes::from_owner(Claimed { bytes, claim }))
         };
         let read = timeout(self.timeout, read).await.unwrap_or_else(|error| Err(late(error)));
-        drop(claim);
         headers.remove(header::CONTENT_ENCODING);
         if let Err(BodyError::TooLong { .. } | BodyError::NoRoom | BodyError::UnknownCoding) = read {
             let rest = async { while let Some(Ok(_)) = body.frame().await {} };
@@ -157,10 +165,10 @@ impl BodyLimits {
     async fn take(&self, body: &mut Body, claim: &mut Claim) -> Result<Bytes, BodyError> {
         let mut whole = BytesMut::new();
         while let Some(data) = self.next(body, whole.len()).await? {
+            claim.grow(data.len())?;
             if whole.is_empty() && hyper::body::Body::is_end_stream(body) {
                 return Ok(data);
             }
-            claim.grow(data.len())?;
             // Copied, since a piece of a few bytes would keep the whole kilobytes of its read buffer in memory.
             whole.extend_from_slice(&data);
         }
@@ -169,7 +177,7 @@ impl BodyLimits {
 
     /// Returns a body in pieces; each piece frees its memory when it is dropped.
     async fn take_apart(&self, body: &mut Body, sender: &Sender) -> Result<Vec<Bytes>, BodyError> {
-        let begin = || Segment { bytes: BytesMut::new(), claim: BodyRoom::claim(&self.room, sender.clone()) };
+        let begin = || Claimed { bytes: BytesMut::new(), claim: BodyRoom::claim(&self.room, sender.clone()) };
         let (mut segments, mut last, mut n_bytes) = (Vec::new(), begin(), 0);
         while let Some(data) = self.next(body, n_bytes).await? {
             n_bytes += data.len();
@@ -198,15 +206,15 @@ impl BodyLimits {
     }
 }
 
-/// Part of an encoded body, with the memory that it takes.
-struct Segment {
-    bytes: BytesMut,
+/// Bytes of a body, with the claim on the memory that they take.
+struct Claimed<B> {
+    bytes: B,
     claim: Claim,
 }
 
-impl AsRef<[u8]> for Segment {
+impl<B: AsRef<[u8]>> AsRef<[u8]> for Claimed<B> {
     fn as_ref(&self) -> &[u8] {
-        &self.bytes
+        self.bytes.as_ref()
     }
 }
 
@@ -215,18 +223,28 @@ fn without_mark(body: Bytes) -> Bytes {
     if body.starts_with(BYTE_ORDER_MARK) { body.slice(BYTE_ORDER_MARK.len()..) } else { body }
 }
 
-/// Memory of the bodies that are arriving.
-#[derive(Debug)]
+/// Memory of all bodies: those that are arriving, and those that have arrived and are not dropped yet.
 pub struct BodyRoom {
     bytes_max: usize,
-    /// Memory in use. The lock is held for one addition, never across `.await`.
+    /// Memory in use. The lock is held for one change, never across `.await`, nor while a body is dropped, which takes
+    /// it.
     taken: Mutex<Taken>,
 }
 
-#[derive(Debug, Default)]
+impl std::fmt::Debug for BodyRoom {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The content of bodies must not be logged.
+        f.debug_struct("BodyRoom").field("bytes_max", &self.bytes_max).finish_non_exhaustive()
+    }
+}
+
+#[derive(Default)]
 struct Taken {
+    /// Memory of all claims. Units: bytes.
     n_bytes: usize,
+    /// Memory of each sender's claims, without those of its retained bodies. Units: bytes.
     by_sender: HashMap<Sender, usize>,
+    retained: RetainedBodies,
 }
 
 /// Memory reserved for one body; freed when this is dropped.
@@ -252,6 +270,15 @@ impl BodyRoom {
         self.taken().n_bytes
     }
 
+    /// Returns bytes that were made of a sender's body; their memory counts until their last copy is dropped.
+    ///
+    /// Errors: `NoRoom`.
+    pub fn claimed(room: &Arc<Self>, sender: &Sender, bytes: Bytes) -> Result<Bytes, BodyError> {
+        let mut claim = Self::claim(room, sender.clone());
+        claim.grow(bytes.len())?;
+        Ok(Bytes::from_owner(Claimed { bytes, claim }))
+    }
+
     /// Returns an empty claim of a sender.
     pub(crate) fn claim(room: &Arc<Self>, sender: Sender) -> Claim {
         Claim { room: Arc::clone(room), sender, n_bytes: 0 }
@@ -264,18 +291,25 @@ impl BodyRoom {
 
 impl Claim {
     /// Reserves more memory. A sender may use half as much as remains free, so a third of all if it is the only one.
+    /// Retained bodies count as free: the longest are dropped where the memory is needed.
     ///
     /// Errors: `NoRoom`. Source: Choudhury and Hahne, Dynamic queue length thresholds for shared-memory packet
     /// switches, 1998. Each sender leaves two thirds of the free memory, so ten of them leave 1.7 %.
     pub(crate) fn grow(&mut self, n_bytes: usize) -> Result<(), BodyError> {
+        if n_bytes == 0 {
+            return Ok(());
+        }
         let mut taken = self.room.taken();
-        let n_free = self.room.bytes_max - taken.n_bytes;
+        let n_free = self.room.bytes_max.saturating_sub(taken.n_bytes - taken.retained.n_bytes());
         let n_of_sender = taken.by_sender.get(&self.sender).copied().unwrap_or(0);
         if 2 * (n_of_sender + n_bytes) > n_free.saturating_sub(n_bytes) {
             return Err(BodyError::NoRoom);
         }
         taken.n_bytes += n_bytes;
         *taken.by_sender.entry(self.sender.clone()).or_default() += n_bytes;
+        let released = taken.release_beyond(self.room.bytes_max);
+        drop(taken);
+        drop(released);
         self.n_bytes += n_bytes;
         Ok(())
     }
@@ -285,10 +319,17 @@ impl Drop for Claim {
     fn drop(&mut self) {
         let mut taken = self.room.taken();
         taken.n_bytes -= self.n_bytes;
-        if let Some(n) = taken.by_sender.get_mut(&self.sender) {
-            *n -= self.n_bytes;
+        taken.remove_from(&self.sender, self.n_bytes);
+    }
+}
+
+impl Taken {
+    /// Removes memory from a sender's.
+    fn remove_from(&mut self, sender: &Sender, n_bytes: usize) {
+        if let Some(n) = self.by_sender.get_mut(sender) {
+            *n -= n_bytes;
             if *n == 0 {
-                taken.by_sender.remove(&self.sender);
+                self.by_sender.remove(sender);
             }
         }
     }

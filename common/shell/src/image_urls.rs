@@ -130,7 +130,10 @@ impl ImageUrls {
         let late = |_| ImageUrlError::Field { param, reason: FetchError::Late.to_string() };
         let fetched = fetched.map_err(late)??;
         let (n_bytes, bytes_max) = (body.len(), bodies.bytes_max);
-        Ok(blocking(move || write(fields, &fetched, (n_bytes, bytes_max))).await??)
+        // The new body takes the place of the old one and of the files.
+        drop(body);
+        let written = blocking(move || write(fields, &fetched, (n_bytes, bytes_max))).await??;
+        Ok(BodyRoom::claimed(&bodies.room, sender, written)?)
     }
 
     /// Returns the images under their URLs.
@@ -163,7 +166,7 @@ fn may_name_images(body: &[u8]) -> bool {
 
 /// Returns a body's fields and the images that they name, at least one; `None` if there is none.
 fn parse(body: &[u8]) -> Option<(Map<String, Value>, Vec<WantedImage>)> {
-    let mut fields = serde_json::from_slice(body).ok()?;
+    let mut fields = warmpath_common::fields::read_untyped(body).ok()?;
     let wanted = places::wanted(&mut fields);
     (!wanted.is_empty()).then_some((fields, wanted))
 }

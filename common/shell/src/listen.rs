@@ -76,9 +76,9 @@ pub struct ListenFlags {
     #[arg(long, env = "WARMPATH_CONNECTIONS_PER_ADDRESS_MAX", value_name = "N")]
     connections_per_address_max: Option<NonZeroUsize>,
 
-    /// Most memory of request bodies that are still arriving, at least three times --body-max. One sender gets at most
-    /// a third of it, and less while others send; further bodies get status 429 [default: 256, or what --body-max
-    /// needs].
+    /// Most memory of request bodies, from their arrival until they are dropped, at least three times --body-max. One
+    /// sender gets at most a third of it, and less while others send; further bodies get status 429 [default: 256, or
+    /// what --body-max needs].
     #[arg(long, env = "WARMPATH_BODY_MEMORY_MAX", value_name = "MIB")]
     body_memory_max: Option<usize>,
 
@@ -99,7 +99,7 @@ pub struct ListenFlags {
     admin_allowed_hosts: Vec<String>,
 }
 
-/// Memory of request bodies that are arriving, unless a flag sets it. Units: bytes.
+/// Memory of request bodies, unless a flag sets it. Units: bytes.
 ///
 /// Source: own choice: sixteen times the longest body by default.
 const BODY_MEMORY_DEFAULT: usize = 256 << 20;

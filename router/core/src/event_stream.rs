@@ -6,19 +6,15 @@
 mod splitter;
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
 
 use memchr::memmem::Finder;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde_json::Value;
 
 pub use self::splitter::{Ends, Splitter};
+use crate::stock::reported_error;
 use crate::stock::usage::Usage;
-
-/// Maximum number of unfinished choices of one stream that are tracked separately.
-///
-/// Source: OpenAI's API has at most 128 choices of one prompt; several prompts multiply them.
-const CHOICES_MAX: usize = 4096;
 
 /// Event that completes a stream, by dialect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +25,10 @@ pub enum EndMark {
     DoneOrFinished,
     /// The last object of every choice, whose `stop` is not `false`: llama-server's own completions, which have no
     /// `[DONE]`.
-    Stop,
+    Stop {
+        /// Number of requested choices, of all prompts together.
+        n_choices: u32,
+    },
     /// `message_stop`: Anthropic's messages.
     MessageStop,
     /// `response.completed`, `response.incomplete` or `response.failed`: OpenAI's responses.
@@ -58,6 +57,10 @@ pub struct StreamState {
     pub is_complete: bool,
     /// Whether the server has reported an error.
     pub has_failed: bool,
+    /// HTTP status that the error names; `None` if it names none.
+    pub error_status: Option<u16>,
+    /// Choices that have ended, also before this stream continued their response; counted for [`EndMark::Stop`] only.
+    pub n_ended_choices: u32,
 }
 
 /// Reader of a stream's events.
@@ -65,8 +68,6 @@ pub struct StreamState {
 pub struct EventReader {
     mark: EndMark,
     state: StreamState,
-    /// Choices that have begun and not ended; tracked for [`EndMark::Stop`] only.
-    open_choices: BTreeSet<u64>,
     /// Whether the choice's last object had a `finish_reason`; tracked for [`EndMark::DoneOrFinished`] only.
     is_finished: bool,
     names: FieldNames,
@@ -85,8 +86,8 @@ struct FieldNames {
 struct Event<'a> {
     name: Option<&'a [u8]>,
     content: Option<Cow<'a, [u8]>>,
-    /// Whether it has the field `error`, in which older llama-servers report errors.
-    has_error_field: bool,
+    /// Value of its field `error`, in which older llama-servers report errors.
+    error: Option<&'a [u8]>,
 }
 
 /// The fields of an event's JSON that are read here.
@@ -94,14 +95,12 @@ struct Event<'a> {
 struct Fields<'a> {
     #[serde(borrow, rename = "type")]
     kind: Option<Cow<'a, str>>,
-    error: Option<IgnoredAny>,
+    error: Option<Value>,
 }
 
-/// The fields of llama-server's own objects that are read here; `response_fields` may leave out both in the last
-/// object.
+/// The field of llama-server's own objects that is read here; `response_fields` may leave it out in the last object.
 #[derive(Deserialize)]
 struct NativeFields {
-    index: Option<u64>,
     stop: Option<bool>,
 }
 
@@ -128,7 +127,13 @@ impl EventReader {
             timings: Finder::new("\"timings\""),
             error: Finder::new("\"error\""),
         };
-        Self { mark, state: StreamState::default(), open_choices: BTreeSet::new(), is_finished: false, names }
+        Self { mark, state: StreamState::default(), is_finished: false, names }
+    }
+
+    /// Returns the reader of a stream that continues a response of which so many choices have ended.
+    pub fn after(mut self, n_ended_choices: u32) -> Self {
+        self.state.n_ended_choices = n_ended_choices;
+        self
     }
 
     /// Reads whole events; returns the furthest progress that one of them shows.
@@ -166,8 +171,8 @@ impl EventReader {
     }
 
     fn read_event(&mut self, event: &Event<'_>) -> StreamProgress {
-        if event.has_error_field {
-            self.state.has_failed = true;
+        if let Some(error) = event.error {
+            self.fail(serde_json::from_slice(error).ok().as_ref());
             return StreamProgress::Content;
         }
         let Some(content) = event.content.as_deref().map(<[u8]>::trim_ascii).filter(|content| !content.is_empty())
@@ -192,15 +197,23 @@ impl EventReader {
             Fields::default()
         };
         match self.mark {
-            EndMark::Stop => self.read_native(content),
+            EndMark::Stop { n_choices } if fields.error.is_none() => self.read_native(content, n_choices),
             EndMark::DoneOrFinished => self.read_choices(content),
-            EndMark::Done | EndMark::MessageStop | EndMark::Response => {}
+            EndMark::Done | EndMark::Stop { .. } | EndMark::MessageStop | EndMark::Response => {}
         }
         // Some servers name their events only in the field `type`.
         let kind = fields.kind.as_deref().map(str::as_bytes).filter(|_| is_named);
         let name = event.name.or(kind).unwrap_or_default();
-        self.state.has_failed |= fields.error.is_some() || name == b"error";
+        if fields.error.is_some() || name == b"error" {
+            self.fail(fields.error.as_ref());
+        }
         self.read_name(name)
+    }
+
+    /// Records an error that the server reports.
+    fn fail(&mut self, error: Option<&Value>) {
+        self.state.has_failed = true;
+        self.state.error_status = error.and_then(reported_error::status);
     }
 
     fn read_name(&mut self, name: &[u8]) -> StreamProgress {
@@ -229,20 +242,12 @@ impl EventReader {
     }
 
     /// Reads an object of llama-server's own format: every object but a choice's last one contains `"stop": false`.
-    fn read_native(&mut self, content: &[u8]) {
-        let Ok(NativeFields { index, stop }) = serde_json::from_slice(content) else { return };
-        if stop == Some(false) {
-            self.state.is_complete = false;
-            if self.open_choices.len() < CHOICES_MAX {
-                self.open_choices.insert(index.unwrap_or_default());
-            }
-            return;
+    fn read_native(&mut self, content: &[u8], n_choices: u32) {
+        let Ok(NativeFields { stop }) = serde_json::from_slice(content) else { return };
+        if stop != Some(false) {
+            self.state.n_ended_choices = self.state.n_ended_choices.saturating_add(1);
+            self.state.is_complete |= self.state.n_ended_choices >= n_choices;
         }
-        match index {
-            Some(index) => drop(self.open_choices.remove(&index)),
-            None => drop(self.open_choices.pop_first()),
-        }
-        self.state.is_complete = self.open_choices.is_empty();
     }
 }
 
@@ -256,7 +261,7 @@ impl<'a> Event<'a> {
         let value = value.strip_prefix(b" ").unwrap_or(value);
         match &line[..colon] {
             b"event" => self.name = Some(value),
-            b"error" => self.has_error_field = true,
+            b"error" => self.error = Some(value),
             b"data" => match &mut self.content {
                 None => self.content = Some(value.into()),
                 Some(content) => {

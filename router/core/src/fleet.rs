@@ -98,6 +98,9 @@ pub struct WorkerView {
     pub name: String,
     /// The worker's own id; absent until it has reported it.
     pub uid: Option<WorkerUid>,
+    /// Boot epoch of the worker's last report, another one after each restart; absent until it has reported it, and for
+    /// a stock server.
+    pub boot_epoch: Option<u64>,
     /// Declared model; absent until the worker has reported it. The first one of a stock server with several.
     pub model: Option<Arc<ModelInfo>>,
     /// Further models of a stock server; empty for a Warmpath worker.

@@ -22,9 +22,9 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 pub use backoff::BACKOFF_POLL;
-pub use candidates::usable;
 pub use dry_run::{DryRun, Scored};
 use health::Health;
+use pause::Quota;
 use rand::Rng;
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{RequestId, SlotId};
@@ -38,6 +38,7 @@ use crate::ledger::pending_prefixes::{PendingBlocks, PendingPrefixes};
 use crate::ledger::recent_work::{RecentWork, ReuseRatio};
 use crate::ledger::stale_blocks::StaleBlocks;
 use crate::ledger::transfer_rates::TransferRates;
+use crate::overload::admission_queue::TenantKey;
 use crate::routing::choose::{Candidate, ChoiceReason, Policy, PromptView, TieBreak, choose, reason};
 use crate::routing::cost::{Cost, Unreported, WorkerLoad};
 use crate::routing::transfer::Transfer;
@@ -64,6 +65,9 @@ pub struct LedgerOptions {
     pub kv_bytes_per_ms: Option<f64>,
 }
 
+/// Most responses of one request that count. Source: own choice: a worker has fewer places, and refuses more.
+const SEQUENCES_MAX: u32 = 1024;
+
 /// A request's input to the choice.
 #[derive(Debug, Clone, Copy)]
 pub struct RouteRequest<'a> {
@@ -71,6 +75,8 @@ pub struct RouteRequest<'a> {
     pub request_id: &'a RequestId,
     /// Name of the requested model; the worker must know it, because it gets the same body.
     pub model_name: Option<&'a str>,
+    /// Account for which a server may have a quota; `None` if the client sends no key of its own.
+    pub account: Option<TenantKey>,
     /// The model of that name.
     pub model: &'a ModelInfo,
     /// Capability that the worker needs; `None` if any worker will do.
@@ -81,10 +87,18 @@ pub struct RouteRequest<'a> {
     pub affinity: u64,
     /// Workers at which this request has failed.
     pub tried: &'a [WorkerIdx],
-    /// Workers that the request may use now, because the rests of streams wait for the others; `None` for all.
-    pub only: Option<&'a [WorkerIdx]>,
+    /// Workers that the request may not use now, because earlier requests wait for them.
+    pub awaited: &'a [WorkerIdx],
+    /// Number of responses that the request asks for, such as `n` of each prompt.
+    pub n_sequences: u32,
     /// The current time.
     pub now: Instant,
+}
+
+impl RouteRequest<'_> {
+    fn quota(&self) -> Quota<'_> {
+        Quota { account: self.account, model_name: self.model_name }
+    }
 }
 
 /// A request's worker, and the predictions for it.
@@ -124,20 +138,22 @@ pub struct Ticket {
 pub struct NoWorker {
     /// Number of workers by cause.
     pub reasons: BTreeMap<Unavailable, usize>,
+    /// Workers whose only cause is that they have no capacity.
+    pub busy: Vec<WorkerIdx>,
     /// Time until the first of the workers that have refused requests takes some again; `None` if none has.
     pub pause: Option<Duration>,
 }
 
 impl NoWorker {
     fn unserved() -> Self {
-        Self { reasons: BTreeMap::new(), pause: None }
+        Self { reasons: BTreeMap::new(), busy: Vec::new(), pause: None }
     }
 
     /// Returns the refusal for workers that are unavailable for these causes.
     pub fn counting(reasons: impl IntoIterator<Item = Unavailable>) -> Self {
         let mut counted = BTreeMap::new();
         reasons.into_iter().for_each(|why| *counted.entry(why).or_insert(0) += 1);
-        Self { reasons: counted, pause: None }
+        Self { reasons: counted, busy: Vec::new(), pause: None }
     }
 
     /// Returns the causes as a text, such as `2 down, 1 draining`.
@@ -186,6 +202,7 @@ struct WorkerLedger {
 struct Sent {
     worker: WorkerIdx,
     request_id: RequestId,
+    n_sequences: u32,
     prefill_tokens: u64,
     at: Instant,
 }
@@ -258,6 +275,7 @@ impl Ledger {
         self.worker_ledgers.resize_with(fleet.n_places().max(self.worker_ledgers.len()), WorkerLedger::default);
         let candidates = self.candidates(fleet, (request, &held.peers))?;
         let chosen = pick(&candidates, self.ties(request)).ok_or_else(NoWorker::unserved)?;
+        let n_sequences = request.n_sequences.clamp(1, SEQUENCES_MAX);
         let why = reason(self.options.policy, &candidates, chosen, request.prompt);
         let decision = Decision {
             worker: chosen.worker.idx,
@@ -268,7 +286,7 @@ impl Ledger {
             fetched_tokens: chosen.work.fetched_tokens,
             reason: if request.tried.is_empty() { why } else { ChoiceReason::Retry },
             cost: chosen.cost,
-            service_ms: chosen.cost.prefill_ms + answer_share_ms(&chosen.load),
+            service_ms: chosen.cost.prefill_ms + f64::from(n_sequences) * answer_share_ms(&chosen.load),
         };
         let service_ms = &mut self.worker_ledgers[decision.worker.0 as usize].service_ms;
         *service_ms =
@@ -281,9 +299,9 @@ impl Ledger {
         let is_lent = chosen.worker.stock.is_none();
         let chain = if is_lent { request.prompt.keys() } else { &[] };
         let filling = self.pending.add(decision.worker, (chain, chosen.found.map_or(0, |found| found.blocks)));
-        let sent =
-            Sent { worker: decision.worker, request_id: request.request_id.clone(), prefill_tokens, at: request.now };
-        Ok((decision, self.book((sent, request.model_name), filling)))
+        let (worker, request_id) = (decision.worker, request.request_id.clone());
+        let sent = Sent { worker, request_id, n_sequences, prefill_tokens, at: request.now };
+        Ok((decision, self.book((sent, request.quota()), filling)))
     }
 
     /// Returns the inputs that break ties of cost and load.
@@ -300,15 +318,15 @@ impl Ledger {
         self.worker_ledgers.get(worker.0 as usize).unwrap_or(&self.empty_ledger)
     }
 
-    fn book(&mut self, (sent, model_name): (Sent, Option<&str>), filling: PendingBlocks) -> Ticket {
+    fn book(&mut self, (sent, quota): (Sent, Quota<'_>), filling: PendingBlocks) -> Ticket {
         let worker = sent.worker;
         let number = self.next_ticket;
         self.next_ticket += 1;
         self.last = Some(worker);
         let worker_ledger = &mut self.worker_ledgers[worker.0 as usize];
-        worker_ledger.health.sent(model_name, sent.at);
+        worker_ledger.health.sent(quota, sent.at);
         worker_ledger.n_in_flight += 1;
-        worker_ledger.unreported.n_requests += 1;
+        worker_ledger.unreported.n_requests += sent.n_sequences;
         worker_ledger.unreported.prefill_tokens += sent.prefill_tokens;
         self.peer_routers.sent(&sent.request_id);
         self.by_request.insert((worker, sent.request_id.clone()), number);
@@ -388,7 +406,7 @@ impl Ledger {
     fn withdraw(&mut self, number: u64) {
         let Some(sent) = self.sent.remove(&number) else { return };
         let unreported = &mut self.worker_ledgers[sent.worker.0 as usize].unreported;
-        unreported.n_requests -= 1;
+        unreported.n_requests -= sent.n_sequences;
         unreported.prefill_tokens -= sent.prefill_tokens;
         // A later request with the same id keeps its own entry.
         let key = (sent.worker, sent.request_id);

@@ -9,6 +9,7 @@
 mod assumed_cache;
 mod model_state;
 mod rates;
+pub mod reported_error;
 pub mod text_blocks;
 mod tokenizer_source;
 pub mod usage;

@@ -52,6 +52,7 @@ pub(crate) fn worker(idx: u32) -> WorkerView {
         idx: WorkerIdx(idx),
         name: format!("http://worker-{idx}"),
         uid: Some(WorkerUid(u64::from(idx))),
+        boot_epoch: Some(1),
         model: Some(Arc::new(model())),
         further: Vec::new(),
         awaited: Vec::new(),

@@ -118,7 +118,7 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_WORKER_WAIT_MAX", value_name = "SECONDS", default_value_t = 2.0)]
     pub worker_wait_max: f64,
 
-    /// Most requests that wait for the same workers; further requests get status 429.
+    /// Most requests of one model that wait in the router; further requests get status 429.
     #[arg(long, env = "WARMPATH_QUEUE_MAX", value_name = "N", default_value_t = 1024)]
     pub queue_max: usize,
 

@@ -179,6 +179,7 @@ impl Tracker {
             idx: worker,
             name: member.name(),
             uid: None,
+            boot_epoch: None,
             model: None,
             further: Vec::new(),
             awaited: Vec::new(),
@@ -239,7 +240,7 @@ impl Tracker {
             view.model = Some(Arc::new(opening.model));
         }
         view.awaited.clear();
-        view.uid = Some(stamp.worker_uid);
+        (view.uid, view.boot_epoch) = (Some(stamp.worker_uid), Some(stamp.boot_epoch));
         view.record_load(opening.load, now);
         (view.link, view.trouble) = (ConnectionState::Live, None);
         let name = view.name.clone();

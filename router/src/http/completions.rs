@@ -141,6 +141,7 @@ async fn answer(
         body,
         endpoint,
         key,
+        sender,
         salt,
         place,
     };

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use warmpath_common::ids::RequestId;
 use warmpath_common::model::Fingerprint;
+use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::diagnostics::decision_log::LoggedChoice;
 use warmpath_router_core::index::Match;
 use warmpath_router_core::ledger::{Decision, NoWorker, RouteRequest};
@@ -14,7 +15,6 @@ use warmpath_router_core::routing::choose::{ChoiceReason, PromptView};
 use warmpath_router_core::stock::SentRequest;
 use warmpath_shell::trace::{Span, SpanKind};
 
-use super::queue::Permitted;
 use super::{IncomingRequest, RetryState, kv_transfer};
 use crate::decision_history::DecisionHandle;
 use crate::fleet::InFlightGuard;
@@ -56,12 +56,14 @@ pub fn ask<'a>(request_id: &'a RequestId, prepared: &'a Prepared, matches: &'a [
     RouteRequest {
         request_id,
         model_name: prepared.model_name.as_deref(),
+        account: None,
         model: &prepared.model,
         wanted: prepared.wanted,
         prompt: prompt_view(prepared, matches),
         affinity: prepared.affinity,
         tried: &[],
-        only: None,
+        awaited: &[],
+        n_sequences: prepared.n_sequences,
         now: Instant::now(),
     }
 }
@@ -76,13 +78,13 @@ fn prompt_view<'a>(prepared: &'a Prepared, matches: &'a [Match]) -> PromptView<'
     }
 }
 
-/// Chooses a worker and records the request there.
+/// Chooses a worker and records the request there. Earlier requests wait for the `awaited` workers.
 ///
 /// Errors: [`NoWorker`], with the reasons.
 pub(super) fn choose(
     (app, arrival, prepared): (&App, &IncomingRequest, &Prepared),
     retry_state: &RetryState,
-    permitted: Permitted<'_>,
+    awaited: &[WorkerIdx],
 ) -> Result<AttemptTarget, NoWorker> {
     let start = Instant::now();
     let matches = find_matches(app, prepared);
@@ -93,7 +95,9 @@ pub(super) fn choose(
     let start = Instant::now();
     let view = app.fleet.view();
     let tried = retry_state.tried();
-    let ask = RouteRequest { tried: &tried, only: permitted, now: start, ..ask(&arrival.id, prepared, &matches) };
+    let account = app.queue.account(arrival);
+    let first = ask(&arrival.id, prepared, &matches);
+    let ask = RouteRequest { account, tried: &tried, awaited, now: start, ..first };
     let (mut decision, ticket) = app.fleet.ledger().choose(&view, &ask, &mut rand::rng())?;
     let mut in_flight = app.fleet.in_flight(decision.worker, ticket);
     in_flight.watch(&arrival.id, || sending(prepared, &decision));

@@ -51,12 +51,12 @@ pub(super) struct Passed {
 /// Last event of a chat or completion, sent to the client if its server has omitted it.
 const DONE: &[u8] = b"data: [DONE]\n\n";
 
-/// Returns the mark that completes the stream of a request; `None` if no dialect defines one.
-pub(super) fn end_mark(endpoint: EndpointKind, path: &str) -> Option<EndMark> {
+/// Returns the mark that completes the stream of a request for so many choices; `None` if no dialect defines one.
+pub(super) fn end_mark(endpoint: EndpointKind, path: &str, n_choices: u32) -> Option<EndMark> {
     match endpoint {
         EndpointKind::Chat => Some(EndMark::Done),
         EndpointKind::Completion if path.starts_with("/v1/") => Some(EndMark::Done),
-        EndpointKind::Completion | EndpointKind::Infill => Some(EndMark::Stop),
+        EndpointKind::Completion | EndpointKind::Infill => Some(EndMark::Stop { n_choices }),
         EndpointKind::Messages => Some(EndMark::MessageStop),
         EndpointKind::Responses => Some(EndMark::Response),
         EndpointKind::Embeddings | EndpointKind::Rerank | EndpointKind::Passthrough(_) => None,
@@ -81,10 +81,11 @@ impl Events {
         }
     }
 
-    /// Removes the journal from the stream; `lines` is the journal before it.
-    pub(super) fn with_journal(self, lines: Vec<u8>) -> Self {
+    /// Removes the journal from the stream; `lines` is the journal before it, with so many choices that have ended.
+    pub(super) fn with_journal(self, (lines, n_ended_choices): (Vec<u8>, u32)) -> Self {
         let limits = JournalLimits { journal_bytes_max: JOURNAL_BYTES_MAX, held_bytes_max: EVENT_HELD_BYTES_MAX };
-        Self { journal: Some(JournalReader::new(limits, lines)), ..self }
+        let reader = self.reader.after(n_ended_choices);
+        Self { journal: Some(JournalReader::new(limits, lines)), reader, ..self }
     }
 
     /// Returns whether the worker sends a journal.
@@ -92,9 +93,11 @@ impl Events {
         self.journal.is_some()
     }
 
-    /// Takes the lines of the journal so far; `None` if the response cannot be continued.
-    pub(super) fn take_lines(&mut self) -> Option<Vec<u8>> {
-        self.journal.as_mut()?.take_lines()
+    /// Takes the lines of the journal so far, with the number of choices that have ended; `None` if the response cannot
+    /// be continued.
+    pub(super) fn take_lines(&mut self) -> Option<(Vec<u8>, u32)> {
+        let lines = self.journal.as_mut()?.take_lines()?;
+        Some((lines, self.reader.state().n_ended_choices))
     }
 
     /// Returns the error event with which the worker ended the stream, if another worker may continue after it.

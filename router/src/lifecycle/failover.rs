@@ -6,6 +6,7 @@
 //! journal from a stream (`journal`), the relay that continues (`relay`), responses in one piece, which the next
 //! attempt continues (`lifecycle`, `whole`).
 
+use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::HeaderMap;
@@ -13,6 +14,7 @@ use bytes::Bytes;
 use warmpath_common::headers::JOURNAL;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::diagnostics::decision_log::DecisionOutcome;
+use warmpath_router_core::fleet::WorkerView;
 use warmpath_router_core::overload::retry::WorkerFailure;
 
 use super::attempt_target::AttemptTarget;
@@ -26,10 +28,12 @@ use crate::metrics;
 use crate::prompt::{EndpointKind, Prepared};
 
 /// A response so far, for the worker that continues it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Past {
     /// Lines of its journal.
     pub(super) lines: Vec<u8>,
+    /// Choices of its stream that have ended, as [`Events::take_lines`] counts them.
+    pub(super) n_ended_choices: u32,
     /// Reused prompt tokens that were reported to the client.
     pub(super) cached_tokens: Option<u32>,
 }
@@ -39,8 +43,8 @@ pub(super) struct Failover {
     app: App,
     prepared: Prepared,
     cached_tokens: Option<u32>,
-    /// Workers that failed this stream.
-    failures: Vec<(WorkerIdx, WorkerFailure)>,
+    /// Workers that failed this stream, with the boot epoch that each had then.
+    failed_boots: Vec<(WorkerIdx, Option<u64>)>,
     /// Number of continuations so far.
     n_done: u32,
 }
@@ -57,7 +61,7 @@ pub(super) struct ContinuedStream {
 /// Returns the identity of a request's response, from which its ids are derived; `None` if the response would not be
 /// continued elsewhere.
 pub(super) fn identity(app: &App, endpoint: EndpointKind, path: &str) -> Option<String> {
-    end_mark(endpoint, path).filter(|_| app.requests.failover_max > 0)?;
+    end_mark(endpoint, path, 1).filter(|_| app.requests.failover_max > 0)?;
     let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     Some(format!("{}.{now_s}", uuid::Uuid::new_v4().simple()))
 }
@@ -70,7 +74,7 @@ impl Failover {
             app: app.clone(),
             prepared,
             cached_tokens: headers::number(head, warmpath_common::headers::CACHED_TOKENS),
-            failures: Vec::new(),
+            failed_boots: Vec::new(),
             n_done: 0,
         })
     }
@@ -80,32 +84,39 @@ impl Failover {
         self.n_done < self.app.requests.failover_max
     }
 
-    /// Continues a stream that failed at a worker, after these lines of its journal; `None` if no worker could.
+    /// Continues a stream that failed at a worker, after these lines of its journal and so many choices that have
+    /// ended; `None` if no worker could.
     pub(super) async fn go_on(
         &mut self,
         arrival: &mut IncomingRequest,
-        (worker, failure): (WorkerIdx, WorkerFailure),
-        lines: Vec<u8>,
+        failed: (WorkerIdx, WorkerFailure),
+        (lines, n_ended_choices): (Vec<u8>, u32),
     ) -> Option<ContinuedStream> {
         let start = Instant::now();
         self.n_done += 1;
-        self.failures.push((worker, failure));
+        let boot_epoch = self.app.fleet.view().worker(failed.0).and_then(|worker| worker.boot_epoch);
+        self.failed_boots.push((failed.0, boot_epoch));
         // The continuation gets as much time as a request that has just arrived.
         arrival.queued_from = start;
-        let past = Past { lines, cached_tokens: self.cached_tokens };
-        let continued = self.attempt(arrival, past, start).await;
+        let past = Past { lines, n_ended_choices, cached_tokens: self.cached_tokens };
+        let continued = self.attempt(arrival, (past, failed), start).await;
         arrival.span.part("router.failover", (start, Instant::now()), Vec::new());
         let result = if continued.is_some() { metrics::CONTINUED } else { metrics::FAILED };
         self.app.metrics.failovers.with_label_values(&[result]).inc();
         continued
     }
 
-    async fn attempt(&self, arrival: &mut IncomingRequest, past: Past, start: Instant) -> Option<ContinuedStream> {
+    async fn attempt(
+        &self,
+        arrival: &mut IncomingRequest,
+        (past, failed): (Past, (WorkerIdx, WorkerFailure)),
+        start: Instant,
+    ) -> Option<ContinuedStream> {
         let app = &self.app;
-        let mut retry_state = RetryState { excluded: self.excluded(), past: Some(past), ..RetryState::default() };
+        let mut retry_state = RetryState { past: Some(past), ..RetryState::default() };
         let (comments, _receiver) = tokio::sync::mpsc::channel(1);
         let comments = Keepalive::new(comments);
-        let attempts = Attempts { app, prepared: &self.prepared, comments: &comments };
+        let attempts = Attempts { app, prepared: &self.prepared, comments: &comments, failover: Some(self) };
         let (mut choice, answer) = attempts.run(arrival, &mut Hold::new(app), &mut retry_state).await.ok()?;
         let head = answer.head();
         kv_transfer::observe(app, &choice, &head.headers);
@@ -114,7 +125,8 @@ impl Failover {
         choice.note.set_outcome(DecisionOutcome::Answered { status, ttft_ms, cached_tokens });
         match answer {
             UpstreamResponse::Stream { head, first, rest } if head.headers.contains_key(JOURNAL) => {
-                choice.in_flight.answered(&self.failures);
+                // Earlier failures have been proven by earlier continuations.
+                choice.in_flight.answered(&[failed]);
                 let member = app.fleet.member(choice.decision.worker);
                 tracing::info!(request_id = %arrival.id, worker = %member.url, "answer continues at another worker");
                 let name = member.shown_name().to_string();
@@ -126,11 +138,14 @@ impl Failover {
         }
     }
 
-    /// Returns the workers that cannot continue the stream: those that failed it, and stock servers.
-    fn excluded(&self) -> Vec<WorkerIdx> {
+    /// Returns the workers that cannot continue the stream now: those that failed it and have not been restarted since,
+    /// and stock servers.
+    pub(super) fn excluded(&self) -> Vec<WorkerIdx> {
         let view = self.app.fleet.view();
-        let stock = view.workers.iter().filter(|worker| self.app.fleet.member(worker.idx).stock.is_some());
-        self.failures.iter().map(|(worker, _)| *worker).chain(stock.map(|worker| worker.idx)).collect()
+        let is_excluded = |worker: &&Arc<WorkerView>| {
+            worker.stock.is_some() || self.failed_boots.contains(&(worker.idx, worker.boot_epoch))
+        };
+        view.workers.iter().filter(is_excluded).map(|worker| worker.idx).collect()
     }
 
     /// Returns the comment that tells a client how often its stream was continued. A header would be too late.
@@ -147,5 +162,5 @@ pub(super) fn failovers_header(n_failovers: u32, head: &ResponseHead) -> Option<
 
 /// Returns the events of a stream whose worker sends a journal.
 pub(super) fn with_journal(events: Events, past: Option<&Past>) -> Events {
-    events.with_journal(past.map(|past| past.lines.clone()).unwrap_or_default())
+    events.with_journal(past.map(|past| (past.lines.clone(), past.n_ended_choices)).unwrap_or_default())
 }

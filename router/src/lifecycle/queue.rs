@@ -1,30 +1,27 @@
 //! The queues of requests: a request starts at once if a worker has capacity, else it waits in a queue.
 //!
-//! Requests that can use the same workers wait in one queue, so no request waits behind one for which only other
-//! workers will do. Every request waits in its own task. Only the head of a queue checks for capacity, periodically. A
-//! request that starts or leaves notifies the next head. When a client disconnects, its guard is dropped, and with it
-//! its place in the queue.
+//! Every model has one queue, and every request waits in its own task. A request whose turn it is checks for capacity,
+//! periodically. A request that starts or leaves notifies those whose turn it is then. When a client disconnects, its
+//! guard is dropped, and with it its place in the queue.
 //!
-//! The rest of a stream whose worker has failed precedes all new requests, also those of other queues: they leave the
-//! workers that it can use to it.
-//!
-//! Not here: the order (the core's `admission_queue`), a worker's capacity (the core's `admission`), the start itself
-//! (`lifecycle`).
+//! Not here: the order, and whose turn it is (the core's `admission_queue`), a worker's capacity (the core's
+//! `admission`), the start itself (`lifecycle`).
 
-use std::collections::{HashMap, HashSet};
-use std::hash::{BuildHasher, RandomState};
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use tokio::sync::Notify;
 use warmpath_common::model::Fingerprint;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::ledger::NoWorker;
-use warmpath_router_core::overload::admission_queue::{AdmissionQueue, TenantKey, Waiter, WaiterId};
+use warmpath_router_core::overload::admission_queue::{AdmissionQueue, NeedsKey, TenantKey, Waiter, WaiterId};
 use warmpath_shell::bearer;
 
+use super::IncomingRequest;
 use crate::config::{QUEUE_POLL, QUEUE_REST};
 use crate::metrics::Metrics;
 
@@ -32,7 +29,7 @@ use crate::metrics::Metrics;
 pub struct RequestQueue {
     waiting_max: usize,
     /// The queues. The lock is held for one entry, one departure or one start, never across `.await`.
-    queues: Mutex<HashMap<QueueKey, ModelQueue>>,
+    queues: Mutex<HashMap<Fingerprint, ModelQueue>>,
     /// Number of requests in all queues, so that a request that need not wait takes no lock.
     n_waiting: AtomicUsize,
     /// Id of the next request that waits for the first time.
@@ -41,20 +38,6 @@ pub struct RequestQueue {
     hasher: RandomState,
     metrics: Arc<Metrics>,
 }
-
-/// Properties of the requests of one queue.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct QueueKey {
-    /// Fingerprint of the model.
-    pub(super) model: Fingerprint,
-    /// Name of the model, if stock servers serve it: each name may have a quota of its own there.
-    pub(super) model_name: Option<String>,
-    /// Workers that serve them and have not failed them, whether or not they can take one now.
-    pub(super) usable: Vec<WorkerIdx>,
-}
-
-/// Workers that a request at the head of its queue may use; `None` for all.
-pub(super) type Permitted<'a> = Option<&'a [WorkerIdx]>;
 
 struct ModelQueue {
     waiters: AdmissionQueue,
@@ -74,6 +57,8 @@ pub(super) enum AdmitAt {
 /// A request that is to start.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct QueueRequest {
+    /// Fingerprint of the model.
+    pub(super) model: Fingerprint,
     pub(super) waiter: Waiter,
     pub(super) admit_at: AdmitAt,
     /// Former place of the request in the queue, if an earlier start failed.
@@ -111,36 +96,43 @@ impl RequestQueue {
         }
     }
 
-    /// Returns the tenant of a request: that of its key, or a hash of the credential that it presents (a bearer token
-    /// or Anthropic's header), or the shared one.
+    /// Returns the tenant of a request: that of its key, or a hash of the credential that it presents, or the shared
+    /// one.
     pub(super) fn tenant(&self, tenant: Option<&str>, headers: &HeaderMap) -> TenantKey {
         if let Some(tenant) = tenant {
             return TenantKey(self.hasher.hash_one(tenant));
         }
-        let key = headers.get(header::AUTHORIZATION).or_else(|| headers.get(bearer::API_KEY));
-        TenantKey(self.hasher.hash_one(key.map(|value| value.as_bytes())))
+        TenantKey(self.hasher.hash_one(credential(headers)))
+    }
+
+    /// Returns the account of a request that presents a key which the router does not check; `None` without one.
+    pub(super) fn account(&self, arrival: &IncomingRequest) -> Option<TenantKey> {
+        let credential = credential(&arrival.headers).filter(|_| arrival.key.is_none());
+        credential.map(|credential| TenantKey(self.hasher.hash_one(credential)))
+    }
+
+    /// Returns the hash of all that decides which workers can serve a request.
+    pub(super) fn needs(&self, needs: impl Hash) -> NeedsKey {
+        NeedsKey(self.hasher.hash_one(needs))
     }
 
     /// Returns the number of requests that wait for a model.
     pub fn n_waiting(&self, model: &Fingerprint) -> usize {
-        let queues = self.lock();
-        let of_model = queues.iter().filter(|(key, _)| key.model == *model);
-        of_model.map(|(_, queue)| queue.waiters.len()).sum()
+        self.lock().get(model).map_or(0, |queue| queue.waiters.len())
     }
 
     /// Starts a request when its turn has come; returns the result of the start, and its place in the queue.
     ///
-    /// `key` returns its queue, if it has to wait. `start` gets the workers that it may use.
+    /// `start` gets the workers that the request must leave to others.
     /// Errors: every [`QueueRefusal`].
     pub(super) async fn admit<T>(
         &self,
         request: QueueRequest,
-        key: impl FnOnce() -> QueueKey,
-        mut start: impl FnMut(Permitted<'_>) -> Result<Admitted<T>, NoWorker>,
+        mut start: impl FnMut(&[WorkerIdx]) -> Result<Admitted<T>, NoWorker>,
     ) -> Result<(T, Option<WaiterId>), QueueRefusal> {
         // The usual case: nothing waits, and a worker has capacity. It takes no lock of the queue.
         if request.admit_at == AdmitAt::AtOnce && self.n_waiting.load(Ordering::Relaxed) == 0 {
-            match start(None) {
+            match start(&[]) {
                 Ok(started) => return Ok((started.value, None)),
                 Err(refusal) if is_worth_waiting(&refusal, request.waiter.deadline) => {}
                 Err(refusal) => return Err(QueueRefusal::NoWorker(refusal)),
@@ -149,17 +141,18 @@ impl RequestQueue {
         if Instant::now() >= request.waiter.deadline {
             return Err(QueueRefusal::Late);
         }
-        let mut waiting = self.enter(request, key())?;
-        let mut step =
-            if request.admit_at == AdmitAt::AtOnce { waiting.advance(&mut start) } else { NextStep::Poll(QUEUE_POLL) };
+        let mut waiting = self.enter(request)?;
+        let mut step = match request.admit_at {
+            AdmitAt::AtOnce => waiting.advance(&mut start),
+            AdmitAt::AfterPause => NextStep::Wait(Some(QUEUE_POLL)),
+        };
         loop {
             let interval = match step {
                 NextStep::Admitted(value) => return Ok((value, Some(waiting.id))),
                 NextStep::Refused(refused) => return Err(refused),
-                NextStep::Poll(interval) => Some(interval),
-                NextStep::BackOff => None,
+                NextStep::Wait(interval) => interval,
             };
-            // The head polls, because capacity changes without a message. The others wait until they are notified.
+            // A request whose turn it is polls, because capacity changes without a message.
             tokio::select! {
                 () = waiting.notifier.notified() => {}
                 () = tokio::time::sleep_until(request.waiter.deadline.into()) => {}
@@ -169,16 +162,16 @@ impl RequestQueue {
         }
     }
 
-    fn enter(&self, request: QueueRequest, key: QueueKey) -> Result<QueuedRequest<'_>, QueueRefusal> {
+    fn enter(&self, request: QueueRequest) -> Result<QueuedRequest<'_>, QueueRefusal> {
         let mut queues = self.lock();
-        let queue = queues.entry(key.clone()).or_insert_with(|| ModelQueue {
+        let queue = queues.entry(request.model).or_insert_with(|| ModelQueue {
             waiters: AdmissionQueue::new(self.waiting_max),
             notifiers: HashMap::new(),
         });
         let id = request.place.unwrap_or_else(|| WaiterId(self.next_id.fetch_add(1, Ordering::Relaxed)));
         let Ok(displaced) = queue.waiters.enter(id, request.waiter) else {
             if queue.notifiers.is_empty() {
-                queues.remove(&key);
+                queues.remove(&request.model);
             }
             self.metrics.queue_outcomes.with_label_values(&["rejected"]).inc();
             return Err(QueueRefusal::Full);
@@ -189,34 +182,29 @@ impl RequestQueue {
         self.count(&queues);
         Ok(QueuedRequest {
             queue: self,
-            key,
+            model: request.model,
             id,
             deadline: request.waiter.deadline,
-            is_continuation: request.waiter.is_continuation,
             notifier,
             since: Instant::now(),
             outcome: "client_gone",
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<QueueKey, ModelQueue>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Fingerprint, ModelQueue>> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn count(&self, queues: &HashMap<QueueKey, ModelQueue>) {
+    fn count(&self, queues: &HashMap<Fingerprint, ModelQueue>) {
         let n = queues.values().map(|queue| queue.notifiers.len()).sum();
         self.n_waiting.store(n, Ordering::Relaxed);
         self.metrics.queue_requests.set(i64::try_from(n).unwrap_or(i64::MAX));
     }
 }
 
-/// Returns the workers that new requests of a queue may use: those that no rest of a stream in another queue can use.
-/// `None` if no rest of a stream waits there.
-fn permitted(queues: &HashMap<QueueKey, ModelQueue>, key: &QueueKey) -> Option<Vec<WorkerIdx>> {
-    let others = queues.iter().filter(|(other, queue)| *other != key && queue.waiters.has_continuation());
-    let reserved: HashSet<WorkerIdx> = others.flat_map(|(other, _)| other.usable.iter().copied()).collect();
-    let is_free = |worker: &&WorkerIdx| !reserved.contains(worker);
-    (!reserved.is_empty()).then(|| key.usable.iter().filter(is_free).copied().collect())
+/// Returns the credential that a request presents: a bearer token or Anthropic's header.
+fn credential(headers: &HeaderMap) -> Option<&[u8]> {
+    headers.get(header::AUTHORIZATION).or_else(|| headers.get(bearer::API_KEY)).map(HeaderValue::as_bytes)
 }
 
 /// Returns whether a worker may have capacity before the deadline.
@@ -232,10 +220,9 @@ impl ModelQueue {
         }
     }
 
-    fn notify_head(&self) {
-        if let Some(head) = self.waiters.head() {
-            self.notify(head);
-        }
+    /// Notifies the requests whose turn it is, except one.
+    fn notify_others(&self, than: WaiterId) {
+        self.waiters.trying().into_iter().filter(|id| *id != than).for_each(|id| self.notify(id));
     }
 }
 
@@ -243,47 +230,44 @@ impl ModelQueue {
 enum NextStep<T> {
     Admitted(T),
     Refused(QueueRefusal),
-    /// The request is the head: it checks for capacity again after this time.
-    Poll(Duration),
-    /// Another request is the head: this one waits to be notified.
-    BackOff,
+    /// Waits to be notified, or until this time has passed.
+    Wait(Option<Duration>),
 }
 
 /// A waiting request; dropping this gives up its place.
 struct QueuedRequest<'a> {
     queue: &'a RequestQueue,
-    key: QueueKey,
+    model: Fingerprint,
     id: WaiterId,
     deadline: Instant,
-    is_continuation: bool,
     notifier: Arc<Notify>,
     since: Instant,
     outcome: &'static str,
 }
 
 impl QueuedRequest<'_> {
-    fn advance<T>(&mut self, start: &mut impl FnMut(Permitted<'_>) -> Result<Admitted<T>, NoWorker>) -> NextStep<T> {
+    fn advance<T>(&mut self, start: &mut impl FnMut(&[WorkerIdx]) -> Result<Admitted<T>, NoWorker>) -> NextStep<T> {
         let mut queues = self.queue.lock();
         let now = Instant::now();
-        let permitted = if self.is_continuation { None } else { permitted(&queues, &self.key) };
-        let queue = queues.get_mut(&self.key).expect("a queue exists as long as a request waits in it");
+        let queue = queues.get_mut(&self.model).expect("a queue exists as long as a request waits in it");
         queue.waiters.expire(now).into_iter().for_each(|id| queue.notify(id));
         if !queue.waiters.contains(self.id) {
             let is_late = now >= self.deadline;
             self.outcome = if is_late { "timed_out" } else { "evicted" };
             return NextStep::Refused(if is_late { QueueRefusal::Late } else { QueueRefusal::Full });
         }
-        if queue.waiters.head() != Some(self.id) {
-            return NextStep::BackOff;
-        }
-        match start(permitted.as_deref()) {
+        let Some(awaited) = queue.waiters.turn(self.id) else { return NextStep::Wait(None) };
+        match start(&awaited) {
             Ok(started) => {
                 queue.waiters.start(self.id, (started.service_ms * 1e3) as u64);
                 self.outcome = "admitted";
                 NextStep::Admitted(started.value)
             }
             Err(refusal) if is_worth_waiting(&refusal, self.deadline) => {
-                NextStep::Poll(refusal.rest().map_or(QUEUE_POLL, |pause| pause.min(QUEUE_REST)))
+                if queue.waiters.refused(self.id, &refusal.busy) {
+                    queue.notify_others(self.id);
+                }
+                NextStep::Wait(Some(refusal.rest().map_or(QUEUE_POLL, |pause| pause.min(QUEUE_REST))))
             }
             Err(refusal) => {
                 self.outcome = "no_worker";
@@ -296,12 +280,12 @@ impl QueuedRequest<'_> {
 impl Drop for QueuedRequest<'_> {
     fn drop(&mut self) {
         let mut queues = self.queue.lock();
-        if let Some(queue) = queues.get_mut(&self.key) {
+        if let Some(queue) = queues.get_mut(&self.model) {
             queue.waiters.leave(self.id);
             queue.notifiers.remove(&self.id);
-            queue.notify_head();
+            queue.notify_others(self.id);
             if queue.notifiers.is_empty() {
-                queues.remove(&self.key);
+                queues.remove(&self.model);
             }
         }
         self.queue.count(&queues);

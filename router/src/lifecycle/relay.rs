@@ -1,8 +1,9 @@
 //! The rest of a response: passes the worker's bytes on unchanged, and tells the client if they break off.
 //!
 //! The relay owns everything that the request holds, such as its place and its record as in flight. Whether the worker
-//! or the client ends the response, dropping the relay frees all of it. Not here: the first byte (`upstream`), whole
-//! events (`events`).
+//! or the client ends the response, dropping the relay frees all of it. Only a failover needs the request's body. So
+//! the body is dropped where new bodies need its memory, and the response cannot be continued then. Not here: the first
+//! byte (`upstream`), whole events (`events`).
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,12 +25,13 @@ use crate::config::CONTINUATION_COMMENT;
 use crate::fleet::InFlightGuard;
 use crate::http::error::{broken_stream_event, failed_stream_event};
 use crate::http::state::App;
-use crate::metrics::Metrics;
+use crate::metrics::{FAILED, Metrics};
 use crate::prompt::EndpointKind;
 use warmpath_common::ids::RequestId;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::event_stream::StreamState;
 use warmpath_router_core::overload::retry::WorkerFailure;
+use warmpath_shell::body::{BodyRoom, RetainedBody};
 use warmpath_shell::trace::Span;
 
 /// A response that broke off; the connection to the client ends with it.
@@ -48,11 +50,14 @@ pub(super) struct Relay {
     /// Span of the attempt, which ends before that of the request.
     attempt: Span,
     request: RelayedRequest,
-    /// The request, with its body if the response may be continued elsewhere; `None` during the search for another
-    /// worker.
+    /// The request without its body; `None` during the search for another worker.
     arrival: Option<IncomingRequest>,
     /// State for a failover; `None` if the response cannot be continued, and during the search for another worker.
     failover: Option<Failover>,
+    /// The request's body; `None` if the response cannot be continued, and during the search for another worker.
+    body: Option<RetainedBody>,
+    /// Memory of all bodies.
+    room: Arc<BodyRoom>,
     /// Number of events that the client has from earlier workers.
     n_events_before: u32,
     /// End of the time in which running responses may finish.
@@ -76,18 +81,14 @@ enum RelayEnd {
 }
 
 impl Relay {
-    /// Returns the relay of a response that has begun; unless it may be continued elsewhere, the request's body is no
-    /// longer needed.
+    /// Returns the relay of a response that has begun.
     pub(super) fn new(
         app: &App,
-        (mut arrival, failover): (IncomingRequest, Option<Failover>),
+        (arrival, failover): (IncomingRequest, Option<Failover>),
         choice: AttemptTarget,
         worker: String,
     ) -> Self {
-        if failover.is_none() {
-            (arrival.body, arrival.headers) = (Bytes::new(), HeaderMap::new());
-        }
-        Self {
+        let mut relay = Self {
             metrics: Arc::clone(&app.metrics),
             worker,
             worker_idx: choice.decision.worker,
@@ -99,12 +100,40 @@ impl Relay {
                 endpoint: arrival.endpoint,
                 at: arrival.at,
             },
-            arrival: Some(arrival),
-            failover,
+            arrival: None,
+            failover: None,
+            body: None,
+            room: Arc::clone(&app.bodies.room),
             n_events_before: 0,
             cut_off: Box::pin(app.cut_off.clone().cancelled_owned()),
             outcome: RelayEnd::Open,
+        };
+        relay.keep_request(arrival, failover);
+        relay
+    }
+
+    /// Keeps the request; what only a failover needs is dropped if there can be none.
+    fn keep_request(&mut self, mut arrival: IncomingRequest, failover: Option<Failover>) {
+        let body = std::mem::take(&mut arrival.body);
+        self.failover = failover.filter(Failover::may_go_on);
+        if self.failover.is_some() {
+            self.body = Some(RetainedBody::new(&self.room, arrival.sender.clone(), body));
+        } else {
+            arrival.headers = HeaderMap::new();
         }
+        self.arrival = Some(arrival);
+    }
+
+    /// Takes the request with its body for a failover; `None` if new bodies needed the body's memory.
+    fn take_request(&mut self) -> Option<(IncomingRequest, Failover)> {
+        let Some(body) = self.body.take().and_then(RetainedBody::take) else {
+            self.metrics.failovers.with_label_values(&[FAILED]).inc();
+            tracing::warn!(request_id = %self.request.id, "no failover: other requests needed the memory of the body");
+            return None;
+        };
+        let (mut arrival, failover) = (self.arrival.take()?, self.failover.take()?);
+        arrival.body = body;
+        Some((arrival, failover))
     }
 
     /// Returns the body for the client; the time per token is recorded in `event_rate`, if wanted.
@@ -210,7 +239,7 @@ impl RelayState {
             },
         };
         match next {
-            Some(Err(Break::Failed(failure))) if self.relay.failover.as_ref().is_some_and(Failover::may_go_on) => {
+            Some(Err(Break::Failed(failure))) if self.relay.failover.is_some() => {
                 self.relay.in_flight.failed(failure);
                 self.relay.attempt.fail(failure.label());
                 match self.search(failure) {
@@ -244,7 +273,7 @@ impl RelayState {
     fn search(&mut self, failure: WorkerFailure) -> Option<Search> {
         let Self { relay, rest: RestOfBody::Events(events), .. } = self else { return None };
         let lines = events.take_lines()?;
-        let (mut arrival, mut failover) = (relay.arrival.take()?, relay.failover.take()?);
+        let (mut arrival, mut failover) = relay.take_request()?;
         let failed = (relay.worker_idx, failure);
         Some(Box::pin(async move {
             let continued = failover.go_on(&mut arrival, failed, lines).await;
@@ -256,7 +285,7 @@ impl RelayState {
     fn go_on(&mut self, found: (IncomingRequest, Failover, Option<ContinuedStream>)) -> Option<()> {
         let (arrival, failover, continued) = found;
         let relay = &mut self.relay;
-        (relay.arrival, relay.failover) = (Some(arrival), Some(failover));
+        relay.keep_request(arrival, Some(failover));
         let continued = continued?;
         relay.n_events_before += self.rest.state().n_events;
         relay.worker = continued.name;

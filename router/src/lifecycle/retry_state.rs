@@ -1,6 +1,5 @@
 //! The attempts and waits of a request so far.
 
-use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use axum::response::Response;
@@ -36,21 +35,18 @@ pub(super) struct RetryState {
 }
 
 impl RetryState {
-    pub(super) fn failed(&mut self, worker: WorkerIdx, failure: WorkerFailure, refusal: Option<WorkerRefusal>) {
+    pub(super) fn failed(&mut self, failure: WorkerFailure, refusal: Option<WorkerRefusal>) {
         self.n_attempts += 1;
         if self.failing_since.is_none() {
             (self.failing_since, self.waited) = (Some(Instant::now()), Duration::ZERO);
         }
-        if failure != WorkerFailure::Full {
-            self.failures.push((worker, failure));
-        }
         self.last = Some((failure, refusal));
     }
 
-    /// Returns the workers that cannot take the request, in ascending order.
+    /// Returns the workers that cannot take the request.
     pub(super) fn tried(&self) -> Vec<WorkerIdx> {
         let failed = self.failures.iter().map(|(worker, _)| *worker);
-        failed.chain(self.excluded.iter().copied()).collect::<BTreeSet<_>>().into_iter().collect()
+        failed.chain(self.excluded.iter().copied()).collect()
     }
 
     /// Returns the response after failed attempts: the last worker's own error response, if it sent one.

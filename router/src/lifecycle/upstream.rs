@@ -16,6 +16,7 @@ use tokio::time::{Instant, timeout_at};
 use warmpath_common::dialects::anthropic;
 use warmpath_router_core::event_stream::EndMark;
 use warmpath_router_core::overload::retry::WorkerFailure;
+use warmpath_router_core::stock::reported_error::{self, ReportedError};
 use warmpath_shell::event_stream;
 
 use super::events::{Events, end_mark};
@@ -26,6 +27,7 @@ use super::{AttemptTarget, IncomingRequest, headers};
 use crate::config::{LOST_SILENCE, REFUSAL_TIMEOUT, RequestConfig, WHOLE_ANSWER_BYTES_MAX};
 use crate::fleet::client::CallError;
 use crate::fleet::members::{Loss, Member};
+use crate::prompt::EndpointKind;
 
 /// Client of one worker, and the limits of the request.
 pub(super) struct Upstream<'a> {
@@ -34,6 +36,8 @@ pub(super) struct Upstream<'a> {
     pub(super) comments: &'a Keepalive,
     /// Response so far, if this attempt continues one.
     pub(super) past: Option<&'a Past>,
+    /// Number of requested choices, of all prompts together.
+    pub(super) n_choices: u32,
 }
 
 /// Pieces of a body, until its end or the loss of its worker.
@@ -67,7 +71,7 @@ impl UpstreamResponse {
     }
 }
 
-/// A worker's own error response when it does not serve now.
+/// A worker's own error response when it does not serve now. A stock server's may have a status of success.
 pub(super) struct WorkerRefusal {
     head: ResponseHead,
     body: Bytes,
@@ -79,6 +83,9 @@ impl WorkerRefusal {
         let mut response = Response::new(Body::from(self.body));
         *response.status_mut() = self.head.status;
         *response.headers_mut() = headers::to_client(&self.head.headers);
+        if event_stream::is_event_stream(response.headers()) {
+            event_stream::keep_flowing(response.headers_mut());
+        }
         response
     }
 }
@@ -96,6 +103,15 @@ pub(super) struct AttemptError {
 impl From<WorkerFailure> for AttemptError {
     fn from(failure: WorkerFailure) -> Self {
         Self { failure, refusal: None, retry_after: None, past: None }
+    }
+}
+
+impl AttemptError {
+    /// Returns the failure of an attempt whose response has a status of success and reports an error in this body.
+    fn reported(failure: WorkerFailure, head: ResponseHead, body: Bytes) -> Self {
+        // An empty body says nothing to a client, and a key that the server rejects is the router's own.
+        let is_for_client = !body.trim_ascii().is_empty() && failure != WorkerFailure::Refused;
+        Self { refusal: is_for_client.then_some(WorkerRefusal { head, body }), ..failure.into() }
     }
 }
 
@@ -125,8 +141,9 @@ impl Upstream<'_> {
         }
         let pieces = pieces(body, loss);
         if head.status.is_success() && event_stream::is_event_stream(&head.headers) {
-            let mark = end_mark(arrival.endpoint, &arrival.path).map(|mark| self.mark_of_server(mark, choice));
-            return Ok(self.begin_stream((head, pieces), mark, deadline).await?);
+            let mark = end_mark(arrival.endpoint, &arrival.path, self.n_choices);
+            let mark = mark.map(|mark| self.mark_of_server(mark, choice));
+            return self.begin_stream((head, pieces), mark, deadline).await;
         }
         if self.has_journal(&head) {
             return self.take_journaled((head, pieces), deadline).await;
@@ -147,7 +164,15 @@ impl Upstream<'_> {
             return Err(AttemptError { failure, refusal, retry_after, past: None });
         }
         let taken = timeout_at(deadline, take_in(&mut pieces)).await.map_err(|_| WorkerFailure::Timeout)??;
-        Ok(taken.response(head, pieces))
+        let may_be_error = head.status.is_success() && !matches!(arrival.endpoint, EndpointKind::Passthrough(_));
+        let failure = match &taken {
+            TakenIn::Whole(body) if may_be_error => self.failure_in(body),
+            TakenIn::Whole(_) | TakenIn::Part(_) => None,
+        };
+        match (failure, taken) {
+            (Some(failure), TakenIn::Whole(body)) => Err(AttemptError::reported(failure, head, body)),
+            (_, taken) => Ok(taken.response(head, pieces)),
+        }
     }
 
     /// Returns whether the response has a journal; only Warmpath workers keep one.
@@ -173,6 +198,22 @@ impl Upstream<'_> {
         }
     }
 
+    /// Returns the failure that a stock server reports in a whole response with a status of success.
+    fn failure_in(&self, body: &Bytes) -> Option<WorkerFailure> {
+        self.member.stock.as_ref()?;
+        self.reported(reported_error::in_body(body)?)
+    }
+
+    /// Returns the failure that an error in a successful response stands for: that of the status that it names, or of
+    /// 500. `None` if the error is for the client.
+    fn reported(&self, error: ReportedError) -> Option<WorkerFailure> {
+        let status = error.status.and_then(|status| StatusCode::from_u16(status).ok());
+        match status.filter(|status| status.is_client_error() || status.is_server_error()) {
+            Some(status) => self.refused(status),
+            None => Some(WorkerFailure::Error),
+        }
+    }
+
     /// Reads a response in one piece, which follows the lines of its journal.
     async fn take_journaled(
         &self,
@@ -183,7 +224,7 @@ impl Upstream<'_> {
         let read = self.read_journaled(&mut reader, &mut pieces, deadline).await;
         let known_before = self.past.and_then(|past| past.cached_tokens);
         let cached_tokens = known_before.or(headers::number(&head.headers, warmpath_common::headers::CACHED_TOKENS));
-        let past = reader.into_lines().map(|lines| Past { lines, cached_tokens });
+        let past = reader.into_lines().map(|lines| Past { lines, cached_tokens, ..Past::default() });
         let (status, taken) = match read {
             Ok(read) => read,
             Err(failure) => return Err(AttemptError { past, ..failure.into() }),
@@ -239,7 +280,7 @@ impl Upstream<'_> {
         (head, pieces): (ResponseHead, BodyPieces),
         mark: Option<EndMark>,
         deadline: Instant,
-    ) -> Result<UpstreamResponse, WorkerFailure> {
+    ) -> Result<UpstreamResponse, AttemptError> {
         let Some(mark) = mark.filter(|_| !event_stream::is_encoded(&head.headers)) else {
             // Events of such a stream cannot be read, and nothing can be added after them.
             let mut pieces = patient(pieces, self.limits.idle_timeout);
@@ -252,8 +293,29 @@ impl Upstream<'_> {
             events = with_journal(events, self.past);
         }
         let first = self.comments.skip(&mut events).await?;
+        let state = events.state();
+        // The server has generated nothing, so another one may answer.
+        let is_error = self.member.stock.is_some() && state.has_failed && state.n_events <= 1;
+        if let Some(failure) = self.reported(ReportedError { status: state.error_status }).filter(|_| is_error) {
+            return Err(AttemptError::reported(failure, head, with_rest(first, events).await));
+        }
         Ok(UpstreamResponse::Stream { head, first, rest: RestOfBody::Events(Box::new(events)) })
     }
+}
+
+/// Returns the first events of a stream, followed by the other events that arrive before it ends or takes too long.
+async fn with_rest(first: Bytes, mut events: Events) -> Bytes {
+    let mut body = BytesMut::from(&first[..]);
+    let rest = async {
+        while let Some(Ok(passed)) = events.next().await
+            && body.len() <= WHOLE_ANSWER_BYTES_MAX
+        {
+            body.extend_from_slice(&passed.bytes);
+        }
+    };
+    // What has arrived by then is enough.
+    let _ = tokio::time::timeout(REFUSAL_TIMEOUT, rest).await;
+    body.freeze()
 }
 
 /// Returns whether a worker's response with this status may reach a client: it is final, whole, and about the request

@@ -6,6 +6,7 @@
 
 use bytes::Bytes;
 use serde::Deserialize;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use warmpath_common::dialects::{Converted, DialectError, Spelling, anthropic, responses};
 use warmpath_common::fields::{self, ReadError};
@@ -39,6 +40,7 @@ pub struct Options {
     /// Whether the request reuses cached state.
     pub cache_prompt: Option<bool>,
     /// Number of choices of each prompt.
+    #[serde(alias = "n_cmpl")]
     pub n: Option<u32>,
     /// Adapters to apply, with their scales.
     pub lora: Option<Vec<RequestedAdapter>>,
@@ -59,6 +61,7 @@ struct ChatBody {
     #[serde(default, deserialize_with = "salt::of_body")]
     cache_salt: Option<String>,
     cache_prompt: Option<bool>,
+    #[serde(alias = "n_cmpl")]
     n: Option<u32>,
     lora: Option<Vec<RequestedAdapter>>,
 }
@@ -92,12 +95,13 @@ struct Named {
     model: Option<String>,
 }
 
-/// Fields read from a body about a prompt, whatever their types.
+/// Fields read from a body about a prompt, whatever their types: as JSON text, because a parsed value may take many
+/// times the memory.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Aside {
-    model: Option<Value>,
-    cache_salt: Option<Value>,
+    model: Option<Box<RawValue>>,
+    cache_salt: Option<Box<RawValue>>,
 }
 
 /// Parsed prompt of a body.
@@ -141,7 +145,7 @@ pub fn parse(endpoint: EndpointKind, body: &[u8]) -> Result<ParsedBody, RequestE
 ///
 /// Errors: `Unreadable` if it is no JSON object.
 pub(super) fn with_model(body: &[u8], name: &str) -> Result<Bytes, RequestError> {
-    let mut fields: Map<String, Value> = fields::read(body)?;
+    let mut fields: Map<String, Value> = fields::read_untyped(body)?;
     fields.insert("model".to_owned(), name.into());
     Ok(Value::Object(fields).to_string().into())
 }
@@ -153,13 +157,18 @@ pub(super) fn with_model(body: &[u8], name: &str) -> Result<Bytes, RequestError>
 fn parse_passthrough(body: &[u8]) -> Result<Options, RequestError> {
     let Aside { model, cache_salt } = fields::read(body)?;
     // A tenant's key forbids a salt of any form in the body, so a salt that is not text must be seen as well.
-    let cache_salt = cache_salt.map(|salt| salt.as_str().map_or_else(|| salt.to_string(), str::to_owned));
-    let model = model.as_ref().and_then(Value::as_str).map(str::to_owned);
+    let cache_salt = cache_salt.map(|salt| text(&salt).unwrap_or_else(|| salt.get().to_owned()));
+    let model = model.and_then(|model| text(&model));
     Ok(Options { model, cache_salt, ..Options::default() })
 }
 
+/// Returns the text that a field has; `None` if it has anything else.
+fn text(field: &RawValue) -> Option<String> {
+    serde_json::from_str(field.get()).ok()
+}
+
 fn parse_chat(body: &[u8]) -> Result<(Options, Parsed), RequestError> {
-    let (options, chat) = fields::read::<ChatBody>(body)?.into_parts();
+    let (options, chat) = fields::read_untyped::<ChatBody>(body)?.into_parts();
     if chat.messages.is_empty() {
         return Err(RequestError::field("messages", "`messages` must not be empty"));
     }

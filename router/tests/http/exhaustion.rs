@@ -2,14 +2,30 @@
 
 use std::process::{Child, Command, Stdio};
 
-use crate::support::worker::{FakeWorker, model};
+use crate::support::keys::{KeyFile, key};
+use crate::support::worker::answers::{End, N_TOKENS};
+use crate::support::worker::{Behaviour, FakeWorker, full, idle, model};
 use crate::support::{TestRouter, chat_body, error_of, eventually, header};
+use futures::StreamExt as _;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use warmpath_common::model::ModelInfo;
+use warmpath_common::summary::Load;
 
 const CHAT: &str = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n";
+
+/// Metric of the memory of bodies.
+const BODY_BYTES: &str = "warmpath_router_body_bytes";
+
+/// Flags for 3 MiB of memory for bodies, of which one sender may use 1 MiB.
+const SMALL_BODY_MEMORY: [&str; 4] = ["--body-max", "1048576", "--body-memory-max", "3"];
+
+/// Returns the body of a chat with a word, and with so many bytes in a field that the router ignores.
+fn long_chat(word: &str, n_ignored: usize, stream: bool) -> String {
+    let messages = json!([{"role": "user", "content": word}]);
+    json!({"messages": messages, "stream": stream, "x": ".".repeat(n_ignored)}).to_string()
+}
 
 async fn send(router: &TestRouter, bytes: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(router.server.address).await.expect("it listens");
@@ -42,16 +58,107 @@ async fn bodies_that_never_arrive_take_no_memory_from_others() {
 async fn unfinished_bodies_take_bounded_memory_and_one_more_gets_retry_after() {
     const MIB: usize = 1 << 20;
     let worker = FakeWorker::start(1);
-    let flags = ["--body-max", "1048576", "--body-memory-max", "3"];
-    let router = TestRouter::ready(&[&worker], &flags).await;
+    let router = TestRouter::ready(&[&worker], &SMALL_BODY_MEMORY).await;
     let _held = send_unfinished(&router, MIB, MIB / 2).await;
-    router.wait_for_metric("warmpath_router_arriving_body_bytes", (MIB / 2) as f64).await;
+    router.wait_for_metric(BODY_BYTES, (MIB / 2) as f64).await;
     let refused = router.post("/v1/chat/completions", vec![b' '; MIB]).await;
     assert!(!header(&refused, "retry-after").is_empty());
     let error = error_of(refused, 429).await;
     assert_eq!((&error["code"], &error["type"]), (&json!("bodies_full"), &json!("rate_limit_error")));
-    assert!(router.metric("warmpath_router_arriving_body_bytes").await <= MIB as f64);
+    assert!(router.metric(BODY_BYTES).await <= MIB as f64);
     assert_eq!(router.chat("hello").await.status(), 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_of_waiting_requests_count_and_another_sender_is_still_answered() {
+    let worker = FakeWorker::start(1);
+    worker.with(|script| script.poison = Some(("stay", Behaviour::Silent)));
+    let ((a, first), (b, second)) = (key("a", ""), key("b", ""));
+    let file = KeyFile::new(&format!("{first}{second}"));
+    let router = TestRouter::ready(&[&worker], &[&file.flags()[..], &SMALL_BODY_MEMORY].concat()).await;
+    let send = |key: &str, word: &str| {
+        let request = router.client.post(router.url("/v1/chat/completions")).bearer_auth(key);
+        request.body(long_chat(word, 600_000, false)).send()
+    };
+    let waiting = tokio::spawn(send(&a, "stay"));
+    eventually("the worker has the first request", || async { worker.seen().len() == 1 }).await;
+    assert!(router.metric(BODY_BYTES).await >= 600_000.0);
+    let error = error_of(send(&a, "hello").await.expect("an answer"), 429).await;
+    assert_eq!(error["code"], "bodies_full");
+    assert_eq!(send(&b, "hello").await.expect("an answer").status(), 200);
+    waiting.abort();
+    eventually("no body is left", || async { router.metric(BODY_BYTES).await == 0.0 }).await;
+    assert_eq!(send(&a, "hello").await.expect("an answer").status(), 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_stream_loses_its_failover_where_a_new_body_needs_the_memory() {
+    let (mut first, second) = (FakeWorker::start(1), FakeWorker::start(2));
+    first.with(|script| script.behaviour = Behaviour::Journaled(2, End::Hang));
+    second.with(|script| script.behaviour = Behaviour::Journaled(N_TOKENS, End::Close));
+    for worker in [&first, &second] {
+        worker.with(|script| script.poison = Some(("quick", Behaviour::Answer)));
+    }
+    let router = TestRouter::ready(&[&first, &second], &SMALL_BODY_MEMORY).await;
+    let report = async |load: Load| {
+        let shown = serde_json::to_value(&load).expect("JSON");
+        second.update(Vec::new(), Some(load));
+        eventually("the load is known", || async { router.fleet().await["workers"][1]["load"] == shown }).await;
+    };
+    report(full(10_000)).await;
+    // Together they have three times the share of one sender.
+    let mut streams = Vec::new();
+    for n_ignored in [800_000, 700_000, 700_000, 700_000] {
+        let response = router.post("/v1/chat/completions", long_chat("hello", n_ignored, true)).await;
+        let (mut stream, mut text) = (response.bytes_stream(), String::new());
+        while !text.contains("\"n\": 1") {
+            text.push_str(&String::from_utf8_lossy(&stream.next().await.expect("more").expect("it is whole")));
+        }
+        streams.push((stream, text));
+    }
+    assert_eq!(first.seen().len(), 4);
+    assert!(router.metric(BODY_BYTES).await >= 2_900_000.0);
+    report(idle()).await;
+    let quick = router.post("/v1/chat/completions", long_chat("quick", 700_000, false)).await;
+    assert_eq!(quick.status(), 200);
+    assert!(router.metric(BODY_BYTES).await < 2_900_000.0);
+    first.kill();
+    for (idx, (mut stream, mut text)) in streams.into_iter().enumerate() {
+        while let Some(piece) = stream.next().await {
+            text.push_str(&String::from_utf8_lossy(&piece.expect("the stream ends in order")));
+        }
+        let is_continued = text.contains("\"n\": 7") && text.contains("[DONE]");
+        let is_failed = text.contains("worker_failed") && !text.contains("[DONE]");
+        assert_eq!((is_continued, is_failed), (idx > 0, idx == 0), "{idx}: {text}");
+    }
+    for (result, n) in [("continued", 3.0), ("failed", 1.0)] {
+        assert_eq!(router.metric(&format!("warmpath_router_failovers_total{{result=\"{result}\"}}")).await, n);
+    }
+    eventually("no body is left", || async { router.metric(BODY_BYTES).await == 0.0 }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_with_too_many_values_is_refused_in_each_dialect_and_reaches_no_worker() {
+    let worker = FakeWorker::start(1);
+    let router = TestRouter::ready(&[&worker], &[]).await;
+    let list = |item: &str| format!("[{}]", vec![item; 300_000].join(","));
+    let (objects, numbers) = (list(r#"{"":0}"#), list("0"));
+    let messages = r#""messages": [{"role": "user", "content": "hello"}]"#;
+    for (path, body) in [
+        ("/v1/chat/completions", format!(r#"{{{messages}, "chat_template_kwargs": {{"a": {objects}}}}}"#)),
+        ("/v1/chat/completions", format!(r#"{{{messages}, "chat_template_kwargs": {{"a": {numbers}}}}}"#)),
+        ("/v1/completions", format!(r#"{{"prompt": "hello", "x": {objects}}}"#)),
+        ("/v1/responses", format!(r#"{{"model": "tiny", "input": "hello", "x": {numbers}}}"#)),
+        ("/v1/messages", format!(r#"{{"model": "tiny", "max_tokens": 9, {messages}, "x": {objects}}}"#)),
+        ("/tokenize", format!(r#"{{"content": "hello", "x": {objects}}}"#)),
+    ] {
+        let error = error_of(router.post(path, body).await, 400).await;
+        assert_eq!(error["type"], "invalid_request_error", "{path}");
+        assert_eq!(error["message"], "the request body has more than 262144 JSON values", "{path}");
+    }
+    assert!(worker.seen().is_empty());
+    let body = format!(r#"{{"prompt": "hello", "x": {numbers}}}"#);
+    assert_eq!(router.post("/v1/completions", body).await.status(), 200, "a completion may have as many numbers");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,12 +3,12 @@
 //! Not here: what a worker replays (the worker's tests), real processes (`warmpath-tests`).
 
 use crate::support::raw::{RawServer, Script, Step, events};
-use crate::support::worker::answers::{End, N_TOKENS};
+use crate::support::worker::answers::{End, N_TOKENS, native_event};
 use crate::support::worker::{Behaviour, FakeWorker, Seen, full};
 use crate::support::{TestRouter, chat_body, eventually, header as head_of, long_text};
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
-use serde_json::Value;
+use serde_json::{Value, json};
 use warmpath_common::ids::SlotId;
 use warmpath_common::summary::Load;
 
@@ -164,6 +164,54 @@ async fn a_stream_continues_as_often_as_it_may_and_no_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_has_been_restarted_continues_a_stream_that_it_failed_before() {
+    let hangs = Behaviour::Journaled(2, End::Hang);
+    let [mut first, mut second] = workers([hangs, hangs]);
+    let router = router(&[&first, &second], &[]).await;
+    let (mut stream, mut text) = begun(&router, "\"n\": 1").await;
+    first.kill();
+    while !text.contains("\"n\": 3") {
+        text.push_str(&String::from_utf8_lossy(&stream.next().await.expect("more").expect("it is whole")));
+    }
+    eventually("its loss is noticed", || async { router.state_of(0).await != "ready" }).await;
+    first.with(|script| script.behaviour = COMPLETE);
+    first.revive();
+    eventually("it is back", || async { router.state_of(0).await == "ready" }).await;
+    second.kill();
+    let text = rest(stream, text).await;
+    let (events, comments) = without_comments(&text);
+    assert_eq!(events, whole());
+    assert_eq!(comments.last(), Some(&": x-warmpath-failovers: 2; exact\n\n"));
+    assert_eq!((first.seen().len(), second.seen().len()), (2, 1));
+    assert_eq!(router.metric("warmpath_router_broken_responses_total").await, 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_of_which_some_choices_have_ended_continues_with_the_others() {
+    let half = N_TOKENS / 2;
+    let two_prompts = json!({"prompt": ["a", "b"], "stream": true});
+    let two_choices = json!({"prompt": "a", "n_cmpl": 2, "stream": true});
+    for (body, n_writes, end) in [
+        (&two_prompts, half, End::Close),
+        (&two_prompts, half, End::Break),
+        (&two_choices, half, End::Close),
+        (&two_choices, half + 1, End::Close),
+        (&two_choices, half - 1, End::Break),
+    ] {
+        // Any of them may get the request first.
+        let breaks = Behaviour::Journaled(n_writes, end);
+        let [first, second, third] = workers([breaks, breaks, breaks]);
+        let router = router(&[&first, &second, &third], &[]).await;
+        let response = router.post("/completion", body.to_string()).await;
+        let text = response.text().await.expect("the stream ends in order");
+        let events: String = (0..N_TOKENS).map(native_event).collect();
+        assert_eq!(without_comments(&text).0, events, "{n_writes} {end:?}: {body}");
+        let n_failovers = N_TOKENS.div_ceil(n_writes) - 1;
+        assert_eq!(router.metric(CONTINUED).await, n_failovers as f64, "{n_writes} {end:?}: {text}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_cannot_continue_a_stream_is_skipped() {
     let breaks = Behaviour::Journaled(2, End::Break);
     let [first, second, third] = workers([breaks, Behaviour::Refuse(503), COMPLETE]);
@@ -212,6 +260,7 @@ async fn a_whole_response_continues_at_another_worker_wherever_its_own_fails() {
         );
         assert_eq!(head_of(&response, "x-warmpath-failovers"), "1; exact", "{end:?} {n_lines}");
         assert_eq!(head_of(&response, "x-warmpath-worker"), "0000000000000002");
+        assert_eq!(head_of(&response, "x-warmpath-cached-tokens"), "32", "the first worker's, as in the usage");
         assert_eq!(head_of(&response, "x-warmpath-journal"), "");
         assert_eq!(response.text().await.expect("text"), "{\"answer\": 42}");
         assert_eq!(router.metric(CONTINUED).await, 1.0);

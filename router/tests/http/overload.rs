@@ -186,6 +186,20 @@ async fn a_request_that_every_worker_refuses_as_full_waits_and_is_retried() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_counts_too_many_prompts_still_generates() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
+    let router = TestRouter::ready(&workers.each_ref(), &["--attempts-max", "2"]).await;
+    workers.iter().for_each(|worker| worker.with(|script| script.behaviour = Behaviour::Refuse(429)));
+    let count = router.post("/tokenize", json!({"content": "a"}).to_string()).await;
+    assert_eq!(error_of(count, 429).await["message"], "scripted", "the worker's own words");
+    assert_eq!(workers.each_ref().map(|worker| worker.seen().len()), [1, 1], "each was asked once");
+    workers.iter().for_each(|worker| worker.with(|script| script.behaviour = Behaviour::Answer));
+    let worker = send(&router, "a");
+    assert_eq!(worker.await.expect("no panic").status(), 200);
+    assert_eq!(router.metric_of_all("warmpath_router_queue_outcomes_total").await, 0.0, "nothing waited");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn retries_beyond_the_budget_are_withheld() {
     let worker = [FakeWorker::start(1), FakeWorker::start(2)];
     let mut config = config(&worker.each_ref(), &["--attempts-max", "2"]);

@@ -69,6 +69,23 @@ async fn a_quota_is_of_one_model() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_quota_of_a_client_s_own_key_is_of_that_key() {
+    let server = FakeStock::start("tiny");
+    let router = router_of(&[&server]).await;
+    let ask = async |key: &str| {
+        let request = router.client.post(router.url("/v1/chat/completions")).bearer_auth(key);
+        request.body(chat_body("hello", false)).send().await.expect("an answer").status().as_u16()
+    };
+    refuse(&server, 429, "3600");
+    assert_eq!(ask("spent").await, 429);
+    server.with(|script| script.refusal = None);
+    for _ in 0..5 {
+        assert_eq!([ask("spent").await, ask("other").await], [429, 200]);
+    }
+    assert_eq!(server.seen().len(), 6);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_announces_a_pause_gets_no_requests_until_its_end() {
     let server = FakeStock::start("tiny");
     let router = router_of(&[&server]).await;

@@ -28,12 +28,35 @@ const DIALECTS: [(&str, &str, &str); 7] = [
 const DONE: &str = "data: [DONE]\n\n";
 const STOP: &str = "data: {\"index\": 0, \"content\": \"\", \"stop\": true}\n\n";
 
+/// Error event of a server.
+const OWN_WORDS: &str = "data: {\"error\": {\"message\": \"the server's own words\"}}\n\n";
+
+const FAILED_WITH_ERROR: &str = "warmpath_router_failed_attempts_total{failure=\"error\"}";
+
 /// Returns a request that each of the endpoints accepts.
 fn body() -> String {
     let message = json!([{"role": "user", "content": "hello"}]);
     json!({"messages": message, "input": "hello", "prompt": "hello", "input_prefix": "a", "input_suffix": "b",
         "max_tokens": 5, "stream": true})
     .to_string()
+}
+
+/// Returns a response in one piece.
+fn whole_body(text: &str) -> Script {
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n".to_owned();
+    Script { head, steps: vec![Step::Send(text.as_bytes().to_vec())] }
+}
+
+/// Sends the same request until the first of two servers has got one; returns the texts of the responses.
+async fn until_first_is_asked(servers: &[RawServer; 2], router: &TestRouter, path: &str, body: &str) -> Vec<String> {
+    let mut texts = Vec::new();
+    while servers[0].asked().is_empty() {
+        assert!(texts.len() < 20, "{path}: the server was never asked");
+        let response = router.post(path, body.to_owned()).await;
+        assert_eq!(response.status(), 200, "{path}");
+        texts.push(response.text().await.expect("the response ends in order"));
+    }
+    texts
 }
 
 async fn router_for(server: &RawServer, flags: &[&str]) -> TestRouter {
@@ -95,13 +118,103 @@ async fn a_stream_without_an_event_at_the_only_server_is_a_bad_gateway() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_stream_of_nothing_but_an_error_is_a_failed_attempt_and_is_tried_elsewhere() {
+    let whole = [DIALECTS[0].2, DONE];
+    for script in [
+        events(&[OWN_WORDS]),
+        events(&[OWN_WORDS, DONE]),
+        events(&[": ping\n\n", OWN_WORDS]),
+        events(&[OWN_WORDS.trim_end()]),
+        events(&[OWN_WORDS]).then(Step::Break),
+        events(&["error: {\"code\": 500, \"message\": \"as of an older llama-server\"}\n\n"]),
+    ] {
+        let servers = [RawServer::start(script.clone()).await, RawServer::start(events(&whole)).await];
+        let router = TestRouter::ready_for(&servers.each_ref().map(RawServer::flag), &[]).await;
+        for text in until_first_is_asked(&servers, &router, DIALECTS[0].0, &body()).await {
+            assert_eq!(text.trim_start_matches(": the answer goes on\n\n"), whole.concat(), "{script:?}");
+        }
+        assert_eq!(router.metric(FAILED_WITH_ERROR).await, 1.0, "{script:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_that_every_server_reports_reaches_the_client_unchanged() {
+    let server = RawServer::start(events(&[])).await;
+    let router = router_for(&server, &[]).await;
+    for (path, _, _) in DIALECTS {
+        server.answer_with(events(&[OWN_WORDS, DONE]));
+        let response = router.post(path, body()).await;
+        assert_eq!(response.status(), 200, "{path}");
+        assert_eq!(header(&response, "x-accel-buffering"), "no", "{path}");
+        assert_eq!(response.text().await.expect("the stream ends in order"), format!("{OWN_WORDS}{DONE}"), "{path}");
+    }
+    assert_eq!(router.metric(FAILED_WITH_ERROR).await, DIALECTS.len() as f64);
+    // An error in the request is an answer.
+    let mistake = "data: {\"error\": {\"code\": 400, \"message\": \"the prompt is too long\"}}\n\n";
+    server.answer_with(events(&[mistake]));
+    let text = router.post(DIALECTS[0].0, body()).await.text().await.expect("the stream ends in order");
+    assert_eq!(text, mistake);
+    assert_eq!(router.metric(FAILED_WITH_ERROR).await, DIALECTS.len() as f64);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_whole_response_of_nothing_but_an_error_is_a_failed_attempt() {
+    let failed = "{\"error\": {\"message\": \"the server's own words\"}}";
+    let request = json!({"messages": [{"role": "user", "content": "hello"}], "input": "hello", "query": "hello",
+        "documents": ["a"], "max_tokens": 5})
+    .to_string();
+    for path in ["/v1/chat/completions", "/v1/messages", "/v1/embeddings", "/v1/rerank"] {
+        for text in [failed, ""] {
+            let servers = [RawServer::start(whole_body(text)).await, RawServer::start(whole_body("{\"x\": 9}")).await];
+            let router = TestRouter::ready_for(&servers.each_ref().map(RawServer::flag), &[]).await;
+            for text in until_first_is_asked(&servers, &router, path, &request).await {
+                assert_eq!(text, "{\"x\": 9}", "{path}");
+            }
+            assert_eq!(router.metric(FAILED_WITH_ERROR).await, 1.0, "{path}: {text:?}");
+        }
+        let server = RawServer::start(whole_body(failed)).await;
+        let router = router_for(&server, &[]).await;
+        let response = router.post(path, request.clone()).await;
+        assert_eq!(response.status(), 200, "{path}");
+        assert_eq!(response.text().await.expect("the response ends in order"), failed, "{path}");
+        server.answer_with(whole_body(""));
+        error_of(router.post(path, request.clone()).await, 502).await;
+        // Other endpoints may return anything.
+        assert_eq!(router.post("/tokenize", "{}").await.status(), 200);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_of_several_choices_is_complete_once_all_of_them_have_ended() {
+    let server = RawServer::start(events(&[])).await;
+    let router = router_for(&server, &[]).await;
+    let (path, last, part) = DIALECTS[2];
+    let [other_last, other_part] = [last, part].map(|event| event.replace("\"index\": 0", "\"index\": 1"));
+    for (field, value) in [("prompt", json!(["hello", "you"])), ("n", json!(2)), ("n_cmpl", json!(2))] {
+        let mut several: Value = serde_json::from_str(&body()).expect("JSON");
+        several[field] = value;
+        for incomplete in [vec![part, last], vec![part, last, &other_part], vec![part, &other_part, &other_last]] {
+            for script in [events(&incomplete), events(&incomplete).then(Step::Break)] {
+                server.answer_with(script);
+                let response = router.post(path, several.to_string()).await;
+                error_behind(&response.text().await.expect("the stream ends in order"), &incomplete.concat(), path);
+            }
+        }
+        let complete = [part, last, &other_part, &other_last];
+        server.answer_with(events(&complete).then(Step::Break));
+        let text = router.post(path, several.to_string()).await.text().await.expect("the stream ends in order");
+        assert_eq!(text, complete.concat(), "{field}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn streams_with_their_dialect_s_end_pass_untouched() {
     let server = RawServer::start(events(&[])).await;
     let router = router_for(&server, &[]).await;
     for (path, end, part) in DIALECTS {
-        let failed = "data: {\"error\": {\"message\": \"the server's own words\"}}\n\n";
         let last = end.replace("completed", "failed");
-        for ending in [end.to_owned(), last, failed.to_owned(), format!("{end}: comment\n\n"), format!("{end}{DONE}")] {
+        let failed = OWN_WORDS.to_owned();
+        for ending in [end.to_owned(), last, failed, format!("{end}: comment\n\n"), format!("{end}{DONE}")] {
             server.answer_with(events(&[part, ": ping\n\n", &part[..9], &part[9..], &ending]));
             let text = router.post(path, body()).await.text().await.expect("the stream ends in order");
             assert_eq!(text, format!("{part}: ping\n\n{part}{ending}"), "{path}");

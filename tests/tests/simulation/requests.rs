@@ -190,12 +190,14 @@ impl World {
         let ask = RouteRequest {
             request_id: &request.request_id,
             model_name: Some(name),
+            account: None,
             model: &model,
             wanted: None,
             prompt: PromptView::Known { n_tokens: tokens, keys: &keys, matches: &matches, media: &[] },
             affinity: 0,
             tried: &tried,
-            only: None,
+            awaited: &[],
+            n_sequences: 1,
             now,
         };
         let choice = router.fleet.ledger().choose(&view, &ask, &mut self.rng.0);

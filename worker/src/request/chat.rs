@@ -43,7 +43,7 @@ impl ChatRequest {
     ///
     /// Errors: `Unreadable`, `Field`, `Unsupported`.
     pub fn read(body: &[u8]) -> Result<Request, RequestError> {
-        let request: Self = fields::read(body)?;
+        let request: Self = fields::read_untyped(body)?;
         request.check()?;
         let Self { messages, chat_template_kwargs, reasoning_effort, add_generation_prompt, tools, shared, .. } =
             request;
@@ -78,7 +78,7 @@ impl ChatRequest {
 ///
 /// Errors: `Unreadable`, `Field`.
 pub fn read_chat(body: &[u8], salt: &str) -> Result<ChatPrompt, RequestError> {
-    let mut chat: ChatPrompt = fields::read(body)?;
+    let mut chat: ChatPrompt = fields::read_untyped(body)?;
     check_messages(&chat.messages)?;
     chat.cache_salt.get_or_insert_with(|| salt.to_owned());
     Ok(chat)

@@ -75,10 +75,10 @@ impl Coding {
             if decoded.len() > bytes_max {
                 return Err(BodyError::TooLong { bytes_max });
             }
+            claim.grow(n_new)?;
             if (n_new as u64) < PIECE_BYTES {
                 return Ok(decoded.into());
             }
-            claim.grow(n_new)?;
             // Lets other tasks run.
             tokio::task::yield_now().await;
         }

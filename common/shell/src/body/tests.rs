@@ -53,6 +53,19 @@ async fn a_body_is_read_whole() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_body_takes_memory_until_its_last_copy_is_dropped() {
+    let limits = limits(10, 100);
+    for body in [Body::from("0123456789"), pieces(["01234", "56789"])] {
+        let body = limits.read(&mut HeaderMap::new(), body, sender(1)).await.expect("it fits");
+        let part = body.slice(2..4);
+        drop(body);
+        assert_eq!((limits.room.n_bytes(), &part[..]), (10, &b"23"[..]));
+        drop(part);
+        assert_eq!(limits.room.n_bytes(), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_body_over_its_length_is_refused_once_the_rest_is_read() {
     let limits = limits(10, 100);
     for body in [Body::from("01234567890"), pieces(["0123456789", "0"])] {

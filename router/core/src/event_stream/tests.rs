@@ -4,6 +4,9 @@ use super::*;
 
 const OPENAI: &str = r#"{"usage": {"prompt_tokens": 90, "prompt_tokens_details": {"cached_tokens": 64}}}"#;
 
+/// End of llama-server's own completions with one choice.
+const STOP: EndMark = EndMark::Stop { n_choices: 1 };
+
 fn read(mark: EndMark, events: &str) -> (StreamProgress, EventReader) {
     let mut reader = EventReader::new(mark);
     (reader.read(events.as_bytes()), reader)
@@ -20,14 +23,13 @@ fn each_dialect_has_its_own_last_event() {
     let stop = "event: message_stop\ndata: {\"type\": \"message_stop\"}\n\n";
     let completed = "event: response.completed\ndata: {\"type\": \"response.completed\"}\n\n";
     let last = "data: {\"index\": 0, \"content\": \"\", \"stop\": true}\n\n";
-    let ends =
-        [(EndMark::Done, done), (EndMark::MessageStop, stop), (EndMark::Response, completed), (EndMark::Stop, last)];
+    let ends = [(EndMark::Done, done), (EndMark::MessageStop, stop), (EndMark::Response, completed), (STOP, last)];
     for (mark, own) in ends {
         check_end(mark, "", false);
         check_end(mark, ": a comment\n\n", false);
         check_end(mark, own, true);
         // In llama-server's own completions every other object is a last one, and `[DONE]` is an end too.
-        let foreign = ends.iter().filter(|(other, _)| *other != mark && mark != EndMark::Stop);
+        let foreign = ends.iter().filter(|(other, _)| *other != mark && mark != STOP);
         foreign.for_each(|(_, end)| check_end(mark, end, false));
     }
 }
@@ -51,18 +53,34 @@ fn ends_are_recognized_in_every_spelling() {
 fn llama_servers_own_completions_end_with_the_last_object_of_every_choice() {
     let part = |index: u32| format!("data: {{\"index\": {index}, \"content\": \"a\", \"stop\": false}}\n\n");
     let last = |index: u32| format!("data: {{\"index\": {index}, \"content\": \"\", \"stop\": true}}\n\n");
-    let check = |events: &[String], expected| check_end(EndMark::Stop, &events.concat(), expected);
-    check(&[part(0)], false);
-    check(&[part(0), last(0)], true);
-    check(&[part(0), part(1), last(0)], false);
-    check(&[part(0), part(1), last(1), part(0), last(0)], true);
-    check(&[part(0), last(0), part(1)], false);
-    // `response_fields` may leave out both fields in the last object.
+    let check = |n_choices, events: &[String], expected| {
+        check_end(EndMark::Stop { n_choices }, &events.concat(), expected);
+    };
+    check(1, &[part(0)], false);
+    check(1, &[part(0), last(0)], true);
+    // The other choice may not have begun.
+    check(2, &[part(0), last(0)], false);
+    check(2, &[part(0), part(1), last(0)], false);
+    check(2, &[part(0), part(1), last(1), part(0), last(0)], true);
+    check(2, &[part(0), last(0), part(1)], false);
+    check(2, &[part(0), last(0), last(1)], true);
+    check(3, &[part(0), last(0), part(1), last(1)], false);
+    // `response_fields` may leave out `stop` and `index` in the last object.
     let bare = "data: {\"content\": \"\"}\n\n".to_owned();
-    check(&[part(0), bare.clone()], true);
-    check(&[part(0), part(1), bare.clone()], false);
-    check(&[part(0), part(1), bare.clone(), bare], true);
-    check(&[part(0), "data: [DONE]\n\n".to_owned()], true);
+    check(1, &[part(0), bare.clone()], true);
+    check(2, &[part(0), part(1), bare.clone()], false);
+    check(2, &[part(0), part(1), bare.clone(), bare], true);
+    check(2, &[part(0), "data: [DONE]\n\n".to_owned()], true);
+}
+
+#[test]
+fn choices_that_ended_before_a_continuation_count() {
+    let last = "data: {\"index\": 1, \"content\": \"\", \"stop\": true}\n\n";
+    for (n_ended, expected) in [(0, false), (1, false), (2, true)] {
+        let mut reader = EventReader::new(EndMark::Stop { n_choices: 3 }).after(n_ended);
+        reader.read(last.as_bytes());
+        assert_eq!((reader.may_end(), reader.state().n_ended_choices), (expected, n_ended + 1));
+    }
 }
 
 #[test]
@@ -70,7 +88,7 @@ fn an_error_is_an_end_in_every_form() {
     for (mark, events) in [
         (EndMark::Done, "data: {\"error\": {\"message\": \"no\"}}\n\n"),
         (EndMark::Done, "error: {\"code\": 500}\n\n"),
-        (EndMark::Stop, "data: {\"error\":\"no\"}\n\n"),
+        (STOP, "data: {\"error\":\"no\"}\n\n"),
         (EndMark::MessageStop, "event: error\ndata: {\"type\": \"error\"}\n\n"),
         (EndMark::Response, "data: {\"type\": \"error\", \"message\": \"no\"}\n\n"),
     ] {
@@ -81,9 +99,25 @@ fn an_error_is_an_end_in_every_form() {
             "{events}"
         );
     }
+    assert!(!read(STOP, "data: {\"error\":\"no\"}\n\n").1.state().is_complete, "an error is no choice's last object");
     check_end(EndMark::Done, "data: {\"error\": null, \"choices\": []}\n\n", false);
     check_end(EndMark::Done, "data: {\"text\": \"\\\"error\\\"\", \"choices\": []}\n\n", false);
     check_end(EndMark::Response, "event: response.created\ndata: {\"response\": {\"error\": {}}}\n\n", false);
+}
+
+#[test]
+fn the_status_that_an_error_names_is_read() {
+    for (mark, events, expected) in [
+        (EndMark::Done, "data: {\"error\": {\"code\": 503}}\n\n", Some(503)),
+        (EndMark::Done, "data: {\"error\": {\"type\": \"invalid_request_error\"}}\n\n", Some(400)),
+        (EndMark::Done, "error: {\"code\": 400, \"message\": \"too long\"}\n\n", Some(400)),
+        (EndMark::Done, "error: no\n\n", None),
+        (EndMark::Done, "data: {\"error\": \"no\"}\n\n", None),
+        (EndMark::Response, "data: {\"type\": \"error\", \"code\": \"server_error\"}\n\n", None),
+    ] {
+        let state = read(mark, events).1.state();
+        assert_eq!((state.has_failed, state.error_status), (true, expected), "{events}");
+    }
 }
 
 #[test]

@@ -67,7 +67,7 @@ impl Ledger {
             if let Some(why) = self.unavailable(worker, request) {
                 *reasons.entry(why).or_insert(0) += 1;
                 if let (Unavailable::Full | Unavailable::Unready, Some((left, _))) =
-                    (why, health.pauses.of(request.model_name, request.now))
+                    (why, health.pauses.of(request.quota(), request.now))
                 {
                     pause = Some(pause.map_or(left, |shortest| shortest.min(left)));
                 }
@@ -88,13 +88,14 @@ impl Ledger {
             }
         }
         // Without a worker that has capacity the request waits in the router's queue.
-        let may_use = |candidate: &Candidate<'_>| request.only.is_none_or(|only| only.contains(&candidate.worker.idx));
+        let may_use = |candidate: &Candidate<'_>| !request.awaited.contains(&candidate.worker.idx);
         let with_room = field.iter().filter(|(at, capacity, _)| *capacity == Capacity::Yes && may_use(at));
         let Some(least) = with_room.map(|(_, _, trust)| *trust).min() else {
             if !field.is_empty() {
                 reasons.insert(Unavailable::Busy, field.len());
             }
-            return Err(NoWorker { reasons, pause });
+            let busy = field.iter().map(|(candidate, ..)| candidate.worker.idx).collect();
+            return Err(NoWorker { reasons, busy, pause });
         };
         // The others stay candidates even when full, since waiting for a long prefix can pay. They must be trusted as
         // much as the best worker with capacity.
@@ -135,7 +136,7 @@ impl Ledger {
         let worker_ledger = self.worker_ledger(worker.idx);
         worker
             .unavailable(request.now)
-            .or_else(|| worker_ledger.health.pauses.of(request.model_name, request.now).map(|(_, why)| why))
+            .or_else(|| worker_ledger.health.pauses.of(request.quota(), request.now).map(|(_, why)| why))
             .or_else(|| request.tried.contains(&worker.idx).then_some(Unavailable::Tried))
     }
 
@@ -164,11 +165,6 @@ impl Ledger {
         }
         CapacityForecast { wait_ms, interval_ms: if starts_per_ms > 0.0 { 1.0 / starts_per_ms } else { 0.0 } }
     }
-}
-
-/// Returns the workers that serve a request and have not failed it, whether or not they can take it now.
-pub fn usable<'a>(fleet: &'a FleetView, request: &RouteRequest<'_>) -> impl Iterator<Item = &'a WorkerView> {
-    serving(fleet, request).into_iter().filter(|worker| !request.tried.contains(&worker.idx))
 }
 
 /// Returns the workers that serve the requested model.

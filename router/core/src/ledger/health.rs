@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use super::Ledger;
-use super::pause::Pauses;
+use super::pause::{Pauses, Quota};
 use crate::WorkerIdx;
 use crate::overload::breaker::{self, Breaker, BreakerState};
 use crate::overload::retry::{Blame, Terms, WorkerFailure};
@@ -59,9 +59,9 @@ impl Health {
     }
 
     /// Records that a request for a model is sent to the worker.
-    pub(super) fn sent(&mut self, model_name: Option<&str>, now: Instant) {
+    pub(super) fn sent(&mut self, quota: Quota<'_>, now: Instant) {
         self.breaker.sent(now);
-        self.pauses.sent(model_name, now);
+        self.pauses.sent(quota, now);
     }
 
     fn failed(&mut self, failure: WorkerFailure, now: Instant) {

@@ -2,13 +2,14 @@
 //!
 //! A worker that announces when it takes requests again gets none until then, and then a single one as a probe. Without
 //! an announcement the pause doubles with each refusal. Each model name has its own pause, because each model of a
-//! server may have a quota of its own.
+//! server may have a quota of its own, and so has each account of clients that send a server their own keys.
 //!
 //! Not here: the client's response meanwhile (the router's `lifecycle`).
 
 use std::time::{Duration, Instant};
 
 use crate::fleet::Unavailable;
+use crate::overload::admission_queue::TenantKey;
 use crate::overload::breaker;
 use crate::overload::retry::{Terms, WorkerFailure};
 
@@ -23,19 +24,25 @@ pub(super) const PAUSE_MIN: Duration = Duration::from_millis(250);
 /// hour.
 const ANNOUNCED_MAX: Duration = Duration::from_secs(3600);
 
-/// Most pauses of one worker. Source: own choice: as many models as one server has; a pattern such as `openai/*` allows
-/// a client any number of names.
-const PAUSES_MAX: usize = 64;
+/// Most pauses of one worker. Source: own choice: as many models as one server may list; a pattern such as `openai/*`
+/// allows a client any number of names.
+const PAUSES_MAX: usize = 1024;
 
-/// Longest name of a model that has a pause of its own. Units: bytes. Source: names have fewer than 100.
-const NAME_BYTES_MAX: usize = 256;
+/// Account and model name of a request: what a worker's quota may depend on.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Quota<'a> {
+    pub(super) account: Option<TenantKey>,
+    pub(super) model_name: Option<&'a str>,
+}
 
-/// Pauses of one worker, at most one per model name.
+/// Pauses of one worker, at most one per account and model name.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Pauses(Vec<Pause>);
 
 #[derive(Debug, Clone)]
 struct Pause {
+    /// Account of the refused request; `None` if it may be every account.
+    account: Option<TenantKey>,
     /// Name of the refused model; `None` if it may be every model.
     model_name: Option<Box<str>>,
     until: Instant,
@@ -54,21 +61,23 @@ enum Kind {
 }
 
 impl Pause {
-    fn concerns(&self, model_name: Option<&str>) -> bool {
-        self.model_name.as_deref().is_none_or(|name| name == model_name.unwrap_or_default())
+    fn concerns(&self, quota: Quota<'_>) -> bool {
+        (self.account.is_none() || self.account == quota.account)
+            && self.model_name.as_deref().is_none_or(|name| name == quota.model_name.unwrap_or_default())
     }
 }
 
 impl Pauses {
-    /// Returns the remaining pause of requests that name a model, and its cause; `None` if there is none.
-    pub(super) fn of(&self, model_name: Option<&str>, now: Instant) -> Option<(Duration, Unavailable)> {
-        let in_force = self.0.iter().filter(|pause| pause.concerns(model_name) && now < pause.until);
+    /// Returns the remaining pause of requests, and its cause; `None` if there is none.
+    pub(super) fn of(&self, quota: Quota<'_>, now: Instant) -> Option<(Duration, Unavailable)> {
+        let in_force = self.0.iter().filter(|pause| pause.concerns(quota) && now < pause.until);
         in_force.map(|pause| (pause.until - now, pause.why)).max_by_key(|(left, _)| *left)
     }
 
-    /// Returns the longest remaining pause of a model with these names.
+    /// Returns the longest remaining pause of a model with these names, for all accounts.
     pub(super) fn longest(&self, is_named: impl Fn(&str) -> bool, now: Instant) -> Duration {
-        let concerned = self.0.iter().filter(|pause| pause.model_name.as_deref().is_none_or(&is_named));
+        let of_all = self.0.iter().filter(|pause| pause.account.is_none());
+        let concerned = of_all.filter(|pause| pause.model_name.as_deref().is_none_or(&is_named));
         concerned.map(|pause| pause.until.saturating_duration_since(now)).max().unwrap_or_default()
     }
 
@@ -77,9 +86,8 @@ impl Pauses {
     ///
     /// A pause without a model's name is that of a Warmpath worker. Such a worker reports its load, so no request has
     /// to probe it.
-    pub(super) fn sent(&mut self, model_name: Option<&str>, now: Instant) {
-        let is_over =
-            |pause: &&mut Pause| pause.model_name.is_some() && pause.concerns(model_name) && now >= pause.until;
+    pub(super) fn sent(&mut self, quota: Quota<'_>, now: Instant) {
+        let is_over = |pause: &&mut Pause| pause.model_name.is_some() && pause.concerns(quota) && now >= pause.until;
         for pause in self.0.iter_mut().filter(is_over) {
             pause.until = now + breaker::OPEN_MIN;
             if pause.kind == Kind::Announced {
@@ -88,13 +96,11 @@ impl Pauses {
         }
     }
 
-    /// Records a refusal. If there are too many pauses, the one that ends first is dropped.
+    /// Records a refusal. If there are too many pauses, one of the others is dropped: the one that ends first.
     pub(super) fn refused(&mut self, (failure, terms): (WorkerFailure, Terms<'_>), now: Instant) {
-        if terms.model_name.is_some_and(|name| name.len() > NAME_BYTES_MAX) {
-            return;
-        }
         let why = if failure == WorkerFailure::Full { Unavailable::Full } else { Unavailable::Unready };
-        let place = self.0.iter().position(|pause| pause.model_name.as_deref() == terms.model_name);
+        let is_same = |pause: &Pause| pause.account == terms.account && pause.model_name.as_deref() == terms.model_name;
+        let place = self.0.iter().position(is_same);
         let before = place.map(|place| self.0.swap_remove(place));
         let (kind, pause) = match terms.retry_after {
             Some(after) => (Kind::Announced, after.clamp(PAUSE_MIN, ANNOUNCED_MAX)),
@@ -108,13 +114,14 @@ impl Pauses {
             }
         };
         // A refusal without a time does not shorten an announced pause.
-        let new = Pause { model_name: terms.model_name.map(Into::into), until: now + pause, why, kind };
+        let (account, model_name) = (terms.account, terms.model_name.map(Into::into));
+        let new = Pause { account, model_name, until: now + pause, why, kind };
         let longer = before.filter(|before| before.kind == Kind::Announced && before.until > new.until);
-        self.0.push(longer.unwrap_or(new));
-        if self.0.len() > PAUSES_MAX {
+        if self.0.len() == PAUSES_MAX {
             let first = (0..self.0.len()).min_by_key(|idx| self.0[*idx].until);
             first.map(|idx| self.0.swap_remove(idx));
         }
+        self.0.push(longer.unwrap_or(new));
     }
 
     /// Returns the pauses that remain after the worker has completed a request: announced ones last until their time.
@@ -130,29 +137,49 @@ mod tests {
 
     const FULL: WorkerFailure = WorkerFailure::Full;
 
+    fn terms(model_name: Option<&str>, seconds: Option<u64>) -> Terms<'_> {
+        Terms { model_name, retry_after: seconds.map(Duration::from_secs), account: None }
+    }
+
     fn refusal(model_name: Option<&'static str>, seconds: u64) -> (WorkerFailure, Terms<'static>) {
-        (FULL, Terms { model_name, retry_after: Some(Duration::from_secs(seconds)) })
+        (FULL, terms(model_name, Some(seconds)))
+    }
+
+    fn named(model_name: Option<&str>) -> Quota<'_> {
+        Quota { account: None, model_name }
     }
 
     fn left_s(pauses: &Pauses, model_name: Option<&str>, now: Instant) -> Option<f64> {
-        pauses.of(model_name, now).map(|(left, _)| left.as_secs_f64())
+        pauses.of(named(model_name), now).map(|(left, _)| left.as_secs_f64())
     }
 
     #[test]
-    fn a_client_that_invents_names_fills_no_memory() {
+    fn a_client_that_invents_names_fills_no_memory_and_is_paused() {
         let start = Instant::now();
         let mut pauses = Pauses::default();
-        for n in 0..10_000 {
+        for n in 0..3 * PAUSES_MAX as u64 {
             let name = format!("openai/{n}");
-            let terms = Terms { model_name: Some(&name), retry_after: Some(Duration::from_secs(60 + n)) };
-            pauses.refused((FULL, terms), start);
+            pauses.refused((FULL, terms(Some(&name), Some(60 + n))), start);
+            assert!(left_s(&pauses, Some(&name), start).is_some());
         }
         assert_eq!(pauses.0.len(), PAUSES_MAX);
-        assert!(pauses.of(Some("openai/9999"), start).is_some() && pauses.of(Some("openai/0"), start).is_none());
-        let long = "x".repeat(NAME_BYTES_MAX + 1);
-        let terms = Terms { model_name: Some(&long), retry_after: None };
-        pauses.refused((FULL, terms), start);
-        assert_eq!(pauses.of(Some(&long), start), None);
+        assert_eq!(left_s(&pauses, Some("openai/0"), start), None, "it ended first");
+        let long = "x".repeat(10_000);
+        pauses.refused((FULL, terms(Some(&long), None)), start);
+        assert_eq!(left_s(&pauses, Some(&long), start), Some(0.25), "however long the others are");
+    }
+
+    #[test]
+    fn an_account_is_paused_alone() {
+        let start = Instant::now();
+        let mut pauses = Pauses::default();
+        let [a, b] = [1, 2].map(|account| Quota { account: Some(TenantKey(account)), model_name: Some("m") });
+        let of = |pauses: &Pauses, quota| pauses.of(quota, start).map(|(left, _)| left.as_secs());
+        pauses.refused((FULL, Terms { account: a.account, ..terms(Some("m"), Some(60)) }), start);
+        assert_eq!([a, b, named(Some("m"))].map(|quota| of(&pauses, quota)), [Some(60), None, None]);
+        assert_eq!(pauses.longest(|_| true, start), Duration::ZERO, "the server serves others");
+        pauses.refused((FULL, terms(Some("m"), Some(10))), start);
+        assert_eq!([a, b, named(Some("m"))].map(|quota| of(&pauses, quota)), [Some(60), Some(10), Some(10)]);
     }
 
     #[test]
@@ -164,7 +191,7 @@ mod tests {
         assert_eq!(left_s(&pauses, Some("b"), start), None, "each model has its own quota");
         pauses = pauses.answered(start);
         assert_eq!(left_s(&pauses, Some("a"), start), Some(60.0), "a request sent before the refusal proves nothing");
-        pauses.refused((FULL, Terms { model_name: Some("a"), retry_after: None }), start);
+        pauses.refused((FULL, terms(Some("a"), None)), start);
         assert_eq!(
             left_s(&pauses, Some("a"), start),
             Some(60.0),
@@ -172,7 +199,7 @@ mod tests {
         );
         let later = start + Duration::from_secs(60);
         assert_eq!(left_s(&pauses, Some("a"), later), None);
-        pauses.sent(Some("a"), later);
+        pauses.sent(named(Some("a")), later);
         assert_eq!(left_s(&pauses, Some("a"), later), Some(1.0), "one request probes the server");
         assert_eq!(left_s(&pauses.clone().answered(later), Some("a"), later), None);
         pauses.refused(refusal(Some("a"), 60), later);
@@ -224,10 +251,10 @@ mod tests {
     fn a_probe_does_not_shorten_the_next_pause() {
         let start = Instant::now();
         let mut pauses = Pauses::default();
-        let unnamed_time = || (FULL, Terms { model_name: Some("a"), retry_after: None });
+        let unnamed_time = || (FULL, terms(Some("a"), None));
         pauses.refused(unnamed_time(), start);
         let later = start + PAUSE_MIN;
-        pauses.sent(Some("a"), later);
+        pauses.sent(named(Some("a")), later);
         pauses.refused(unnamed_time(), later);
         assert_eq!(left_s(&pauses, Some("a"), later), Some(0.5));
     }
@@ -238,7 +265,7 @@ mod tests {
         let mut pauses = Pauses::default();
         pauses.refused(refusal(None, 10), start);
         let later = start + Duration::from_secs(10);
-        pauses.sent(Some("a"), later);
+        pauses.sent(named(Some("a")), later);
         assert_eq!(left_s(&pauses, Some("a"), later), None);
     }
 }

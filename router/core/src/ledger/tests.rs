@@ -26,7 +26,8 @@ fn id(text: &str) -> RequestId {
 
 fn request<'a>(request_id: &'a RequestId, model: &'a ModelInfo, prompt: PromptView<'a>) -> RouteRequest<'a> {
     let (model_name, now) = (Some("m"), Instant::now());
-    RouteRequest { wanted: None, request_id, model_name, model, prompt, affinity: 0, tried: &[], only: None, now }
+    let (account, wanted, affinity, tried, awaited, n_sequences) = (None, None, 0, &[], &[], 1);
+    RouteRequest { request_id, model_name, account, model, wanted, prompt, affinity, tried, awaited, n_sequences, now }
 }
 
 struct World {
@@ -91,19 +92,36 @@ fn a_burst_spreads_before_any_worker_has_reported() {
 }
 
 #[test]
-fn a_request_that_may_use_only_some_workers_waits_for_them() {
+fn a_request_leaves_workers_to_the_requests_that_wait_for_them() {
     let mut world = World::new(3);
-    let (request_id, model) = (id("limited"), model());
-    let prompt = PromptView::Estimated { n_tokens: 100 };
-    let mut choose = |only: &[WorkerIdx]| {
-        let request = RouteRequest { only: Some(only), now: world.now, ..request(&request_id, &model, prompt) };
+    let (request_id, model) = (id("later"), model());
+    let mut choose = |awaited: &[u32]| {
+        let awaited: Vec<_> = awaited.iter().copied().map(WorkerIdx).collect();
+        let prompt = PromptView::Estimated { n_tokens: 100 };
+        let request = RouteRequest { awaited: &awaited, now: world.now, ..request(&request_id, &model, prompt) };
         let chosen = world.ledger.choose(&world.fleet, &request, &mut SmallRng::seed_from_u64(1));
-        chosen.map(|(decision, _ticket)| decision.worker)
+        chosen.map(|(decision, _ticket)| decision.worker.0)
     };
-    for idx in [2, 1, 0].map(WorkerIdx) {
-        assert_eq!(choose(&[idx]), Ok(idx));
-    }
-    assert_eq!(choose(&[]).map_err(|refusal| refusal.is_overload()), Err(true));
+    assert_eq!([choose(&[0, 1]), choose(&[0, 2]), choose(&[2, 1])], [Ok(2), Ok(1), Ok(0)]);
+    let refusal = choose(&[0, 1, 2]).unwrap_err();
+    assert!(refusal.is_overload() && refusal.busy == [0, 1, 2].map(WorkerIdx), "{refusal:?}");
+}
+
+#[test]
+fn a_request_counts_as_often_as_it_asks_for_responses() {
+    let mut world = World::new(1);
+    let (request_id, model) = (id("many"), model());
+    let mut send = |n_sequences| {
+        let prompt = PromptView::Estimated { n_tokens: 100 };
+        let request = RouteRequest { n_sequences, now: world.now, ..request(&request_id, &model, prompt) };
+        let (decision, ticket) = world.ledger.choose(&world.fleet, &request, &mut SmallRng::seed_from_u64(1)).unwrap();
+        let n_requests = world.ledger.unreported(WorkerIdx(0)).n_requests;
+        world.ledger.ended(ticket);
+        (n_requests, decision.service_ms - decision.cost.prefill_ms)
+    };
+    let ((one, share_ms), (eight, shares_ms)) = (send(1), send(8));
+    assert_eq!((one, eight, world.ledger.unreported(WorkerIdx(0)).n_requests), (1, 8, 0));
+    assert!(share_ms > 0.0 && (shares_ms - 8.0 * share_ms).abs() < 1e-6, "{share_ms} {shares_ms}");
 }
 
 #[test]

@@ -4,9 +4,12 @@
 //!
 //! Tenants share the workers' time equally, however many requests each of them sends. Each tenant has a *tag*: the
 //! worker time at which its next request may start. The smallest tag is next. A tenant that starts to wait begins at
-//! the tag of the request that was started last, so an idle tenant gains no advantage. When the queue is full, a
+//! the largest tag of a request that was started, so an idle tenant gains no advantage. When the queue is full, a
 //! request of a tenant with fewer waiting requests takes the place of the newest request of the tenant with the most,
 //! so that a flood evicts its own requests.
+//!
+//! Requests that only some workers can serve do not hold up the others: of the requests with the same *needs* the first
+//! tries to start, and it must leave the workers that earlier requests wait for to them.
 //!
 //! The rest of a stream whose worker has failed is served before every new request, because its client is already
 //! reading. It takes no place in the queue, since there are no more of these than running streams, and its tenant has
@@ -15,12 +18,22 @@
 //! Source: Goyal, Vin and Cheng, "Start-time fair queuing" (1996), by tenant; "longest queue drop" for the full queue
 //! (Suter et al., 1998).
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Instant;
+
+use crate::WorkerIdx;
+
+/// Most requests that try to start at the same time, besides those whose workers are all paused. Source: own choice: it
+/// bounds the work for clients that ask for many models; few requests differ in their needs.
+const TRYING_MAX: usize = 16;
 
 /// Tenant key: the hash of a client's key, or one number for all clients without a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TenantKey(pub u64);
+
+/// Needs of a request: a hash of all that decides which workers can serve it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct NeedsKey(pub u64);
 
 /// Id of a request that waits or has waited; smaller ids came first. No two requests have the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -31,6 +44,8 @@ pub struct WaiterId(pub u64);
 pub struct Waiter {
     /// Tenant of the request.
     pub tenant: TenantKey,
+    /// Needs of the request.
+    pub needs: NeedsKey,
     /// Time until which it may wait.
     pub deadline: Instant,
     /// Whether it is the rest of a stream that has begun elsewhere.
@@ -51,7 +66,7 @@ pub struct QueueFull {
 #[derive(Debug, Clone)]
 pub struct AdmissionQueue {
     waiting_max: usize,
-    /// Tag of the request that was started last. Units: microseconds of a worker's time.
+    /// Largest tag of a request that was started. Units: microseconds of a worker's time.
     served_us: u64,
     tenants: HashMap<TenantKey, Tenant>,
     waiting: HashMap<WaiterId, Waiter>,
@@ -60,6 +75,22 @@ pub struct AdmissionQueue {
     continuations: BTreeSet<WaiterId>,
     /// Waiting tenants, ordered by tag and then by oldest request.
     order: BTreeSet<(u64, WaiterId, TenantKey)>,
+    demands: HashMap<NeedsKey, Demand>,
+}
+
+/// State of the waiting requests with the same needs.
+#[derive(Debug, Clone, Default)]
+struct Demand {
+    n_waiting: usize,
+    /// Workers that had no capacity when one of the requests last tried to start; `None` if none has tried. Empty if
+    /// all workers are paused.
+    awaited: Option<Vec<WorkerIdx>>,
+}
+
+impl Demand {
+    fn is_paused(&self) -> bool {
+        self.awaited.as_ref().is_some_and(Vec::is_empty)
+    }
 }
 
 #[derive(Debug, Clone, Default)]
@@ -85,6 +116,7 @@ impl AdmissionQueue {
             deadlines: BTreeSet::new(),
             continuations: BTreeSet::new(),
             order: BTreeSet::new(),
+            demands: HashMap::new(),
         }
     }
 
@@ -103,14 +135,50 @@ impl AdmissionQueue {
         self.waiting.contains_key(&id)
     }
 
-    /// Returns whether the rest of a stream waits.
-    pub fn has_continuation(&self) -> bool {
-        !self.continuations.is_empty()
+    /// Returns the requests that may try to start, in their order: the first one with each needs.
+    pub fn trying(&self) -> Vec<WaiterId> {
+        let (mut trying, mut seen, mut n_active) = (Vec::new(), HashSet::new(), 0);
+        for id in self.in_order() {
+            if seen.len() == self.demands.len() || n_active == TRYING_MAX {
+                break;
+            }
+            let needs = self.waiting[&id].needs;
+            if seen.insert(needs) {
+                trying.push(id);
+                n_active += usize::from(!self.demands[&needs].is_paused());
+            }
+        }
+        trying
     }
 
-    /// Returns the request that is to start next.
-    pub fn head(&self) -> Option<WaiterId> {
-        self.continuations.first().copied().or_else(|| self.order.first().map(|&(_, id, _)| id))
+    /// Returns the workers that a request must leave to earlier ones if it tries to start now; `None` if it may not
+    /// try: another one with its needs is earlier, or one whose workers are not known yet.
+    pub fn turn(&self, id: WaiterId) -> Option<Vec<WorkerIdx>> {
+        let mut awaited = Vec::new();
+        for other in self.trying() {
+            if other == id {
+                return Some(awaited);
+            }
+            awaited.extend(self.demands[&self.waiting[&other].needs].awaited.as_ref()?);
+        }
+        None
+    }
+
+    /// Records that a request could not start, and the workers that had no capacity for it; none if all are paused.
+    ///
+    /// Returns whether other requests may try because of it.
+    pub fn refused(&mut self, id: WaiterId, awaited: &[WorkerIdx]) -> bool {
+        let Some(waiter) = self.waiting.get(&id) else { return false };
+        let demand = self.demands.entry(waiter.needs).or_default();
+        let was_paused = demand.is_paused();
+        let before = demand.awaited.replace(awaited.to_vec());
+        before.is_none() || demand.is_paused() && !was_paused
+    }
+
+    /// Returns all requests: first the rests of streams, then those of each tenant.
+    fn in_order(&self) -> impl Iterator<Item = WaiterId> {
+        let of_tenant = |(_, _, tenant): &(u64, WaiterId, TenantKey)| self.tenants[tenant].waiting.iter().copied();
+        self.continuations.iter().copied().chain(self.order.iter().flat_map(of_tenant))
     }
 
     /// Adds a request to the queue, and returns the request that was evicted to make room for it.
@@ -124,6 +192,7 @@ impl AdmissionQueue {
         let displaced = if has_place { None } else { Some(self.displace(waiter.tenant)?) };
         let served_us = self.served_us;
         self.waiting.insert(id, waiter);
+        self.demands.entry(waiter.needs).or_default().n_waiting += 1;
         self.deadlines.insert((waiter.deadline, id));
         if waiter.is_continuation {
             self.continuations.insert(id);
@@ -138,20 +207,14 @@ impl AdmissionQueue {
         Ok(displaced)
     }
 
-    /// Records that the request at the head starts, and how much worker time it takes.
-    ///
-    /// Returns whether it was at the head; if not, nothing changes. Units: microseconds.
-    pub fn start(&mut self, id: WaiterId, service_us: u64) -> bool {
-        if self.head() != Some(id) {
-            return false;
-        }
-        let Some(waiter) = self.remove(id).filter(|waiter| !waiter.is_continuation) else { return true };
+    /// Records that a waiting request starts, and how much worker time it takes. Units: microseconds.
+    pub fn start(&mut self, id: WaiterId, service_us: u64) {
+        let Some(waiter) = self.remove(id).filter(|waiter| !waiter.is_continuation) else { return };
         if let Some(tenant) = self.tenants.get(&waiter.tenant) {
-            self.served_us = tenant.tag_us;
+            self.served_us = self.served_us.max(tenant.tag_us);
         }
         self.change(waiter.tenant, |tenant| tenant.tag_us = tenant.tag_us.saturating_add(service_us));
         self.forget();
-        true
     }
 
     /// Removes a request from the queue; returns whether it was there.
@@ -186,6 +249,12 @@ impl AdmissionQueue {
     fn remove(&mut self, id: WaiterId) -> Option<Waiter> {
         let waiter = self.waiting.remove(&id)?;
         self.deadlines.remove(&(waiter.deadline, id));
+        if let Some(demand) = self.demands.get_mut(&waiter.needs) {
+            demand.n_waiting -= 1;
+            if demand.n_waiting == 0 {
+                self.demands.remove(&waiter.needs);
+            }
+        }
         if self.continuations.remove(&id) {
             return Some(waiter);
         }

@@ -7,6 +7,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::overload::admission_queue::TenantKey;
+
 /// Failure of an attempt at a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkerFailure {
@@ -67,6 +69,8 @@ impl WorkerFailure {
 /// Terms of a worker for further requests, sent when it rejects one.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Terms<'a> {
+    /// Account whose requests the worker rejects; `None` if it may reject all accounts.
+    pub account: Option<TenantKey>,
     /// Name of the model whose requests the worker rejects; `None` if it may reject all requests.
     pub model_name: Option<&'a str>,
     /// Time for which the worker wants no requests; `None` if it names none.

@@ -33,7 +33,7 @@ use super::opening::{self, Opening};
 use super::{VOCABULARY, end, serve_apart, under};
 use answers::{End, hot_list};
 use answers::{Left, comment_first, journaled, journaled_whole, kind_of, late_break, refusal, trickle, vocabulary};
-pub use answers::{Seen, idle};
+pub use answers::{Seen, full, idle};
 
 /// Behaviour of the worker for chats and completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -328,11 +328,6 @@ pub fn chat_prefix(text: &str, salt: &str) -> HotPrefix {
     HotPrefix { root, tokens }
 }
 
-/// Returns the load of a worker whose slots are all taken, with this many queued prompt tokens.
-pub fn full(queued_prefill_tokens: u64) -> Load {
-    Load { queued_prefill_tokens, n_decoding: 4, busy_slots: (0..4).map(SlotId).collect(), ..idle() }
-}
-
 /// Returns bytes after their length.
 pub fn framed(bytes: &[u8]) -> Vec<u8> {
     let length = u32::try_from(bytes.len()).expect("a short frame").to_be_bytes();
@@ -375,6 +370,7 @@ fn routes(shared: Arc<Shared>) -> Router {
         .route(summary::KV_PATH, get(hot_list).post(answer))
         .route("/v1/chat/completions", post(answer))
         .route("/v1/completions", post(answer))
+        .route("/completion", post(answer))
         .route("/v1/messages", post(answer))
         .route("/v1/messages/count_tokens", post(answer))
         .route("/v1/responses", post(answer))

@@ -43,12 +43,14 @@ impl World {
         let request = RouteRequest {
             request_id: &request_id,
             model_name: Some("m"),
+            account: None,
             model: &model,
             wanted: None,
             prompt: PromptView::Estimated { n_tokens: 100 },
             affinity: 0,
             tried,
-            only: None,
+            awaited: &[],
+            n_sequences: 1,
             now: self.now,
         };
         let (decision, ticket) = self.ledger.choose(&self.fleet, &request, &mut SmallRng::seed_from_u64(1))?;

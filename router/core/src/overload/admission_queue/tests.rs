@@ -15,6 +15,8 @@ struct Naive {
     served_us: u64,
     tags: BTreeMap<TenantKey, u64>,
     waiting: Vec<(WaiterId, Waiter)>,
+    /// Workers that the requests with these needs wait for.
+    awaited: BTreeMap<u64, Vec<WorkerIdx>>,
 }
 
 impl Naive {
@@ -27,19 +29,43 @@ impl Naive {
         self.waiting.iter().filter(|(_, waiter)| !waiter.is_continuation)
     }
 
-    fn head(&self) -> Option<WaiterId> {
-        let continued = self.waiting.iter().filter(|(_, waiter)| waiter.is_continuation).map(|(id, _)| *id).min();
-        if continued.is_some() {
-            return continued;
-        }
+    /// Returns all requests, in their order.
+    fn in_order(&self) -> Vec<(WaiterId, Waiter)> {
         let oldest = |tenant: TenantKey| self.new_ones().filter(|(_, e)| e.tenant == tenant).map(|(id, _)| *id).min();
-        let tenants = self.tags.iter().filter_map(|(&tenant, &tag)| Some((tag, oldest(tenant)?)));
-        tenants.min().map(|(_, id)| id)
+        let key = |(id, waiter): &(WaiterId, Waiter)| match waiter.is_continuation {
+            true => (0, 0, None, *id),
+            false => (1, self.tags[&waiter.tenant], oldest(waiter.tenant), *id),
+        };
+        let mut all = self.waiting.clone();
+        all.sort_by_key(key);
+        all
+    }
+
+    /// Returns the requests that may try to start, with the workers that they leave to earlier ones; `None` if an
+    /// earlier one has not tried.
+    fn trying(&self) -> Vec<(WaiterId, Option<Vec<WorkerIdx>>)> {
+        let (mut trying, mut seen, mut left) = (Vec::new(), Vec::new(), Some(Vec::new()));
+        for (id, waiter) in self.in_order() {
+            if !seen.contains(&waiter.needs) {
+                seen.push(waiter.needs);
+                trying.push((id, left.clone()));
+                let awaited = self.awaited.get(&waiter.needs.0);
+                left = left.zip(awaited).map(|(left, awaited)| [left, awaited.clone()].concat());
+            }
+        }
+        trying
     }
 
     fn remove(&mut self, id: WaiterId) -> Option<Waiter> {
         let at = self.waiting.iter().position(|(waiter, _)| *waiter == id)?;
-        Some(self.waiting.remove(at).1)
+        let (_, removed) = self.waiting.remove(at);
+        self.forget();
+        Some(removed)
+    }
+
+    fn forget(&mut self) {
+        let waiting = &self.waiting;
+        self.awaited.retain(|needs, _| waiting.iter().any(|(_, waiter)| waiter.needs.0 == *needs));
     }
 
     /// Returns the request that gives its place to one of `tenant`; `None` if no tenant has at least two more requests.
@@ -61,32 +87,35 @@ impl Naive {
     }
 
     fn start(&mut self, id: WaiterId, service_us: u64) {
-        let waiter = self.remove(id).expect("the head waits");
+        let waiter = self.remove(id).expect("it waits");
         if waiter.is_continuation {
             return;
         }
         let tag = self.tags.entry(waiter.tenant).or_default();
-        self.served_us = *tag;
+        self.served_us = self.served_us.max(*tag);
         *tag += service_us;
     }
 }
 
 #[derive(Debug, Clone)]
 enum Op {
-    Enter { tenant: u64, patience_ms: u64, is_continuation: bool },
-    Start { service_us: u64 },
-    StartWithoutWorker { service_us: u64 },
+    Enter { tenant: u64, needs: u64, patience_ms: u64, is_continuation: bool },
+    Start { nth: usize, service_us: u64 },
+    StartWithoutWorker { nth: usize, service_us: u64 },
+    Refuse { nth: usize, awaited: Vec<u32> },
     Leave(usize),
     Wait(u64),
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     let op = prop_oneof![
-        6 => (0u64..4, 0u64..50, prop::bool::weighted(0.2)).prop_map(|(tenant, patience_ms, is_continuation)| {
-            Op::Enter { tenant, patience_ms, is_continuation }
-        }),
-        3 => (0u64..1000).prop_map(|service_us| Op::Start { service_us }),
-        1 => (0u64..1000).prop_map(|service_us| Op::StartWithoutWorker { service_us }),
+        6 => (0u64..4, 0u64..3, 0u64..50, prop::bool::weighted(0.2)).prop_map(
+            |(tenant, needs, patience_ms, is_continuation)| Op::Enter { tenant, needs, patience_ms, is_continuation }
+        ),
+        3 => (0usize..3, 0u64..1000).prop_map(|(nth, service_us)| Op::Start { nth, service_us }),
+        1 => (0usize..3, 0u64..1000).prop_map(|(nth, service_us)| Op::StartWithoutWorker { nth, service_us }),
+        3 => (0usize..3, proptest::collection::vec(0u32..4, 0..3))
+            .prop_map(|(nth, awaited)| Op::Refuse { nth, awaited }),
         1 => (0usize..PLACES).prop_map(Op::Leave),
         1 => (0u64..30).prop_map(Op::Wait),
     ];
@@ -129,16 +158,23 @@ impl Pair {
 
     fn apply(&mut self, op: Op) -> Result<(), TestCaseError> {
         match op {
-            Op::Enter { tenant, patience_ms, is_continuation } => {
+            Op::Enter { tenant, needs, patience_ms, is_continuation } => {
                 let deadline = self.now + Duration::from_millis(patience_ms);
-                let id = self.ids.next();
-                self.enter(id, Waiter { tenant: TenantKey(tenant), deadline, is_continuation })?;
+                let (id, tenant, needs) = (self.ids.next(), TenantKey(tenant), NeedsKey(needs));
+                self.enter(id, Waiter { tenant, needs, deadline, is_continuation })?;
             }
-            Op::Start { service_us } => drop(self.start(service_us)?),
-            Op::StartWithoutWorker { service_us } => {
-                if let Some((id, waiter)) = self.start(service_us)? {
+            Op::Start { nth, service_us } => drop(self.start(nth, service_us)),
+            Op::StartWithoutWorker { nth, service_us } => {
+                if let Some((id, waiter)) = self.start(nth, service_us) {
                     self.enter(id, waiter)?;
                 }
+            }
+            Op::Refuse { nth, awaited } => {
+                let Some((id, waiter)) = self.nth_trying(nth) else { return Ok(()) };
+                let awaited: Vec<_> = awaited.into_iter().map(WorkerIdx).collect();
+                let old = self.naive.awaited.insert(waiter.needs.0, awaited.clone());
+                let may_others_try = old.is_none_or(|old| awaited.is_empty() && !old.is_empty());
+                prop_assert_eq!(self.queue.refused(id, &awaited), may_others_try);
             }
             Op::Leave(nth) => {
                 let Some(&(id, _)) = self.naive.waiting.get(nth) else { return Ok(()) };
@@ -157,6 +193,7 @@ impl Pair {
                 expected.sort_unstable();
                 prop_assert_eq!(&expired, &expected, "exactly the requests whose deadline has passed");
                 self.naive.waiting.retain(|(id, _)| !expected.contains(id));
+                self.naive.forget();
                 self.n_gone += expired.len();
             }
         }
@@ -183,19 +220,28 @@ impl Pair {
         Ok(())
     }
 
-    fn start(&mut self, service_us: u64) -> Result<Option<(WaiterId, Waiter)>, TestCaseError> {
-        let Some(id) = self.naive.head() else { return Ok(None) };
-        let waiter = self.naive.waiting.iter().find(|(waiter, _)| *waiter == id).expect("the head waits").1;
-        let other = self.naive.waiting.iter().map(|(id, _)| *id).find(|other| *other != id);
-        prop_assert!(!other.is_some_and(|other| self.queue.start(other, service_us)), "only the head starts");
-        prop_assert!(self.queue.start(id, service_us));
+    fn nth_trying(&self, nth: usize) -> Option<(WaiterId, Waiter)> {
+        let trying = self.naive.trying();
+        let (id, _) = trying.get(nth % trying.len().max(1))?;
+        self.naive.waiting.iter().find(|(waiter, _)| waiter == id).copied()
+    }
+
+    fn start(&mut self, nth: usize, service_us: u64) -> Option<(WaiterId, Waiter)> {
+        let (id, waiter) = self.nth_trying(nth)?;
+        self.queue.start(id, service_us);
         self.naive.start(id, service_us);
         self.n_gone += 1;
-        Ok(Some((id, waiter)))
+        Some((id, waiter))
     }
 
     fn check(&self) -> Result<(), TestCaseError> {
-        prop_assert_eq!(self.queue.head(), self.naive.head());
+        let trying = self.naive.trying();
+        prop_assert_eq!(self.queue.trying(), trying.iter().map(|(id, _)| *id).collect::<Vec<_>>());
+        for (id, _) in &self.naive.waiting {
+            let left = trying.iter().find(|(other, _)| other == id).and_then(|(_, left)| left.clone());
+            prop_assert_eq!(self.queue.turn(*id), left);
+        }
+        prop_assert!(self.queue.demands.len() <= self.queue.len());
         prop_assert_eq!(self.queue.len(), self.naive.waiting.len());
         prop_assert!(self.naive.new_ones().count() <= PLACES, "the bound");
         prop_assert_eq!(self.n_entered, self.n_gone + self.queue.len(), "no request is lost");
@@ -232,9 +278,9 @@ proptest! {
             }
         }
         for service_us in services_us {
-            let id = queue.head().expect("every tenant keeps waiting");
+            let id = queue.trying()[0];
             let tenant = owner[&id];
-            prop_assert!(queue.start(id, service_us));
+            queue.start(id, service_us);
             given_us[tenant.0 as usize] += service_us;
             owner.insert(ids.enter(&mut queue, Waiter { deadline, ..waiter(tenant.0) }), tenant);
             let (least, most) = (given_us.iter().min(), given_us.iter().max());
@@ -244,7 +290,7 @@ proptest! {
 }
 
 fn waiter(tenant: u64) -> Waiter {
-    Waiter { tenant: TenantKey(tenant), deadline: Instant::now(), is_continuation: false }
+    Waiter { tenant: TenantKey(tenant), needs: NeedsKey(0), deadline: Instant::now(), is_continuation: false }
 }
 
 #[test]
@@ -255,9 +301,10 @@ fn the_rest_of_a_stream_precedes_new_requests_and_takes_no_place() {
     let rests = [(); 2].map(|()| ids.enter(&mut queue, rest));
     assert_eq!(queue.len(), 3);
     assert_eq!(queue.enter(ids.next(), waiter(0)), Err(QueueFull { waiting_max: 1 }));
-    assert!(!queue.start(new, 10), "it is not at the head");
-    assert!(queue.start(rests[0], 1000) && queue.leave(rests[1]));
-    assert_eq!(queue.head(), Some(new));
+    assert_eq!(queue.trying(), [rests[0]]);
+    queue.start(rests[0], 1000);
+    assert!(queue.leave(rests[1]));
+    assert_eq!(queue.trying(), [new]);
     assert_eq!(queue.served_us, 0, "its time was charged when the stream began");
 }
 
@@ -276,12 +323,12 @@ fn a_flood_displaces_itself_and_not_the_others() {
 fn a_later_tenant_starts_at_the_others_tag() {
     let (mut queue, mut ids) = (AdmissionQueue::new(8), Ids::default());
     let first = [(); 3].map(|()| ids.enter(&mut queue, waiter(0)));
-    assert!(queue.start(first[0], 100));
-    assert!(queue.start(first[1], 100));
+    queue.start(first[0], 100);
+    queue.start(first[1], 100);
     let late = [(); 2].map(|()| ids.enter(&mut queue, waiter(1)));
-    assert_eq!(queue.head(), Some(late[0]), "its tenant has used less time");
-    assert!(queue.start(late[0], 150));
-    assert_eq!(queue.head(), Some(first[2]), "its tenant began at the others' tag, not at zero");
+    assert_eq!(queue.trying(), [late[0]], "its tenant has used less time");
+    queue.start(late[0], 150);
+    assert_eq!(queue.trying(), [first[2]], "its tenant began at the others' tag, not at zero");
 }
 
 #[test]
@@ -289,9 +336,9 @@ fn a_request_that_could_not_start_gets_its_old_place_back() {
     let (mut queue, mut ids) = (AdmissionQueue::new(8), Ids::default());
     let first = ids.enter(&mut queue, waiter(0));
     ids.enter(&mut queue, waiter(0));
-    assert!(queue.start(first, 10));
+    queue.start(first, 10);
     assert_eq!(queue.enter(first, waiter(0)), Ok(None));
-    assert_eq!(queue.head(), Some(first));
+    assert_eq!(queue.trying(), [first]);
 }
 
 #[test]
@@ -304,7 +351,43 @@ fn the_record_of_tenants_that_left_is_bounded() {
     let (mut queue, mut ids) = (AdmissionQueue::new(4), Ids::default());
     for tenant in 0..100 {
         let id = ids.enter(&mut queue, waiter(tenant));
-        assert!(queue.start(id, 1000));
+        queue.start(id, 1000);
         assert!(queue.tenants.len() <= 4);
     }
+}
+
+#[test]
+fn requests_wait_neither_for_others_workers_nor_take_them() {
+    let (mut queue, mut ids) = (AdmissionQueue::new(8), Ids::default());
+    let first = ids.enter(&mut queue, waiter(0));
+    let same = ids.enter(&mut queue, waiter(1));
+    let other = ids.enter(&mut queue, Waiter { needs: NeedsKey(1), ..waiter(2) });
+    let rest = ids.enter(&mut queue, Waiter { needs: NeedsKey(2), is_continuation: true, ..waiter(0) });
+    assert_eq!(queue.trying(), [rest, first, other]);
+    assert_eq!(queue.turn(same), None, "the first has the same needs");
+    assert_eq!(queue.turn(other), None, "it is not known which workers they need");
+    for (id, workers) in [(rest, vec![0]), (first, vec![0, 1])] {
+        let workers: Vec<_> = workers.into_iter().map(WorkerIdx).collect();
+        assert!(queue.refused(id, &workers) && !queue.refused(id, &workers), "others may try once it has tried");
+    }
+    assert_eq!(queue.turn(other), Some([0, 0, 1].map(WorkerIdx).to_vec()));
+    assert!(queue.refused(rest, &[]), "its workers are paused, so others may pass");
+    assert_eq!(queue.turn(first), Some(Vec::new()));
+    queue.start(first, 10);
+    assert_eq!(queue.trying(), [rest, same, other]);
+    assert_eq!(queue.turn(other), Some([0, 1].map(WorkerIdx).to_vec()), "what the first waited for");
+}
+
+#[test]
+fn a_client_that_invents_needs_has_few_requests_that_try() {
+    let (mut queue, mut ids) = (AdmissionQueue::new(1000), Ids::default());
+    let invented: Vec<_> =
+        (0..500).map(|n| ids.enter(&mut queue, Waiter { needs: NeedsKey(n), ..waiter(0) })).collect();
+    let other = ids.enter(&mut queue, Waiter { needs: NeedsKey(1000), ..waiter(1) });
+    assert_eq!(queue.trying(), invented[..TRYING_MAX]);
+    queue.start(invented[0], 1000);
+    assert_eq!(queue.trying()[0], other, "its tenant has used less time");
+    queue.start(other, 2000);
+    assert!(invented[1..].iter().all(|id| queue.refused(*id, &[])));
+    assert_eq!(queue.trying().len(), 499, "paused ones do not count");
 }

@@ -11,6 +11,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, IntoResponseParts, Response};
 use futures::{Stream, StreamExt};
 use serde_json::json;
+use warmpath_common::ids::SlotId;
 use warmpath_common::prefetch::{HotList, pack};
 use warmpath_common::summary::{Load, Rates};
 
@@ -33,6 +34,11 @@ pub fn idle() -> Load {
         ..Rates::default()
     };
     Load { free_cells: 8192, rates, ..Load::default() }
+}
+
+/// Returns the load of a worker whose slots are all taken, with this many queued prompt tokens.
+pub fn full(queued_prefill_tokens: u64) -> Load {
+    Load { queued_prefill_tokens, n_decoding: 4, busy_slots: (0..4).map(SlotId).collect(), ..idle() }
 }
 
 /// Responds with the prefixes of the script.
@@ -79,10 +85,27 @@ pub enum End {
     Error,
 }
 
+/// Returns a write of a stream of llama-server's own completions with two choices, the second of which begins when the
+/// first has ended.
+pub fn native_event(n: usize) -> String {
+    let (index, stop) = (choice_of(n), (n + 1).is_multiple_of(N_TOKENS / 2));
+    format!("data: {{\"index\": {index}, \"content\": \"{n}\", \"stop\": {stop}}}\n\n")
+}
+
+fn choice_of(n: usize) -> usize {
+    n / (N_TOKENS / 2)
+}
+
 /// Returns a stream with a journal that continues after that in the request, if there is one.
 pub(super) fn journaled(shared: Arc<Shared>, asked: &Seen, part: (usize, End)) -> Response {
-    let write = |n: usize| format!("data: {{\"n\": {n}}}\n\n:wp 0 {n}\n");
+    let is_native = asked.target == "/completion";
+    let write = |n: usize| {
+        let (event, choice) =
+            if is_native { (native_event(n), choice_of(n)) } else { (format!("data: {{\"n\": {n}}}\n\n"), 0) };
+        format!("{event}:wp {choice} {n}\n")
+    };
     behind_journal((shared, asked), part, write, |end| match end {
+        None if is_native => &[],
         None => &["data: [DONE]\n\n:wp\n"],
         Some(End::Error) => &["data: {\"error\": {\"message\": \"my own words\"}}\n\n"],
         Some(End::Break) => &["data: {\"n\": \"half\"}\n\n:wp"],
@@ -113,7 +136,10 @@ fn behind_journal(
     let until = N_TOKENS.min(n_had + n_writes);
     let end = Some(end).filter(|_| until < N_TOKENS);
     let pieces = (n_had..until).map(write).chain(last(end).iter().map(|piece| (*piece).to_owned()));
-    behind_journal_headers(shared, pieces.collect(), end)
+    // A continuation reuses another number of tokens.
+    let cached_tokens = if n_had == 0 { "32" } else { "48" };
+    let response = behind_journal_headers(shared, pieces.collect(), end);
+    ([("x-warmpath-cached-tokens", cached_tokens)], response).into_response()
 }
 
 /// Returns the number of lines behind a request's body.
@@ -140,7 +166,7 @@ fn behind_journal_headers(shared: Arc<Shared>, pieces: Vec<String>, end: Option<
         }
         Some(End::Close | End::Error) | None => Body::from_stream(pieces),
     };
-    ([("x-warmpath-journal", "exact"), ("x-warmpath-cached-tokens", "32")], body).into_response()
+    ([("x-warmpath-journal", "exact")], body).into_response()
 }
 
 /// Returns a comment and then, after a moment, these events.
