@@ -142,9 +142,7 @@ pub struct Prepared {
     pub marks: Vec<MessageHash>,
     /// A chat's tools, if the template renders them behind its system text.
     pub tools: Option<ToolsBehindText>,
-    /// Whether the request has one prompt, so that actual reuse can be compared with the prediction.
-    pub has_one_prompt: bool,
-    /// Number of sequences that the worker runs: choices of all prompts; 1 where no text is generated.
+    /// Number of choices of all prompts, as requested; 1 where no text is generated.
     pub n_sequences: u32,
     /// Times of the phases.
     pub phases: Phases,
@@ -372,21 +370,7 @@ impl UntokenizedRequest {
             }
         };
         let (wanted, model_name) = (draft.endpoint.wanted(), options.model);
-        // A worker refuses a request for no choice.
-        let (has_one_prompt, n_sequences) = (n_sequences == 1, n_sequences.max(1));
-        Prepared {
-            model_name,
-            renamed_body,
-            model,
-            wanted,
-            prompt,
-            affinity,
-            marks,
-            tools,
-            has_one_prompt,
-            n_sequences,
-            phases,
-        }
+        Prepared { model_name, renamed_body, model, wanted, prompt, affinity, marks, tools, n_sequences, phases }
     }
 }
 

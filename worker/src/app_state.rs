@@ -96,13 +96,13 @@ pub struct VocabularyFile {
 /// however many and long they are.
 pub struct Preparing {
     /// Pool of the requests that the model computes.
-    computing: Pool,
+    pub(crate) computing: Pool,
     /// Pool of the requests that only count, tokenize or render.
-    counting: Pool,
+    pub(crate) counting: Pool,
 }
 
 /// A pool: one running request per processor, and a limited number of waiting ones.
-struct Pool {
+pub(crate) struct Pool {
     places: Arc<Semaphore>,
     n_places: usize,
     processors: Processors,
@@ -113,26 +113,6 @@ impl Preparing {
     pub fn new(n_places: usize) -> Self {
         Self { computing: Pool::new(n_places), counting: Pool::new(COUNTING_PLACES) }
     }
-
-    /// Returns the result of `work` for a request that the model computes.
-    ///
-    /// Errors: `PreparingFull` if every place is taken, the work's own, `Internal` if it panics.
-    pub(crate) async fn run<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> Result<T, RequestError> + Send + 'static,
-    ) -> Result<T, RequestError> {
-        self.computing.run(work).await
-    }
-
-    /// Returns the result of `work` for a request that only counts, tokenizes or renders.
-    ///
-    /// Errors: those of [`Self::run`].
-    pub(crate) async fn count<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> Result<T, RequestError> + Send + 'static,
-    ) -> Result<T, RequestError> {
-        self.counting.run(work).await
-    }
 }
 
 impl Pool {
@@ -142,7 +122,9 @@ impl Pool {
 
     /// Returns the result of `work`, which runs on a thread for long work. Between two portions of a text the work
     /// yields to other work of this pool, and ends if its caller has gone.
-    async fn run<T: Send + 'static>(
+    ///
+    /// Errors: `PreparingFull` if every place is taken, the work's own, `Internal` if it panics.
+    pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, RequestError> + Send + 'static,
     ) -> Result<T, RequestError> {
@@ -172,7 +154,7 @@ impl Serving {
         work: impl FnOnce(&Self) -> Result<T, RequestError> + Send + 'static,
     ) -> Result<T, RequestError> {
         let serving = Arc::clone(self);
-        self.preparing.run(move || work(&serving)).await
+        self.preparing.computing.run(move || work(&serving)).await
     }
 
     /// Returns the result of `work` like [`Self::prepare`], in the pool of requests that only count.
@@ -183,7 +165,7 @@ impl Serving {
         work: impl FnOnce(&Self) -> Result<T, RequestError> + Send + 'static,
     ) -> Result<T, RequestError> {
         let serving = Arc::clone(self);
-        self.preparing.count(move || work(&serving)).await
+        self.preparing.counting.run(move || work(&serving)).await
     }
 
     /// Returns the number of tokens of a chat's prompt.
@@ -275,15 +257,15 @@ mod tests {
         let preparing = Arc::new(Preparing::new(1));
         let (release, released) = mpsc::channel::<()>();
         let holder = Arc::clone(&preparing);
-        let held = tokio::spawn(async move { holder.run(move || Ok(released.recv().is_ok())).await });
+        let held = tokio::spawn(async move { holder.computing.run(move || Ok(released.recv().is_ok())).await });
         while preparing.computing.places.available_permits() > 0 {
             tokio::task::yield_now().await;
         }
-        let refused = preparing.run(|| Ok(())).await;
+        let refused = preparing.computing.run(|| Ok(())).await;
         assert!(matches!(refused, Err(RequestError::PreparingFull { places: 1 })), "{refused:?}");
         release.send(()).expect("the work waits");
         assert!(held.await.expect("no panic").expect("the work succeeds"));
-        preparing.run(|| Ok(())).await.expect("the place is free again");
+        preparing.computing.run(|| Ok(())).await.expect("the place is free again");
     }
 
     #[tokio::test]
@@ -292,21 +274,21 @@ mod tests {
         let hold = |_| {
             let (release, released) = mpsc::channel::<()>();
             let holder = Arc::clone(&preparing);
-            (release, tokio::spawn(async move { holder.count(move || Ok(released.recv().is_ok())).await }))
+            (release, tokio::spawn(async move { holder.counting.run(move || Ok(released.recv().is_ok())).await }))
         };
         let (releases, counts): (Vec<_>, Vec<_>) = (0..COUNTING_PLACES).map(hold).unzip();
         while preparing.counting.places.available_permits() > 0 {
             tokio::task::yield_now().await;
         }
-        let refused = preparing.count(|| Ok(())).await;
+        let refused = preparing.counting.run(|| Ok(())).await;
         assert!(matches!(refused, Err(RequestError::PreparingFull { places: COUNTING_PLACES })), "{refused:?}");
-        let chat = tokio::time::timeout(PATIENCE, preparing.run(|| Ok(())));
+        let chat = tokio::time::timeout(PATIENCE, preparing.computing.run(|| Ok(())));
         chat.await.expect("it does not wait").expect("it has its own place");
         drop(releases);
         for count in counts {
             count.await.expect("no panic").expect("the work succeeds");
         }
-        preparing.count(|| Ok(())).await.expect("the places are free again");
+        preparing.counting.run(|| Ok(())).await.expect("the places are free again");
     }
 
     #[tokio::test]
@@ -324,7 +306,7 @@ mod tests {
                     prompts.tokenize("one of many texts", AddSpecial::No, ParseSpecial::No);
                 }
             };
-            holder.run::<()>(endless).await
+            holder.computing.run::<()>(endless).await
         });
         begun.await.expect("it begins");
         asked.abort();
@@ -345,7 +327,7 @@ mod tests {
                     let work = move || loop {
                         prompts.tokenize("one of many portions", AddSpecial::No, ParseSpecial::No);
                     };
-                    holder.run::<()>(work).await
+                    holder.computing.run::<()>(work).await
                 })
             })
             .collect();
@@ -353,7 +335,7 @@ mod tests {
             tokio::task::yield_now().await;
         }
         for nth in 0..10 {
-            let short = tokio::time::timeout(PATIENCE, preparing.run(move || Ok(nth)));
+            let short = tokio::time::timeout(PATIENCE, preparing.computing.run(move || Ok(nth)));
             assert_eq!(short.await.expect("it does not wait for the long ones").expect("it succeeds"), nth);
         }
         endless.iter().for_each(tokio::task::JoinHandle::abort);
@@ -362,8 +344,8 @@ mod tests {
     #[tokio::test]
     async fn work_that_panics_is_an_internal_error_and_frees_its_place() {
         let preparing = Preparing::new(1);
-        let failed = preparing.run(|| -> Result<(), RequestError> { panic!("a test's panic") }).await;
+        let failed = preparing.computing.run(|| -> Result<(), RequestError> { panic!("a test's panic") }).await;
         assert!(matches!(failed, Err(RequestError::Internal { .. })), "{failed:?}");
-        preparing.run(|| Ok(())).await.expect("the place is free again");
+        preparing.computing.run(|| Ok(())).await.expect("the place is free again");
     }
 }

@@ -139,7 +139,7 @@ impl LoadedModel {
         work: impl FnOnce(Base<'_>) -> Result<T, RequestError> + Send + 'static,
     ) -> Result<T, RequestError> {
         let served = self.clone();
-        self.preparing().run(move || work(served.base())).await
+        self.preparing().computing.run(move || work(served.base())).await
     }
 
     /// Returns the result of `work` like [`Self::prepare`], in the pool of requests that only count.
@@ -150,7 +150,7 @@ impl LoadedModel {
         work: impl FnOnce(Base<'_>) -> Result<T, RequestError> + Send + 'static,
     ) -> Result<T, RequestError> {
         let served = self.clone();
-        self.preparing().count(move || work(served.base())).await
+        self.preparing().counting.run(move || work(served.base())).await
     }
 
     fn preparing(&self) -> &Preparing {

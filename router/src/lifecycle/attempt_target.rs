@@ -37,6 +37,7 @@ pub(super) struct AttemptTarget {
     pub(super) kv_peer: Option<String>,
     /// Longest match of any worker.
     pub(super) n_matched_blocks: u32,
+    /// Whether the request has one prompt and one choice, so that actual reuse can be compared with the prediction.
     pub(super) has_one_prompt: bool,
     /// Fingerprint of the model for which the worker was chosen; `None` if any worker of the name will do.
     pub(super) model: Option<Fingerprint>,
@@ -142,7 +143,7 @@ pub(super) fn choose(
         prompt_tokens: known,
         predicted_cached_tokens: known.map(|_| decision.cached_tokens),
         n_matched_blocks: matches.first().map_or(0, |longest| longest.blocks),
-        has_one_prompt: prepared.has_one_prompt,
+        has_one_prompt: prepared.n_sequences == 1,
         model: prepared.wanted.map(|_| prepared.model.fingerprint),
         block_size_tokens: prepared.model.block_size_tokens,
     })
@@ -178,6 +179,6 @@ fn sending(prepared: &Prepared, decision: &Decision) -> SentRequest {
         n_tokens,
         block_size_tokens: prepared.model.block_size_tokens,
         cached_tokens: decision.cached_tokens,
-        is_countable: prepared.has_one_prompt && matches!(prepared.prompt, PreparedPrompt::Known { .. }),
+        is_countable: prepared.n_sequences == 1 && matches!(prepared.prompt, PreparedPrompt::Known { .. }),
     }
 }

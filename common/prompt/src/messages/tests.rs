@@ -176,3 +176,37 @@ fn a_later_system_message_stays_in_its_place_as_a_turn_of_the_user() {
     let error = rendered(ONE_SYSTEM, json!([say("user", "a"), wrong])).unwrap_err();
     assert!(matches!(error, PromptError::Messages { index: 1, .. }), "{error:?}");
 }
+
+const ONE_FIRST: SystemPlaces = SystemPlaces { several_first: false, later: false };
+
+fn say(role: &str, content: Json) -> Map<String, Json> {
+    Map::from_iter([("role".to_owned(), Json::from(role)), ("content".to_owned(), content)])
+}
+
+#[test]
+fn a_system_message_of_parts_is_joined_only_if_all_of_them_are_text() {
+    let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+    let image = json!([{"type": "text", "text": "c"}, {"type": "image_url"}]);
+    let contents = [parts.clone(), json!("d"), parts, image.clone(), json!("e"), json!("f"), Json::Null];
+    let messages = contents.map(|content| say("system", content));
+    let placed = placed(&messages, ONE_FIRST);
+    let contents: Vec<_> = placed.iter().map(|(index, message)| (*index, message["content"].clone())).collect();
+    assert_eq!(contents, [(0, json!("a\nb\nd\na\nb")), (3, image), (4, json!("e\nf")), (6, Json::Null)]);
+}
+
+#[test]
+fn many_system_messages_are_joined_without_copies_of_the_earlier_ones() {
+    // Two copies of the text so far for each message would be 170 GB.
+    const N_MESSAGES: usize = 100_000;
+    const TEXT: &str = "a system message";
+    let first = vec![say("system", json!(TEXT)); N_MESSAGES];
+    let mut later = first.clone();
+    later[0] = say("user", json!(TEXT));
+    let expected = Json::from(vec![TEXT; N_MESSAGES].join("\n"));
+    for messages in [first, later] {
+        let placed = placed(&messages, ONE_FIRST);
+        assert_eq!(placed.len(), 1);
+        // The message of `assert_eq!` would have both texts.
+        assert!(placed[0].1["content"] == expected);
+    }
+}
