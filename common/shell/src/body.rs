@@ -30,13 +30,6 @@ pub use retained::RetainedBody;
 /// been abandoned.
 pub const BODY_SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// Longest time for which the rest of a refused body is read and discarded. If the connection were closed with unread
-/// bytes, the client would not get the response.
-///
-/// Source: own choice: in a local network 16 MiB arrive within a second, and slower clients have usually read the
-/// response by then.
-const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
-
 /// U+FEFF in UTF-8.
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
@@ -154,11 +147,6 @@ impl BodyLimits {
         };
         let read = timeout(self.timeout, read).await.unwrap_or_else(|error| Err(late(error)));
         headers.remove(header::CONTENT_ENCODING);
-        if let Err(BodyError::TooLong { .. } | BodyError::NoRoom | BodyError::UnknownCoding) = read {
-            let rest = async { while let Some(Ok(_)) = body.frame().await {} };
-            // A client that is still sending afterwards may not get the response.
-            let _ = timeout(DISCARD_TIMEOUT, rest).await;
-        }
         read.map(without_mark)
     }
 

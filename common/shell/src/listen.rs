@@ -16,6 +16,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use axum::body::Body;
+use axum::http::{HeaderValue, header};
 use clap::Args;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -281,15 +282,19 @@ impl Served {
     }
 }
 
-/// Answers one request, and records whether the server waits for the client to send something.
+/// Answers one request, and records whether the server waits for the client to send something. A response that comes
+/// before the whole request is read, such as 401, still reaches its client.
 async fn answer(
     routes: axum::Router,
     seat: &Arc<Seat>,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
-    let mut request = request.map(|body| Body::new(Upload::new(body, Arc::clone(seat))));
+    let (mut request, unread) = Upload::new(request, seat);
     request.extensions_mut().insert(ClientAddress(seat.address()));
-    let response = routes.oneshot(request).await?;
+    let mut response = routes.oneshot(request).await?;
+    if !unread.discard().await {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
     Ok(response.map(|body| Body::new(Download::new(body, Arc::clone(seat)))))
 }
 

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use arc_swap::ArcSwap;
+use axum::http::StatusCode;
 use axum::routing::{get, post};
 use bytes::Bytes;
 use rcgen::{CertificateParams, KeyPair};
@@ -46,7 +47,8 @@ impl Listener {
         let routes = axum::Router::new()
             .route("/now", get(async || "now"))
             .route("/later", get(later))
-            .route("/whole", post(async |body: String| body));
+            .route("/whole", post(async |body: String| body))
+            .route("/refused", post(async || StatusCode::UNAUTHORIZED));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("port 0 is free");
         let address = listener.local_addr().expect("it is bound");
         let connections = Connections::new(ConnectionLimits { connections_max, per_address_max: None });
@@ -214,6 +216,40 @@ async fn on_shutdown_running_answers_are_completed_and_idle_connections_closed()
     read_until(&mut answered, "last\r\n0\r\n\r\n").await;
     listener.served.await.expect("no panic");
     assert!(TcpStream::connect(listener.address).await.is_err());
+}
+
+#[tokio::test]
+async fn a_response_before_the_whole_body_arrives_and_says_whether_the_connection_goes_on() {
+    let listener = Listener::start(10, None).await;
+    let body = vec![b'x'; 1 << 20];
+    let whole = [format!("content-length: {}\r\n\r\n", body.len()).as_bytes(), &body].concat();
+    let size = format!("transfer-encoding: chunked\r\n\r\n{:x}\r\n", body.len());
+    let chunked = [size.as_bytes(), &body, b"\r\n0\r\n\r\n"].concat();
+    for sent in [whole, chunked] {
+        let request = [b"POST /refused HTTP/1.1\r\nhost: localhost\r\n", &sent[..]].concat();
+        let mut stream = listener.send(&request).await;
+        let head = read_until(&mut stream, "\r\n\r\n").await;
+        assert!(head.starts_with("HTTP/1.1 401 "), "{head}");
+        if !head.contains("connection: close") {
+            stream.write_all(REQUEST).await.expect("the connection is kept");
+            read_until(&mut stream, "now").await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_response_does_not_wait_for_a_body_that_may_never_arrive() {
+    let listener = Listener::start(10, None).await;
+    for (header, sent) in [("expect: 100-continue\r\n", ""), ("", "123")] {
+        let request = format!("POST /refused HTTP/1.1\r\nhost: localhost\r\n{header}content-length: 10\r\n\r\n{sent}");
+        let answer = String::from_utf8(read_all(listener.send(request.as_bytes()).await).await).expect("text");
+        assert!(answer.starts_with("HTTP/1.1 401 ") && answer.contains("\r\nconnection: close\r\n"), "{answer}");
+    }
+    let request = b"POST /whole HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n";
+    let mut stream = listener.send(request).await;
+    assert_eq!(read_until(&mut stream, "\r\n\r\n").await, "HTTP/1.1 100 Continue\r\n\r\n");
+    stream.write_all(b"abc").await.expect("it takes bytes");
+    assert!(!read_until(&mut stream, "\r\n\r\nabc").await.contains("connection: close"));
 }
 
 #[tokio::test(start_paused = true)]

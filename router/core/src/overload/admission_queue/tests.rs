@@ -243,6 +243,7 @@ impl Pair {
         }
         prop_assert!(self.queue.demands.len() <= self.queue.len());
         prop_assert_eq!(self.queue.len(), self.naive.waiting.len());
+        prop_assert_eq!(self.queue.is_empty(), self.naive.waiting.is_empty());
         prop_assert!(self.naive.new_ones().count() <= PLACES, "the bound");
         prop_assert_eq!(self.n_entered, self.n_gone + self.queue.len(), "no request is lost");
         prop_assert!(self.naive.waiting.iter().all(|(id, _)| self.queue.contains(*id)));
@@ -354,6 +355,23 @@ fn the_record_of_tenants_that_left_is_bounded() {
         queue.start(id, 1000);
         assert!(queue.tenants.len() <= 4);
     }
+}
+
+#[test]
+fn tenants_ahead_are_remembered_however_many_others_wait() {
+    let (mut queue, mut ids) = (AdmissionQueue::new(4), Ids::default());
+    for tenant in 0..4 {
+        let id = ids.enter(&mut queue, waiter(tenant));
+        queue.start(id, 1000);
+    }
+    for tenant in 10..12 {
+        ids.enter(&mut queue, waiter(tenant));
+    }
+    let not_ahead = ids.enter(&mut queue, waiter(20));
+    queue.start(not_ahead, 0);
+    let mut remembered: Vec<_> = queue.tenants.keys().map(|tenant| tenant.0).collect();
+    remembered.sort_unstable();
+    assert_eq!(remembered, [0, 1, 2, 3, 10, 11], "four idle ones, as many as places, and those that wait");
 }
 
 #[test]
