@@ -199,6 +199,9 @@ mod tests {
         );
         let later = start + Duration::from_secs(60);
         assert_eq!(left_s(&pauses, Some("a"), later), None);
+        let mut proved = pauses.clone().answered(later);
+        proved.sent(named(Some("a")), later);
+        assert_eq!(left_s(&proved, Some("a"), later), None, "a server that has answered needs no probe");
         pauses.sent(named(Some("a")), later);
         assert_eq!(left_s(&pauses, Some("a"), later), Some(1.0), "one request probes the server");
         assert_eq!(left_s(&pauses.clone().answered(later), Some("a"), later), None);

@@ -120,13 +120,17 @@ fn without_a_free_slot_it_waits_for_one() {
     assert_eq!(cost(COLD, &busy(4), Unreported::default()).wait_ms, 250.0, "a quarter of an answer of 1 s");
     let one_ahead = Load { n_queued: 1, ..busy(4) };
     assert_eq!(cost(COLD, &one_ahead, Unreported::default()).wait_ms, 500.0);
-    assert_eq!(cost(COLD, &busy(4), Unreported::default()).slowdown_ms, 40.0);
+    let full = cost(COLD, &busy(4), Unreported::default());
+    assert_eq!((full.slowdown_ms, full.total_ms()), (40.0, 1290.0));
 }
 
 #[test]
 fn a_full_worker_starts_a_request_after_its_queue_of_which_the_cost_counts_a_part() {
     let full = Load { running_prefill_tokens: 60_000, n_queued: 1, busy_slots: (0..4).map(SlotId).collect(), ..idle() };
-    assert_eq!(worker_load(&full, Unreported::default()).queue_delay_ms(), 60_500.0);
+    let worker = worker_load(&full, Unreported::default());
+    assert_eq!(worker.queue_delay_ms(), 60_500.0);
+    let speeds = Speeds { prefill_tokens_per_ms: 2.0, ..SPEEDS };
+    assert_eq!(WorkerLoad { speeds, ..worker }.queue_delay_ms(), 30_500.0);
     let hit = PrefillWork { cached_tokens: 900, ..COLD };
     assert_eq!(cost(hit, &full, Unreported::default()).wait_ms, 2000.0, "five beside it and two slots");
     let sent = Unreported { n_requests: 3, prefill_tokens: 5000 };
