@@ -71,12 +71,12 @@ pub async fn run(settings: Settings, flags: Flags) -> anyhow::Result<()> {
     }
 }
 
-/// Waits until the router reports that it and every worker are ready; returns the fleet.
+/// Waits until the router reports that it and every worker of the plan are ready; returns the fleet.
 async fn until_ready(plan: &Plan) -> Fleet {
     let admin = status::Admin::at(&plan.admin_url());
     loop {
         if let Ok(fleet) = admin.fleet().await
-            && fleet.has_ready(plan.workers.len())
+            && fleet.has_ready(&plan.worker_urls)
         {
             return fleet;
         }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
+use reqwest::Url;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -82,9 +83,11 @@ pub(crate) struct Rates {
 }
 
 impl Fleet {
-    /// Returns whether the router accepts requests and has `n_workers` workers, all of them ready.
-    pub fn has_ready(&self, n_workers: usize) -> bool {
-        self.ready && self.workers.len() == n_workers && self.ready_workers().count() == n_workers
+    /// Returns whether the router accepts requests and the worker at each of `urls` is ready; it may have others.
+    pub fn has_ready(&self, urls: &[String]) -> bool {
+        // A router's spelling may differ: it omits the default port.
+        let ready: Vec<_> = self.ready_workers().filter_map(|worker| Url::parse(&worker.url).ok()).collect();
+        self.ready && urls.iter().all(|url| Url::parse(url).is_ok_and(|url| ready.contains(&url)))
     }
 
     /// Returns the workers that are ready.
@@ -314,4 +317,37 @@ fn latest(decisions: &[Decision]) -> String {
 fn clock(at_ms: f64) -> String {
     let at = jiff::Timestamp::from_millisecond(at_ms as i64);
     at.map_or_else(|_| "-".to_owned(), |at| at.to_zoned(jiff::tz::TimeZone::system()).strftime("%H:%M:%S").to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns a router's report of workers with these URLs and states.
+    fn report(workers: &[(&str, &str)]) -> Value {
+        let worker = |(url, state): &(&str, &str)| {
+            let load = json!({"busy_slots": [], "n_queued": 0, "rates": {}});
+            json!({"name": url, "url": url, "state": state, "load": load, "blocks": 0})
+        };
+        let workers: Vec<_> = workers.iter().map(worker).collect();
+        json!({"ready": true, "version": "1", "in_flight": 0, "waiting": 0, "workers": workers})
+    }
+
+    #[test]
+    fn a_fleet_is_ready_once_its_own_workers_are_whatever_others_its_router_has() {
+        let check = |workers: &[(&str, &str)], expected: bool| {
+            let own = ["http://127.0.0.1:80".to_owned(), "http://127.0.0.1:81".to_owned()];
+            let ready: Fleet = read(report(workers)).expect("a fleet");
+            let unready = Fleet { ready: false, ..ready.clone() };
+            assert_eq!((ready.has_ready(&own), unready.has_ready(&own)), (expected, false), "{workers:?}");
+        };
+        let (first, second) = (("http://127.0.0.1", "ready"), ("http://127.0.0.1:81", "ready"));
+        check(&[first, second], true);
+        check(&[("http://10.0.0.1:81", "ready"), second, first], true);
+        check(&[first, ("http://10.0.0.1:81", "down"), second], true);
+        check(&[first, ("http://10.0.0.1:81", "ready")], false);
+        check(&[first, ("http://127.0.0.1:81", "loading")], false);
+        check(&[first, ("https://127.0.0.1:81", "ready")], false);
+        check(&[], false);
+    }
 }

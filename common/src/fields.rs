@@ -38,9 +38,9 @@ pub enum ReadError {
 
 /// Returns the fields of `body` that `T` names.
 ///
-/// Four numbers count as one value, because numbers come in long lists, such as the tokens of a prompt. Errors: `Json` if
-/// the body is not JSON; `Field` if a field of `T` is missing or has another type, or if there are more than
-/// [`VALUES_MAX`] values.
+/// Four numbers count as one value, because numbers come in long lists, such as the tokens of a prompt.
+/// Errors: `Json` if the body is not JSON; `Field` if a field of `T` is missing or has another type, or if there are
+/// more than [`VALUES_MAX`] values.
 pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ReadError> {
     check_values(body, NUMBERS_PER_VALUE)?;
     decode_object(body)

@@ -198,6 +198,12 @@ pub const CUT_OFF_TIMEOUT: Duration = Duration::from_secs(2);
 /// close an idle connection after 5 s.
 pub const STOCK_CONNECTION_IDLE_MAX: Duration = Duration::from_secs(4);
 
+/// Longest time from the start of a call to the break of an old connection that its server was closing just then.
+///
+/// Source: own choice: such a break comes within a round trip of the request, at most some hundred milliseconds.
+/// Balancers that cut silent connections wait for many seconds.
+pub const RESEND_WITHIN: Duration = Duration::from_secs(1);
+
 /// Time after which a connection is given up if its peer acknowledges nothing. For a stock server it applies only while
 /// the data fits the connection's window.
 ///

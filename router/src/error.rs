@@ -147,6 +147,7 @@ fn attempts_text(n_attempts: u32) -> String {
 fn failure_text(failure: WorkerFailure) -> &'static str {
     match failure {
         WorkerFailure::Connect => "the worker could not be reached",
+        WorkerFailure::Shortage => "the router has no resources left for a connection to the worker",
         WorkerFailure::Timeout => "the worker did not respond in time",
         WorkerFailure::Full => "the worker's queue is full",
         WorkerFailure::Unready => "the worker cannot serve at the moment",

@@ -260,10 +260,27 @@ impl Fleet {
         unready
     }
 
+    /// Returns whether all that the router can do with requests is to hold them: no worker can take any, and one is
+    /// loading its model or has joined recently. Before the first contact this is not known, so it returns false.
+    ///
+    /// A router that holds requests is ready for clients.
+    pub fn can_only_hold(&self) -> bool {
+        let can_only_hold = !self.is_contacting() && self.view().is_awaited(None, None, Instant::now());
+        if can_only_hold {
+            // Then a vocabulary that is fetched once a worker is ready does not make it unready.
+            self.was_ready.store(true, Ordering::Relaxed);
+        }
+        can_only_hold
+    }
+
+    /// Returns whether workers of the first discovery are still being contacted for the first time.
+    fn is_contacting(&self) -> bool {
+        !*self.contacted.borrow() && self.started.elapsed() < self.first_contact_timeout
+    }
+
     /// Returns the reason why a router that has just started is not ready yet.
     fn startup_blocker(&self, view: &FleetView) -> Option<Unready> {
-        let is_contacting = !*self.contacted.borrow() && self.started.elapsed() < self.first_contact_timeout;
-        if is_contacting || view.workers.iter().any(|worker| worker.link == ConnectionState::Connecting) {
+        if self.is_contacting() || view.workers.iter().any(|worker| worker.link == ConnectionState::Connecting) {
             return Some(Unready::plain("some workers have not been tried yet"));
         }
         let vocabularies = self.vocabularies.load();

@@ -55,6 +55,8 @@ pub fn client_routes(app: App, web: &WebConfig) -> Router {
         .route("/apply-template", post(completions::pass_chat))
         .route("/v1/embeddings", post(completions::embeddings))
         .route("/v1/rerank", post(completions::rerank))
+        // Cohere's own path.
+        .route("/v2/rerank", post(completions::rerank))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*name}", get(models::show))
         // Aliases that llama-server's clients use.
@@ -135,7 +137,9 @@ async fn around(State(app): State<App>, mut request: Request, next: Next) -> Res
     }
 
     let endpoint = path.as_deref().unwrap_or("none");
-    app.metrics.requests.with_label_values(&[endpoint, response.status().as_str()]).inc();
+    if !health::PROBES.contains(&endpoint) {
+        app.metrics.requests.with_label_values(&[endpoint, response.status().as_str()]).inc();
+    }
     tracing::debug!(request_id = %context.id, endpoint, status = response.status().as_u16(), "responded");
     if let Ok(id) = HeaderValue::from_str(context.id.as_str()) {
         if is_anthropic {

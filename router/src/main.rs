@@ -47,14 +47,17 @@ fn main() -> anyhow::Result<()> {
 
 async fn serve(config: Config) -> anyhow::Result<()> {
     let mut signals = StopSignals::listen().context("listening for SIGTERM and SIGINT")?;
-    let server = Server::start(config).await?;
-    signals.next().await;
+    let mut server = Server::start(config).await?;
+    let panicked = tokio::select! {
+        () = signals.next() => Ok(()),
+        error = server.panicked() => Err(error).context("a task of the router panicked"),
+    };
     tracing::info!("stopping");
     tokio::select! {
         () = server.stop() => {}
         () = signals.next() => tracing::warn!("stopping at once"),
     }
-    Ok(())
+    panicked
 }
 
 /// Prints a new key, which is stored nowhere, and its entry.

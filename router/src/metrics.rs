@@ -35,9 +35,6 @@ const DECISION_BUCKETS: &[f64] =
 /// tokens.
 const ERROR_BUCKETS: &[f64] = &[-256.0, -64.0, -16.0, -4.0, -1.0, 0.0, 1.0, 4.0, 16.0, 64.0, 256.0];
 
-/// Endpoints whose requests are not counted as running.
-const PROBES: &[&str] = &["/health", "/livez", "/readyz", "/openapi.json"];
-
 /// Declares the metrics: each metric's doc comment is its help text.
 macro_rules! metrics {
     ($($(#[doc = $help:literal])+ $field:ident: $kind:ident = $make:ident($name:literal $(, $extra:expr)*);)*) => {
@@ -72,7 +69,7 @@ macro_rules! metrics {
 }
 
 metrics! {
-    /// Requests by endpoint and status.
+    /// Requests by endpoint and status; health checks are not counted.
     requests: IntCounterVec = counters("requests_total", &["endpoint", "status"]);
     /// Requests that are being served.
     in_flight: IntGauge = gauge("requests_in_flight");
@@ -274,9 +271,6 @@ impl Metrics {
             ..HistoryTotals::default()
         };
         for series in self.requests.collect().iter().flat_map(MetricFamily::get_metric) {
-            if PROBES.contains(&label(series, "endpoint")) {
-                continue;
-            }
             let n = series.get_counter().get_value() as u64;
             totals.requests += n;
             let status = label(series, "status");
@@ -309,9 +303,7 @@ mod tests {
     #[test]
     fn totals_count_what_clients_asked_and_how_long_they_waited() {
         let metrics = Metrics::new();
-        for (endpoint, status) in
-            [("/v1/chat/completions", "200"), ("/v1/models", "429"), ("none", "502"), ("/readyz", "503")]
-        {
+        for (endpoint, status) in [("/v1/chat/completions", "200"), ("/v1/models", "429"), ("none", "502")] {
             metrics.requests.with_label_values(&[endpoint, status]).inc();
         }
         metrics.cached_tokens.inc_by(32);
@@ -342,7 +334,8 @@ mod tests {
         let metrics = Metrics::new();
         metrics.requests.with_label_values(&["/v1/models", "200"]).inc();
         let text = metrics.encode();
-        assert!(text.contains("# HELP warmpath_router_requests_total Requests by endpoint and status."), "{text}");
+        let help = "# HELP warmpath_router_requests_total Requests by endpoint and status; health checks";
+        assert!(text.contains(help), "{text}");
         assert!(text.contains("warmpath_router_requests_total{endpoint=\"/v1/models\",status=\"200\"} 1\n"), "{text}");
     }
 }

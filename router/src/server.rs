@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use warmpath_shell::fleet_token::TokenError;
-use warmpath_shell::listen::{self, ConnectionLimits, Connections, ListenerOptions};
+use warmpath_shell::listen::{self, ConnectionLimits, Connections, HEAD_BYTES_MAX, ListenerOptions};
 use warmpath_shell::tls::TlsError;
 use warmpath_shell::trace::Tracer;
 use warmpath_shell::trace::export::TraceError;
@@ -99,7 +99,7 @@ pub struct Server {
     /// Stop signal of the admin listener, never sent; the listener ends with the server.
     _never: watch::Sender<bool>,
     /// Tasks of the fleet and the admin listener; they end with the server.
-    _tasks: JoinSet<()>,
+    tasks: JoinSet<()>,
 }
 
 impl Server {
@@ -150,13 +150,13 @@ impl Server {
             );
         }
         let routes = client_routes(app.clone(), &config.web);
-        let head_timeout = config.head_timeout;
+        let (head_timeout, head_bytes_max) = (config.head_timeout, HEAD_BYTES_MAX);
         let reader_timeout = app.requests.idle_timeout;
-        let options = ListenerOptions { tls, head_timeout, reader_timeout, connections };
+        let options = ListenerOptions { tls, head_timeout, head_bytes_max, reader_timeout, connections };
         listeners.spawn(listen::serve(listener, routes, options, stopped));
         // The admin listener serves until the last response has ended.
         let connections = Connections::new(ConnectionLimits::ADMIN);
-        let admin = ListenerOptions { tls: None, head_timeout, reader_timeout, connections };
+        let admin = ListenerOptions { tls: None, head_timeout, head_bytes_max, reader_timeout, connections };
         tasks.spawn(listen::serve(admin_listener, admin_routes(app.clone()), admin, stopped_never));
         tracing::info!("listening on {scheme}://{address}");
         if !app.requests.wait.is_zero() {
@@ -165,7 +165,15 @@ impl Server {
         }
         tracing::info!("admin: listening on http://{admin_address}");
         let drain_timeout = config.drain_timeout;
-        Ok(Self { address, admin_address, app, stop, drain_timeout, listeners, _never: never, _tasks: tasks })
+        Ok(Self { address, admin_address, app, stop, drain_timeout, listeners, _never: never, tasks })
+    }
+
+    /// Returns once a task of the fleet has panicked.
+    ///
+    /// Without the task the router would keep its last workers or keys forever. The task cannot be started again alone,
+    /// because its channels are closed, so the router has to stop.
+    pub async fn panicked(&mut self) -> JoinError {
+        first_panic(&mut self.tasks).await
     }
 
     /// Accepts no further connections, lets running responses finish within the drain timeout, and ends. Clients of
@@ -201,6 +209,37 @@ fn clients(config: &FleetConfig, files: &Files, metrics: &Arc<Metrics>, tasks: &
         .with_keys(Arc::clone(&files.worker_keys))
 }
 
+/// Waits until a task panics; returns its error. Tasks may end by themselves.
+async fn first_panic(tasks: &mut JoinSet<()>) -> JoinError {
+    while let Some(ended) = tasks.join_next().await {
+        if let Err(error) = ended
+            && error.is_panic()
+        {
+            return error;
+        }
+    }
+    std::future::pending().await
+}
+
 async fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {
     TcpListener::bind(address).await.map_err(|source| StartError::Bind { address, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_panics_is_noticed_and_one_that_ends_is_not() {
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async {});
+        tasks.spawn(std::future::pending());
+        let waited = tokio::time::timeout(Duration::from_secs(1), first_panic(&mut tasks)).await;
+        assert!(waited.is_err());
+        tasks.spawn(async { panic!("a bug") });
+        let error = first_panic(&mut tasks).await;
+        assert!(error.is_panic() && error.to_string().contains("a bug"), "{error}");
+    }
 }

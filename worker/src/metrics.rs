@@ -66,7 +66,7 @@ macro_rules! metrics {
 }
 
 metrics! {
-    /// Requests by endpoint and status.
+    /// Requests by endpoint and status; health checks and scrapes of metrics are not counted.
     requests: IntCounterVec = counters("requests_total", &["endpoint", "status"]);
     /// Requests with tools that this worker does not execute, by kind; they were answered without these tools.
     left_out_tools: IntCounterVec = counters("left_out_tools_total", &["kind"]);

@@ -23,7 +23,9 @@ use warmpath_prompt::{OpenError, TemplateOrigin};
 use warmpath_shell::body::{BodyLimits, BodyRoom};
 use warmpath_shell::fleet_token::{FleetTokens, TokenError};
 use warmpath_shell::image_urls::ImageUrls;
-use warmpath_shell::listen::{self, ConnectionLimits, Connections, ListenerOptions};
+use warmpath_shell::listen::{
+    self, ConnectionLimits, Connections, HEAD_BYTES_MAX, ListenerOptions, WORKER_HEAD_BYTES_MAX,
+};
 use warmpath_shell::tls::{CurrentServer, ServerFiles, TlsError};
 use warmpath_shell::trace::Tracer;
 use warmpath_shell::trace::export::{TraceConfig, TraceError};
@@ -364,11 +366,18 @@ fn serve_http(
     if let Some(admin) = admin {
         // Responses of these connections are short, so their end is not awaited.
         let connections = Connections::new(ConnectionLimits::ADMIN);
-        let options = ListenerOptions { tls: None, head_timeout: HEAD_TIMEOUT, reader_timeout, connections };
+        let options = ListenerOptions {
+            tls: None,
+            head_timeout: HEAD_TIMEOUT,
+            head_bytes_max: HEAD_BYTES_MAX,
+            reader_timeout,
+            connections,
+        };
         tokio::spawn(listen::serve(admin, admin_router(app.clone()), options, closed.clone()));
     }
     let connections = Arc::clone(&app.connections);
-    let options = ListenerOptions { tls, head_timeout: HEAD_TIMEOUT, reader_timeout, connections };
+    let head_bytes_max = WORKER_HEAD_BYTES_MAX;
+    let options = ListenerOptions { tls, head_timeout: HEAD_TIMEOUT, head_bytes_max, reader_timeout, connections };
     let http = tokio::spawn(listen::serve(listener, router(app), options, closed));
     (http, close)
 }

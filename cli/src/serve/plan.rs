@@ -150,6 +150,8 @@ impl Programs {
 pub struct Plan {
     /// Workers.
     pub workers: Vec<Program>,
+    /// Their URLs, as the router gets them.
+    pub worker_urls: Vec<String>,
     /// Router in front of them.
     pub router: Program,
     listen: SocketAddr,
@@ -178,6 +180,7 @@ impl Plan {
             );
         }
         let scheme = if given.worker.contains_key("tls-cert") { "https" } else { "http" };
+        let worker_urls: Vec<_> = addresses.iter().map(|address| format!("{scheme}://{address}")).collect();
         let mut workers = Vec::new();
         for (n, address) in addresses.iter().enumerate() {
             let mut args: Vec<OsString> = ["--listen".into(), address.to_string().into()].into();
@@ -190,8 +193,8 @@ impl Plan {
         }
         let mut router_args: Vec<OsString> = ["--listen".into(), listen.to_string().into()].into();
         router_args.extend(["--admin-listen".into(), admin_listen.to_string().into()]);
-        for address in &addresses {
-            router_args.extend(["--worker".into(), format!("{scheme}://{address}").into()]);
+        for url in &worker_urls {
+            router_args.extend(["--worker".into(), url.into()]);
         }
         if !given.router.contains_key("wait") {
             router_args.extend(["--wait".into(), WAIT_S.into()]);
@@ -200,7 +203,7 @@ impl Plan {
         let has_chat_page = given.router.get("ui").and_then(toml::Value::as_bool).unwrap_or(false);
         router_args.extend(flags.router.iter().cloned());
         let router = Program { name: "router".into(), path: programs.router, args: router_args };
-        Ok(Self { workers, router, listen, admin_listen, has_tls, has_chat_page })
+        Ok(Self { workers, worker_urls, router, listen, admin_listen, has_tls, has_chat_page })
     }
 
     /// Returns the URL of the router's admin listener.
@@ -214,13 +217,14 @@ impl Plan {
         let admin = self.admin_url();
         let chat = if self.has_chat_page { format!("chat page: {base}/\n") } else { String::new() };
         let models = fleet.model_names().join(", ");
+        // The router may have further workers than those of the plan.
+        let n = fleet.ready_workers().count();
         let status = if admin == crate::status::ADMIN_DEFAULT { String::new() } else { format!(" --admin {admin}") };
         format!(
             "\n{models} is served at {base}/v1 by {n} worker{s}.\n\n\
              curl {base}/v1/chat/completions -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}]}}'\n\n\
              {chat}fleet page: {admin}/fleet\nin a terminal: warmpath status{status}\nCtrl-C ends the fleet.\n",
-            n = self.workers.len(),
-            s = if self.workers.len() == 1 { "" } else { "s" },
+            s = if n == 1 { "" } else { "s" },
         )
     }
 }
@@ -344,6 +348,7 @@ mod tests {
         let given = ("tls-cert = 'a.pem'", "tls-cert = 'b.pem'");
         let plan = plan(settings(1), ("", ""), given).expect("a fleet");
         assert!(text(&plan.router.args).contains("--worker https://127.0.0.1:8081"), "{:?}", plan.router);
+        assert_eq!(plan.worker_urls, ["https://127.0.0.1:8081"]);
         assert!(plan.greeting(&Fleet::default()).contains("https://127.0.0.1:8080/v1"));
     }
 

@@ -45,6 +45,19 @@ pub use self::connections::Connections;
 /// Source: own choice: a probe, two scrapers and some open pages take about ten.
 pub const ADMIN_CONNECTIONS_MAX: usize = 32;
 
+/// Longest head of a request to a router or an admin address. Units: bytes.
+///
+/// Source: nginx's default, four buffers of 8 KiB. 16,384 unfinished heads, one a connection, take 512 MiB.
+pub const HEAD_BYTES_MAX: usize = 32 << 10;
+
+/// Longest head of a request to a worker. A router adds fields to a client's head, and its worker must not refuse the
+/// result. Units: bytes.
+pub const WORKER_HEAD_BYTES_MAX: usize = 2 * HEAD_BYTES_MAX;
+
+/// Share of a head's limit for each of its fields. Units: bytes. Source: own choice: browsers send twenty fields of 50
+/// to 500 bytes; a router accepts 128, and a worker 256.
+const FIELD_BYTES: usize = 256;
+
 /// Pause after a failure to accept a connection.
 ///
 /// Source: own choice: by then a connection may have ended and freed a file descriptor; health probes wait for at least
@@ -167,6 +180,8 @@ pub struct ListenerOptions {
     pub tls: Option<CurrentServer>,
     /// Time in which a client must send a request's head, including idle time before it.
     pub head_timeout: Duration,
+    /// Longest head of a request, and length of a connection's read buffer. Units: bytes.
+    pub head_bytes_max: usize,
     /// Time in which a client must read some bytes of a response that waits for it.
     pub reader_timeout: Duration,
     /// Open connections.
@@ -182,6 +197,10 @@ pub async fn serve(
 ) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(options.head_timeout);
+    http.max_header_size(options.head_bytes_max).max_headers(options.head_bytes_max / FIELD_BYTES);
+    // After a long body hyper keeps a read buffer of this length, by default 408 KiB, until the connection ends. Bodies
+    // arrive as fast with short reads: over loopback 16 MiB took no longer in reads of 32 KiB than of 408 KiB.
+    http.max_buf_size(options.head_bytes_max);
     let mut open = JoinSet::new();
     let mut is_failing = false;
     loop {
@@ -289,7 +308,7 @@ async fn answer(
     seat: &Arc<Seat>,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
-    let (mut request, unread) = Upload::new(request, seat);
+    let (mut request, unread) = Upload::within(request, seat);
     request.extensions_mut().insert(ClientAddress(seat.address()));
     let mut response = routes.oneshot(request).await?;
     if !unread.discard().await {

@@ -5,6 +5,8 @@
 //! Certificates are read again when their files change, so that they can be renewed while responses are running; a
 //! connection keeps the certificates with which it started. Invalid files change nothing.
 
+use std::fmt;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -142,22 +144,81 @@ fn roots(path: &Path) -> Result<RootCertStore, TlsError> {
     Ok(roots)
 }
 
+/// Configuration with the certificates of files; it dereferences to the one in force.
+pub struct Current<C> {
+    config: ArcSwap<C>,
+    /// Content of the files at the first read; absent for a file that could not be read.
+    opened: Vec<Option<Vec<u8>>>,
+}
+
+impl<C> fmt::Debug for Current<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The content of keys must not be logged.
+        f.debug_struct("Current").finish_non_exhaustive()
+    }
+}
+
+impl<C> Deref for Current<C> {
+    type Target = ArcSwap<C>;
+
+    fn deref(&self) -> &ArcSwap<C> {
+        &self.config
+    }
+}
+
+impl<C> Current<C> {
+    /// Returns the first configuration that `read` makes of the files.
+    fn open(paths: &[PathBuf], read: impl FnOnce() -> Result<C, TlsError>) -> Result<Arc<Self>, TlsError> {
+        // Before `read`: if a file changes in between, `follow` reads it again.
+        let opened = contents(paths);
+        Ok(Arc::new(Self { config: ArcSwap::from_pointee(read()?), opened }))
+    }
+
+    /// Calls `read` whenever the content of a file has changed, since `open` at first.
+    async fn follow(&self, paths: &[PathBuf], read: impl Fn() -> Result<C, TlsError>, mut failed: impl FnMut()) {
+        let mut known = self.opened.clone();
+        let poll = || {
+            let now = contents(paths);
+            if now != known {
+                self.config.store(Arc::new(read()?));
+                tracing::info!(first = ?paths.first(), "certificates were read again");
+                known = now;
+            }
+            Ok::<_, TlsError>(())
+        };
+        let report = |FileFailure { reason, is_new }| {
+            failed();
+            if is_new {
+                // One of the files may not be written yet.
+                tracing::warn!(%reason, "certificates cannot be used; the last ones stay in force");
+            }
+        };
+        files::watch(poll, report).await;
+    }
+}
+
+fn contents(paths: &[PathBuf]) -> Vec<Option<Vec<u8>>> {
+    paths.iter().map(|path| std::fs::read(path).ok()).collect()
+}
+
 /// Current configuration of a server, loaded for each connection.
-pub type CurrentServer = Arc<ArcSwap<ServerConfig>>;
+pub type CurrentServer = Arc<Current<ServerConfig>>;
 
 impl ServerFiles {
     /// Returns the configuration with the certificates in the files.
     ///
     /// Errors: every [`TlsError`]; `Root` and `Clients` only if roots are given.
     pub fn open(&self) -> Result<CurrentServer, TlsError> {
-        Ok(Arc::new(ArcSwap::from_pointee(self.read()?)))
+        Current::open(&self.paths(), || self.read())
     }
 
     /// Follows the files for as long as the future is polled.
-    pub async fn watch(self, config: CurrentServer, failed: impl FnMut()) {
-        let paths = self.own.paths().into_iter().chain(self.client_ca.clone()).collect();
-        let take = |new| config.store(Arc::new(new));
-        follow(paths, || self.read().map(take), failed).await;
+    pub async fn watch(self, current: CurrentServer, failed: impl FnMut()) {
+        current.follow(&self.paths(), || self.read(), failed).await;
+    }
+
+    fn paths(&self) -> Vec<PathBuf> {
+        self.own.paths().into_iter().chain(self.client_ca.clone()).collect()
     }
 
     fn read(&self) -> Result<ServerConfig, TlsError> {
@@ -179,21 +240,23 @@ impl ServerFiles {
 }
 
 /// Current configuration of a client, loaded for each connection.
-pub type CurrentClient = Arc<ArcSwap<ClientConfig>>;
+pub type CurrentClient = Arc<Current<ClientConfig>>;
 
 impl ClientFiles {
     /// Returns the configuration with the certificates in the files.
     ///
     /// Errors: every [`TlsError`] except `Clients`.
     pub fn open(&self) -> Result<CurrentClient, TlsError> {
-        Ok(Arc::new(ArcSwap::from_pointee(self.read()?)))
+        Current::open(&self.paths(), || self.read())
     }
 
     /// Follows the files for as long as the future is polled.
-    pub async fn watch(self, config: CurrentClient, failed: impl FnMut()) {
-        let own = self.own.iter().flat_map(CertFiles::paths);
-        let paths = own.chain(self.ca.clone()).collect();
-        follow(paths, || self.read().map(|new| config.store(Arc::new(new))), failed).await;
+    pub async fn watch(self, current: CurrentClient, failed: impl FnMut()) {
+        current.follow(&self.paths(), || self.read(), failed).await;
+    }
+
+    fn paths(&self) -> Vec<PathBuf> {
+        self.own.iter().flat_map(CertFiles::paths).chain(self.ca.clone()).collect()
     }
 
     fn read(&self) -> Result<ClientConfig, TlsError> {
@@ -223,25 +286,36 @@ fn system_roots() -> RootCertStore {
     roots
 }
 
-/// Calls `read` whenever the content of a file has changed.
-async fn follow(paths: Vec<PathBuf>, read: impl Fn() -> Result<(), TlsError>, mut failed: impl FnMut()) {
-    let contents = || paths.iter().map(|path| std::fs::read(path).ok()).collect::<Vec<_>>();
-    let mut known = contents();
-    let poll = || {
-        let now = contents();
-        if now != known {
-            read()?;
-            tracing::info!(first = ?paths.first(), "certificates were read again");
-            known = now;
-        }
-        Ok::<_, TlsError>(())
-    };
-    let report = |FileFailure { reason, is_new }| {
-        failed();
-        if is_new {
-            // One of the files may not be written yet.
-            tracing::warn!(%reason, "certificates cannot be used; the last ones stay in force");
-        }
-    };
-    files::watch(poll, report).await;
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, KeyPair};
+
+    use super::*;
+
+    /// Writes a new certificate with its key.
+    fn renew(files: &CertFiles) {
+        let key = KeyPair::generate().expect("a key");
+        let params = CertificateParams::new(vec!["localhost".to_owned()]).expect("a name");
+        let cert = params.self_signed(&key).expect("a certificate");
+        std::fs::write(&files.cert, cert.pem()).expect("it can be written");
+        std::fs::write(&files.key, key.serialize_pem()).expect("it can be written");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn certificates_that_were_renewed_before_the_watch_began_are_read_and_unchanged_ones_are_not() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let own = CertFiles { cert: folder.path().join("cert.pem"), key: folder.path().join("key.pem") };
+        renew(&own);
+        let server = ServerFiles { own, client_ca: None };
+        let current = server.open().expect("they fit");
+        let opened = current.load_full();
+        let watch = async || {
+            let watched = server.clone().watch(Arc::clone(&current), || panic!("they fit"));
+            tokio::time::timeout(2 * files::POLL_PAUSE, watched).await.expect_err("it never ends");
+            current.load_full()
+        };
+        assert!(Arc::ptr_eq(&opened, &watch().await));
+        renew(&server.own);
+        assert!(!Arc::ptr_eq(&opened, &watch().await));
+    }
 }

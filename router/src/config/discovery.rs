@@ -47,10 +47,10 @@ impl WorkerAddress {
         ServerName::try_from(host.trim_matches(['[', ']']).to_owned()).ok()
     }
 
-    /// Returns the worker at an address.
-    fn at(address: SocketAddr, scheme: Scheme, api: WorkerApi) -> Self {
-        let url = Url::parse(&format!("{}://{address}", scheme.text())).expect("an address is a host and a port");
-        Self { url, api, certified: None }
+    /// Returns the worker at an address; `None` if no URL can hold it, because it has a zone (`fe80::1%2`).
+    fn at(address: SocketAddr, scheme: Scheme, api: WorkerApi) -> Option<Self> {
+        let url = Url::parse(&format!("{}://{address}", scheme.text())).ok()?;
+        Some(Self { url, api, certified: None })
     }
 }
 
@@ -100,10 +100,11 @@ pub struct DnsName {
 }
 
 impl DnsName {
-    /// Returns the worker at one of the name's addresses; its certificate must have the name.
-    pub fn worker(&self, address: SocketAddr) -> WorkerAddress {
+    /// Returns the worker at one of the name's addresses, unless no URL can hold it; its certificate must have the
+    /// name.
+    pub fn worker(&self, address: SocketAddr) -> Option<WorkerAddress> {
         let certified = (self.scheme == Scheme::Https).then(|| self.host.clone());
-        WorkerAddress { certified, ..WorkerAddress::at(address, self.scheme, self.api) }
+        Some(WorkerAddress { certified, ..WorkerAddress::at(address, self.scheme, self.api)? })
     }
 }
 
@@ -121,10 +122,11 @@ pub struct KubernetesService {
 }
 
 impl KubernetesService {
-    /// Returns the worker at an endpoint; its certificate must have the service's name, as `NAME.NAMESPACE.svc`.
-    pub fn worker(&self, address: SocketAddr) -> WorkerAddress {
+    /// Returns the worker at an endpoint, unless no URL can hold its address; its certificate must have the service's
+    /// name, as `NAME.NAMESPACE.svc`.
+    pub fn worker(&self, address: SocketAddr) -> Option<WorkerAddress> {
         let certified = (self.scheme == Scheme::Https).then(|| format!("{}.{}.svc", self.name, self.namespace));
-        WorkerAddress { certified, ..WorkerAddress::at(address, self.scheme, WorkerApi::Warmpath) }
+        Some(WorkerAddress { certified, ..WorkerAddress::at(address, self.scheme, WorkerApi::Warmpath)? })
     }
 }
 
@@ -341,7 +343,7 @@ mod tests {
         let config = resolve_line(line).expect("a good line");
         let at = "10.0.0.1:9".parse().expect("an address");
         let found = [config.dns[0].worker(at), config.dns[1].worker(at), config.kubernetes[0].worker(at)];
-        let shown = config.workers.iter().chain(&found);
+        let shown = config.workers.iter().chain(found.iter().flatten());
         let shown: Vec<_> = shown
             .map(|worker| {
                 let name = worker.server_name().expect("a name");

@@ -75,8 +75,7 @@ pub(super) async fn watch(client: Client, service: KubernetesService, (source, m
             Ok(Event::Init | Event::InitApply(_)) => {}
             Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_)) => {
                 last_error.clear();
-                let listed = store.state();
-                source.set(listed.iter().flat_map(|slice| endpoints(slice, &service)).collect());
+                source.set(workers(&store.state(), &service));
             }
             Err(error) => {
                 metrics.discovery_failures.with_label_values(&["kubernetes"]).inc();
@@ -117,6 +116,19 @@ impl Backoff for RetryPauses {
     }
 }
 
+/// Returns the workers in a service's slices: those with IPv4 addresses, or without any, those with IPv6 addresses.
+///
+/// A pod with an address of each family is an endpoint in a slice of each, and is one worker. Slices of host names are
+/// ignored: a worker is followed at one address, and a name may have several.
+fn workers(slices: &[Arc<EndpointSlice>], service: &KubernetesService) -> Vec<DiscoveredWorker<WorkerAddress>> {
+    let of_type = |address_type: &str| -> Vec<_> {
+        let slices = slices.iter().filter(|slice| slice.address_type == address_type);
+        slices.flat_map(|slice| endpoints(slice, service)).collect()
+    };
+    let ipv4 = of_type("IPv4");
+    if ipv4.is_empty() { of_type("IPv6") } else { ipv4 }
+}
+
 /// Returns the workers in a slice.
 fn endpoints(slice: &EndpointSlice, service: &KubernetesService) -> Vec<DiscoveredWorker<WorkerAddress>> {
     let number = match &service.port {
@@ -133,7 +145,7 @@ fn endpoints(slice: &EndpointSlice, service: &KubernetesService) -> Vec<Discover
         let is_ending = endpoint.conditions.as_ref().and_then(|conditions| conditions.terminating).unwrap_or(false);
         // Every address of an endpoint belongs to the same pod.
         let address = endpoint.addresses.iter().find_map(|address| address.parse::<IpAddr>().ok());
-        let worker = address.map(|ip| service.worker(SocketAddr::new(ip, number)));
+        let worker = address.and_then(|ip| service.worker(SocketAddr::new(ip, number)));
         found.extend(worker.map(|address| DiscoveredWorker { address, is_ending }));
     }
     found
@@ -195,5 +207,31 @@ mod tests {
         let listed = endpoints(&slice, &service(KubernetesPort::Number(80)));
         let shown: Vec<_> = listed.iter().map(|found| found.address.url.as_str()).collect();
         assert_eq!(shown, ["http://[fd00::1]/"]);
+    }
+
+    #[test]
+    fn a_pod_with_an_address_of_each_family_is_one_worker() {
+        let of_type = |address_type: &str, addresses: &[&str]| {
+            let endpoints: Vec<_> =
+                addresses.iter().map(|address| serde_json::json!({"addresses": [address]})).collect();
+            Arc::new(slice(serde_json::json!({
+                "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": {"name": address_type},
+                "addressType": address_type, "endpoints": endpoints,
+            })))
+        };
+        let check = |slices: &[Arc<EndpointSlice>], expected: &[&str]| {
+            let listed = workers(slices, &service(KubernetesPort::Number(7)));
+            let shown: Vec<_> = listed.iter().map(|found| found.address.url.as_str()).collect();
+            assert_eq!(shown, expected);
+        };
+        let (ipv4, none) = (of_type("IPv4", &["10.0.0.1", "10.0.0.2"]), of_type("IPv4", &[]));
+        let (ipv6, names) = (of_type("IPv6", &["fd00::1", "fd00::2"]), of_type("FQDN", &["host.example"]));
+        let (both, only_ipv6) =
+            (["http://10.0.0.1:7/", "http://10.0.0.2:7/"], ["http://[fd00::1]:7/", "http://[fd00::2]:7/"]);
+        check(&[ipv6.clone(), ipv4.clone()], &both);
+        check(&[ipv4.clone(), names.clone()], &both);
+        check(&[none, ipv6.clone()], &only_ipv6);
+        check(&[ipv6], &only_ipv6);
+        check(&[names], &[]);
     }
 }

@@ -3,11 +3,13 @@
 //! Only this file opens connections to workers, so no call can omit the token or send it elsewhere. Certificates and
 //! tokens are read for each connection and request, so a renewed file counts at once. A stock server may close an idle
 //! connection at any time. A request that is sent at that moment is sent again on a new connection, so that the closed
-//! connection is not mistaken for a failed server.
+//! connection is not mistaken for a failed server. A break that comes later is a failed attempt: the server has worked
+//! on the request, so only `lifecycle` may send it again, within the limits on retries.
 //!
 //! Not here: the requests (`subscriber`, `vocabulary`, `stock`, `lifecycle`).
 
-use std::error::Error as _;
+use std::error::Error as StdError;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,13 +20,21 @@ use http_body_util::Full;
 use hyper_util::client::legacy;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use serde::de::DeserializeOwned;
+use tokio::time::Instant;
 use url::Url;
 use warmpath_shell::connect::{ConnectError, ConnectionHistory, Connector, Secured};
 use warmpath_shell::fleet_token::FleetTokens;
 use warmpath_shell::tls::CurrentClient;
 
 use super::worker_keys::{WorkerKey, WorkerKeys};
-use crate::config::{CONNECTION_IDLE_MAX, STOCK_CONNECTION_IDLE_MAX, WORKER_PATIENCE, WorkerAddress, WorkerApi};
+use crate::config::{
+    CONNECTION_IDLE_MAX, RESEND_WITHIN, STOCK_CONNECTION_IDLE_MAX, WORKER_PATIENCE, WorkerAddress, WorkerApi,
+};
+
+/// Error codes of a shortage for which `std` has no kind: of file descriptors (ENFILE, EMFILE) and buffers (ENOBUFS).
+///
+/// Source: errno(3); ENOBUFS has another number on macOS and the BSDs.
+const SHORTAGE_CODES: [i32; 3] = [23, 24, if cfg!(target_os = "linux") { 105 } else { 55 }];
 
 /// Reason why a worker did not begin to respond.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +57,11 @@ impl CallError {
     pub fn is_away(&self) -> bool {
         let Self::Call(error) = self else { return false };
         error.source().and_then(|source| source.downcast_ref()).is_some_and(ConnectError::is_away)
+    }
+
+    /// Returns whether this machine lacked a file descriptor, a port or memory, whatever the state of the worker.
+    pub fn is_shortage(&self) -> bool {
+        matches!(self, Self::Call(error) if is_shortage(error))
     }
 
     /// Returns whether the TLS handshake failed.
@@ -199,9 +214,12 @@ impl WorkerClient {
 
     async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Body>, CallError> {
         let again = self.fresh.as_ref().map(|fresh| (fresh, request.clone()));
+        let sent_at = Instant::now();
         let answer = match (self.client.request(request).await, again) {
-            // If a new connection fails too, the server itself closed the old one.
-            (Err(error), Some((fresh, request))) if was_used(&error) => fresh.request(request).await.map_err(|_| error),
+            (Err(error), Some((fresh, request))) if sent_at.elapsed() <= RESEND_WITHIN && was_used(&error) => {
+                // If a new connection fails too, the server itself closed the old one, unless this machine is at fault.
+                fresh.request(request).await.map_err(|again| if is_shortage(&again) { again } else { error })
+            }
             (answer, _) => answer,
         };
         let answer = answer.map_err(CallError::Call)?;
@@ -219,4 +237,45 @@ fn was_used(error: &legacy::Error) -> bool {
         info.get_extras(&mut extras);
     }
     extras.get::<ConnectionHistory>().is_some_and(ConnectionHistory::has_answered)
+}
+
+/// Returns whether an error is due to a shortage of resources on this machine.
+fn is_shortage(error: &(dyn StdError + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if error.downcast_ref().is_some_and(is_lack_of_resources) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+fn is_lack_of_resources(error: &io::Error) -> bool {
+    use io::ErrorKind::{AddrNotAvailable, OutOfMemory};
+    let has_code = error.raw_os_error().is_some_and(|code| SHORTAGE_CODES.contains(&code));
+    has_code || matches!(error.kind(), AddrNotAvailable | OutOfMemory)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn a_shortage_on_this_machine_is_not_mistaken_for_a_failed_worker() {
+        let check = |code: Errno, expected: bool| {
+            let error = || Box::new(io::Error::from_raw_os_error(code.raw_os_error()));
+            let causes = ConnectError::Tcp(Box::new(ConnectError::Tcp(error())));
+            assert_eq!((is_shortage(&*error()), is_shortage(&causes)), (expected, expected), "{code}");
+        };
+        for code in [Errno::MFILE, Errno::NFILE, Errno::ADDRNOTAVAIL, Errno::NOBUFS, Errno::NOMEM] {
+            check(code, true);
+        }
+        for code in [Errno::CONNREFUSED, Errno::CONNRESET, Errno::HOSTUNREACH, Errno::NETUNREACH, Errno::TIMEDOUT] {
+            check(code, false);
+        }
+        assert!(!is_shortage(&ConnectError::Late(Duration::from_secs(1))));
+    }
 }

@@ -239,22 +239,39 @@ impl ServerPoller {
         self.fleet.record_message(&self.member);
         self.outbox.tell(TrackerMessage::Replaced { worker, runs: Vec::new() }).await?;
         self.report_found(&found).await?;
+        let mut was_shortage = false;
         loop {
-            let ProbeResult { server_status, models } = self.next_poll(probe, &found).await?;
-            self.fleet.record_message(&self.member);
-            if models.is_some_and(|models| models != found.models) {
-                found = probe.find().await?;
-                self.report_found(&found).await?;
-            }
-            if let Some(server_status) = server_status {
-                let mut server = self.stock.server();
-                if server.observed(server_status) {
-                    tracing::warn!(worker = %self.member.url, "stock server has restarted");
-                    server.lost();
+            was_shortage = match self.refresh(probe, &mut found).await {
+                // A shortage on this machine shows nothing about the server: its state and its assumed cache stay.
+                Err(Left::Server(error)) if error.is_shortage() => {
+                    if !was_shortage {
+                        let reason = chain(&error);
+                        tracing::warn!(worker = %self.member.url, %reason, "this machine cannot poll a stock server");
+                    }
+                    true
                 }
-            }
+                refreshed => refreshed.map(|()| false)?,
+            };
             self.report_updates().await?;
         }
+    }
+
+    /// Polls the server after a pause, and finds it again if its models have changed.
+    async fn refresh(&self, probe: &Probe, found: &mut FoundServer) -> Result<(), Left> {
+        let ProbeResult { server_status, models } = self.next_poll(probe, found).await?;
+        self.fleet.record_message(&self.member);
+        if models.is_some_and(|models| models != found.models) {
+            *found = probe.find().await?;
+            self.report_found(found).await?;
+        }
+        if let Some(server_status) = server_status {
+            let mut server = self.stock.server();
+            if server.observed(server_status) {
+                tracing::warn!(worker = %self.member.url, "stock server has restarted");
+                server.lost();
+            }
+        }
+        Ok(())
     }
 
     /// Reports changes until the next poll: after a pause, or at once if a request has failed there.
@@ -321,7 +338,11 @@ impl ServerPoller {
         let worker = self.worker;
         self.stock.server().lost();
         let kind = match error {
-            ProbeError::Loading { names } => FollowErrorKind::Loading { names: names.clone() },
+            ProbeError::Loading { names } => {
+                // A server that loads responds to every poll, so it is not silent.
+                self.fleet.record_message(&self.member);
+                FollowErrorKind::Loading { names: names.clone() }
+            }
             ProbeError::Refused { .. } => FollowErrorKind::Refusal,
             _ if n_silent >= STOCK_SILENT_POLLS => FollowErrorKind::Loss,
             _ => FollowErrorKind::Other,

@@ -107,6 +107,7 @@ impl StreamError {
     fn keeps_view(&self) -> bool {
         match self {
             Self::Ended | Self::Broken(_) => true,
+            Self::Connect(error) => error.is_shortage(),
             Self::Fault(fault) => fault.keeps_view(),
             _ => false,
         }
@@ -114,10 +115,14 @@ impl StreamError {
 
     /// Returns whether this router cannot use the worker.
     fn is_unreachable(&self) -> bool {
-        let is_answer =
-            matches!(self, Self::Refused | Self::Unready | Self::Loading(_) | Self::Status { .. } | Self::ContentType);
-        let is_other_version = matches!(self, Self::Fault(fault) if fault.is_other_version());
-        is_answer || is_other_version || matches!(self, Self::Connect(_) | Self::Idle(_))
+        match self {
+            // A shortage on this machine shows nothing about the worker: its view ages meanwhile.
+            Self::Connect(error) => !error.is_shortage(),
+            Self::Fault(fault) => fault.is_other_version(),
+            Self::Refused | Self::Unready | Self::Loading(_) | Self::Status { .. } | Self::ContentType => true,
+            Self::Idle(_) => true,
+            Self::Broken(_) | Self::Ended | Self::StaleReport(_) => false,
+        }
     }
 
     /// Returns the reason why this router cannot use the worker.
@@ -208,6 +213,10 @@ pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, client: WorkerClient, 
         let Err(error) = subscriber.read(&behind(&url, after)).await else { return };
         let fleet = &subscriber.fleet;
         fleet.metrics.summary_stream_ends.with_label_values(&[error.label()]).inc();
+        if matches!(error, StreamError::Loading(_)) {
+            // A worker that loads responds to every attempt, so it is not silent.
+            fleet.record_message(&subscriber.member);
+        }
         // A worker that is down is tried every second; it is logged once.
         if error.label() != last_label {
             tracing::warn!(worker = %subscriber.member.url, reason = %chain(&error), "summary stream ended");

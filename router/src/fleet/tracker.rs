@@ -302,7 +302,7 @@ impl Tracker {
         view.blocks.is_current = false;
         match view.link {
             ConnectionState::Live => view.link = ConnectionState::Stale { since },
-            // The worker responds, but nothing that it sends can be read.
+            // The worker responds, but nothing that it sends can be read; or this machine lacks resources to connect.
             ConnectionState::Connecting => view.link = ConnectionState::Down { since },
             ConnectionState::Stale { .. }
             | ConnectionState::Down { .. }

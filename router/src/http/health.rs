@@ -12,6 +12,10 @@ use serde_json::json;
 use super::state::App;
 use crate::fleet::Unready;
 
+/// Paths of the health routes, which are not counted as requests: load balancers ask for them all the time, and a 503
+/// there is no failed request.
+pub const PROBES: [&str; 3] = ["/health", "/livez", "/readyz"];
+
 /// Audience of a health endpoint.
 #[derive(Debug, Clone, Copy)]
 pub enum Audience {
@@ -43,9 +47,9 @@ async fn livez() -> Json<serde_json::Value> {
     Json(json!({"status": "ok"}))
 }
 
-/// Responds whether the router is ready, and the reason if not.
+/// Responds whether the router is ready for clients, and the reason if not.
 async fn readyz(State(app): State<App>, audience: Audience) -> Response {
-    match app.unready() {
+    match app.unready_for_clients() {
         None => Json(json!({"status": "ok"})).into_response(),
         Some(unready) => {
             let body = json!({"status": "unready", "reason": audience.reason(unready)});
@@ -56,7 +60,7 @@ async fn readyz(State(app): State<App>, audience: Audience) -> Response {
 
 /// Responds like llama-server.
 async fn health(State(app): State<App>, audience: Audience) -> Response {
-    match app.unready() {
+    match app.unready_for_clients() {
         None => Json(json!({"status": "ok"})).into_response(),
         Some(unready) => {
             let message = audience.reason(unready);

@@ -187,11 +187,20 @@ impl App {
         self.draining.cancel();
     }
 
-    /// Returns the reason why the router is not ready; `None` if it is.
+    /// Returns the reason why the router cannot send requests to workers; `None` if it can.
     pub fn unready(&self) -> Option<Unready> {
         if self.draining.is_cancelled() {
             return Some(Unready::plain("the router is shutting down"));
         }
         self.fleet.unready()
+    }
+
+    /// Returns the reason why clients should not connect to the router; `None` if there is none.
+    ///
+    /// A router that would hold their requests (`--wait`) is ready for clients: if every router of a Kubernetes Service
+    /// were unready, connections to it would be refused.
+    pub fn unready_for_clients(&self) -> Option<Unready> {
+        let holds = !self.draining.is_cancelled() && !self.requests.wait.is_zero() && self.fleet.can_only_hold();
+        if holds { None } else { self.unready() }
     }
 }

@@ -328,7 +328,13 @@ fn may_pass(status: StatusCode) -> bool {
 }
 
 fn failure(error: &CallError) -> WorkerFailure {
-    if error.is_connect() { WorkerFailure::Connect } else { WorkerFailure::Broken }
+    if error.is_shortage() {
+        WorkerFailure::Shortage
+    } else if error.is_connect() {
+        WorkerFailure::Connect
+    } else {
+        WorkerFailure::Broken
+    }
 }
 
 fn pieces(body: Body, loss: Loss) -> BodyPieces {

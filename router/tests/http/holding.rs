@@ -57,7 +57,7 @@ async fn requests_of_every_dialect_are_held_until_the_model_is_loaded() {
     eventually("all are held", || async { router.metric(IN_FLIGHT).await == n_held }).await;
     // A request for a model that no worker loads is not held, and readiness is no request.
     assert_eq!(status(chat(&router, Some("nobody's"))).await, 404);
-    assert_eq!(router.get("/readyz").await.0, 503);
+    assert_eq!(router.get("/readyz").await.0, 200);
     assert!(held.iter().all(|answer| !answer.is_finished()));
     worker.with(|script| script.opening = Opening::AtOnce);
     for answer in held {
@@ -108,6 +108,35 @@ async fn a_request_for_a_restarted_worker_is_held_until_it_has_loaded() {
     assert_eq!(status(chat(&router, Some("big"))).await, 200, "others are not held");
     worker.with(|script| script.opening = Opening::AtOnce);
     assert_eq!(status(held).await, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_router_is_ready_for_clients_while_it_would_hold_their_requests() {
+    let mut worker = FakeWorker::start(1);
+    let router = TestRouter::ready(&[&worker], &["--wait", "600"]).await;
+    let probes = async || {
+        let mut statuses = Vec::new();
+        for address in [router.server.address, router.server.admin_address] {
+            for path in ["/readyz", "/health"] {
+                let response = router.client.get(format!("http://{address}{path}")).send().await;
+                statuses.push(response.expect("the router answers").status().as_u16());
+            }
+        }
+        statuses
+    };
+    worker.kill();
+    eventually("it is down", || async { router.state_of(0).await == "down" }).await;
+    assert_eq!(probes().await, [503; 4], "it may never return");
+    worker.with(|script| script.opening = Opening::Loading(&["tiny", "alias"]));
+    worker.revive();
+    eventually("it loads", || async { router.state_of(0).await == "loading" }).await;
+    assert_eq!(probes().await, [200; 4]);
+    let fleet = router.fleet().await;
+    assert_eq!(fleet["ready"], false, "operators see that no worker can take requests");
+    assert!(fleet["unready_reason"].as_str().is_some_and(|reason| reason.ends_with("is loading")), "{fleet}");
+    worker.with(|script| script.opening = Opening::AtOnce);
+    eventually("it is served", || async { router.state_of(0).await == "ready" }).await;
+    assert_eq!(probes().await, [200; 4]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -116,6 +116,22 @@ async fn a_stock_server_that_loads_and_lists_its_model_is_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_loads_is_not_silent() {
+    let (worker, server) = (loading(1, &["big"]), FakeStock::start("tiny"));
+    server.with(|script| script.health = Some(503));
+    let config = config_of(&[worker.url(), server.flag()], &[]);
+    let server_of_router = Server::start(config).await.expect("port 0 is free");
+    let client = reqwest::Client::builder().no_proxy().build().expect("a client");
+    let router = TestRouter { server: server_of_router, client };
+    for idx in [0, 1] {
+        eventually("it loads", || async { router.state_of(idx).await == "loading" }).await;
+        let age_s = || async { router.fleet().await["workers"][idx]["age_seconds"].as_f64().expect("it has answered") };
+        eventually("its last answer is some time ago", || async { age_s().await > 0.3 }).await;
+        eventually("it answers again", || async { age_s().await < 0.3 }).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn early_requests_wait_until_all_workers_have_been_contacted() {
     let (held, ready) = (FakeWorker::start(1), FakeWorker::start(2));
     held.with(|script| script.opening = Opening::Held);

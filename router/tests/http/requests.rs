@@ -234,6 +234,10 @@ async fn metrics_count_requests_by_endpoint_and_status() {
         |status| format!("warmpath_router_requests_total{{endpoint=\"/v1/chat/completions\",status=\"{status}\"}}");
     assert_eq!(router.metric(&line(200)).await, 1.0);
     assert_eq!(router.metric(&line(400)).await, 1.0);
+    for probe in ["/health", "/livez", "/readyz"] {
+        assert_eq!(router.get(probe).await.0, 200, "{probe}");
+    }
+    assert_eq!(router.metric_of_all("warmpath_router_requests_total").await, 2.0, "a probe is no request");
     for phase in ["parse", "prompt", "hash", "match", "choose"] {
         let line = format!("warmpath_router_decision_seconds_count{{phase=\"{phase}\"}}");
         assert_eq!(router.metric(&line).await, 1.0, "{phase}");

@@ -13,14 +13,14 @@ use warmpath_shell::refusal::Refusal;
 use super::state::App;
 use crate::error::RequestError;
 
-/// Paths that need no token.
-const OPEN: [&str; 4] = ["/health", "/livez", "/readyz", "/metrics"];
+/// Paths of probes and scrapers. They need no token and are not counted as requests.
+pub const PROBES: [&str; 4] = ["/health", "/livez", "/readyz", "/metrics"];
 
 /// Passes a request on if its token is valid, or it needs none.
 pub async fn check_token(State(app): State<App>, request: Request, next: Next) -> Response {
     let Some(tokens) = &app.tokens else { return next.run(request).await };
     let is_known = bearer::presented(request.headers()).is_some_and(|token| tokens.accept(token));
-    if is_known || OPEN.contains(&request.uri().path()) {
+    if is_known || PROBES.contains(&request.uri().path()) {
         return next.run(request).await;
     }
     app.metrics.auth_failures.inc();

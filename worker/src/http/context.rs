@@ -20,6 +20,7 @@ use warmpath_shell::dialect_errors::as_anthropic;
 use warmpath_shell::trace::{TRACEPARENT, TRACESTATE};
 use warmpath_worker_core::tenants::TenantId;
 
+use super::access::PROBES;
 use super::body::Body;
 use super::state::App;
 use crate::error::RequestError;
@@ -157,7 +158,9 @@ pub async fn around(State(app): State<App>, mut request: Request, next: Next) ->
     }
 
     let endpoint = path.as_deref().unwrap_or("none");
-    app.metrics.requests.with_label_values(&[endpoint, response.status().as_str()]).inc();
+    if !PROBES.contains(&endpoint) {
+        app.metrics.requests.with_label_values(&[endpoint, response.status().as_str()]).inc();
+    }
     tracing::debug!(request_id = %context.id, endpoint, status = response.status().as_u16(), "responded");
     let headers = response.headers_mut();
     headers.insert(HeaderName::from_static(headers::WORKER), app.worker);

@@ -150,6 +150,8 @@ async fn metrics_count_requests_and_tokens() {
     };
     assert!(text.contains(&format!("{} 2\n", requests(200))), "{text}");
     assert!(text.contains(&format!("{} 1\n", requests(400))), "{text}");
+    // The start waited for `/readyz`.
+    assert!(!text.contains("warmpath_worker_requests_total{endpoint=\"/readyz\""), "a probe is no request: {text}");
     let prompt_tokens = answer["usage"]["prompt_tokens"].as_f64().expect("a number");
     assert_eq!(worker.metric("prompt_tokens_total").await, 2.0 * prompt_tokens);
     assert!(worker.metric("prefix_cache_tokens_total{tier=\"resident\"}").await > 0.0);

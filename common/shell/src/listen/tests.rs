@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use arc_swap::ArcSwap;
 use axum::http::StatusCode;
 use axum::routing::{get, post};
 use bytes::Bytes;
@@ -55,6 +54,7 @@ impl Listener {
         let options = ListenerOptions {
             tls,
             head_timeout: HEAD_TIMEOUT,
+            head_bytes_max: HEAD_BYTES_MAX,
             reader_timeout: READER_TIMEOUT,
             connections: Arc::clone(&connections),
         };
@@ -107,7 +107,7 @@ fn tls(folder: &Path) -> (CurrentServer, TlsConnector) {
     let client = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let mut client = client.expect("ring speaks TLS").with_root_certificates(roots).with_no_client_auth();
     client.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    let server: Arc<ArcSwap<_>> = ServerFiles { own, client_ca: None }.open().expect("they fit");
+    let server = ServerFiles { own, client_ca: None }.open().expect("they fit");
     (server, TlsConnector::from(Arc::new(client)))
 }
 
@@ -157,6 +157,28 @@ async fn http_2_is_not_spoken_to_a_client_that_begins_with_it() {
     let answer = read_all(listener.send(preface).await).await;
     assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 4"), "{answer:?}");
     assert!(start.elapsed() < HEAD_TIMEOUT, "closed at once");
+}
+
+#[tokio::test]
+async fn a_head_up_to_the_limit_is_answered_and_a_longer_one_is_refused() {
+    let listener = Listener::start(10, None).await;
+    let unfinished = |n_bytes: usize| {
+        let mut head = b"GET /now HTTP/1.1\r\nhost: localhost\r\ncookie: ".to_vec();
+        head.resize(n_bytes, b'x');
+        head
+    };
+    for n_bytes in [16 << 10, HEAD_BYTES_MAX] {
+        let head = [&unfinished(n_bytes - 4)[..], b"\r\n\r\n"].concat();
+        read_until(&mut listener.send(&head).await, "now").await;
+    }
+    let fields =
+        |n_fields: usize| format!("GET /now HTTP/1.1\r\nhost: localhost\r\n{}\r\n", "a: b\r\n".repeat(n_fields));
+    read_until(&mut listener.send(fields(127).as_bytes()).await, "now").await;
+    let answer = read_all(listener.send(fields(128).as_bytes()).await).await;
+    assert!(answer.starts_with(b"HTTP/1.1 431 "), "{answer:?}");
+    // No byte more than the server reads: with unread bytes the system would discard the response.
+    let answer = read_all(listener.send(&unfinished(HEAD_BYTES_MAX)).await).await;
+    assert!(answer.starts_with(b"HTTP/1.1 431 "), "{answer:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -265,7 +287,13 @@ async fn requests_know_their_client_s_address() {
     tokio::spawn(serve(
         listener,
         routes,
-        ListenerOptions { tls: None, head_timeout: HEAD_TIMEOUT, reader_timeout: READER_TIMEOUT, connections },
+        ListenerOptions {
+            tls: None,
+            head_timeout: HEAD_TIMEOUT,
+            head_bytes_max: HEAD_BYTES_MAX,
+            reader_timeout: READER_TIMEOUT,
+            connections,
+        },
         stopped,
     ));
     let mut stream = TcpStream::connect(address).await.expect("it listens");

@@ -42,7 +42,8 @@ struct Arriving {
 }
 
 impl Upload {
-    pub(super) fn new(request: Request<Incoming>, seat: &Arc<Seat>) -> (Request<Body>, Unread) {
+    /// Returns a request whose body is one of these.
+    pub(super) fn within(request: Request<Incoming>, seat: &Arc<Seat>) -> (Request<Body>, Unread) {
         let (head, body) = request.into_parts();
         if body.is_end_stream() {
             seat.await_server();

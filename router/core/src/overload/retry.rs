@@ -14,6 +14,8 @@ use crate::overload::admission_queue::TenantKey;
 pub enum WorkerFailure {
     /// No connection was established.
     Connect,
+    /// The router's machine had no file descriptor, port or memory left for the connection.
+    Shortage,
     /// The worker did not begin to respond in time.
     Timeout,
     /// The worker's queue is full (429).
@@ -37,7 +39,8 @@ pub enum Blame {
     Worker,
     /// The worker or the request; if another worker completes the request, it was the worker.
     Unproven,
-    /// Neither: the worker is busy or known to be lost, or the request takes a long time.
+    /// Neither: the worker is busy or known to be lost, the request takes a long time, or the router's machine lacks
+    /// resources.
     Nobody,
 }
 
@@ -47,7 +50,7 @@ impl WorkerFailure {
         match self {
             Self::Connect | Self::Refused => Blame::Worker,
             Self::Broken | Self::Error => Blame::Unproven,
-            Self::Timeout | Self::Full | Self::Unready | Self::Lost => Blame::Nobody,
+            Self::Shortage | Self::Timeout | Self::Full | Self::Unready | Self::Lost => Blame::Nobody,
         }
     }
 
@@ -55,6 +58,7 @@ impl WorkerFailure {
     pub fn label(self) -> &'static str {
         match self {
             Self::Connect => "connect",
+            Self::Shortage => "shortage",
             Self::Timeout => "timeout",
             Self::Full => "full",
             Self::Unready => "unready",

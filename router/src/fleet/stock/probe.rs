@@ -74,6 +74,11 @@ impl ProbeError {
         }
     }
 
+    /// Returns whether this machine lacked a file descriptor, a port or memory, whatever the state of the server.
+    pub(super) fn is_shortage(&self) -> bool {
+        matches!(self, Self::Fetch { source, .. } if source.is_shortage())
+    }
+
     /// Returns a short name for metrics.
     pub(super) fn label(&self) -> &'static str {
         match self {

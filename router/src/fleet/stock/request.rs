@@ -65,10 +65,15 @@ impl ServerRequest {
 
     /// Records that the server failed the request.
     pub fn failed(&self, failure: WorkerFailure) {
-        // The request itself may have broken the connection; the next poll shows whether the server is lost.
-        if failure == WorkerFailure::Connect {
-            self.stock.server().lost();
-            self.stock.news.notify_one();
+        match failure {
+            // It shows nothing about the server, and a poll would meet the same shortage.
+            WorkerFailure::Shortage => return,
+            WorkerFailure::Connect => {
+                self.stock.server().lost();
+                self.stock.news.notify_one();
+            }
+            // The request itself may have broken the connection; the next poll shows whether the server is lost.
+            _ => {}
         }
         self.stock.suspicion.notify_one();
     }

@@ -132,7 +132,13 @@ fn a_worker_that_fails_is_the_last_resort() {
 fn failures_without_a_known_cause_change_no_breaker() {
     let mut world = World::new(&[false]);
     world.choose(&[]).expect("it is healthy");
-    for failure in [WorkerFailure::Timeout, WorkerFailure::Lost, WorkerFailure::Full, WorkerFailure::Unready] {
+    for failure in [
+        WorkerFailure::Shortage,
+        WorkerFailure::Timeout,
+        WorkerFailure::Lost,
+        WorkerFailure::Full,
+        WorkerFailure::Unready,
+    ] {
         (0..10).for_each(|_| world.ledger.failed(WorkerIdx(0), failure, world.now));
     }
     assert_eq!(world.ledger.worker_ledger(WorkerIdx(0)).health.trust(world.now), Trust::Sound);
