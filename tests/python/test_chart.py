@@ -294,6 +294,16 @@ REFUSED = {
     "a value of a pool that is misspelled": (pool(slotz=3), "slotz"),
     "an unknown policy": (router(policy="sticky"), "policy"),
     "a bandwidth below 0": (router(kvGbits=-1), "kvGbits"),
+    "a longer drain of a router than its pod waits for": (router(extraArgs=["--drain-timeout=600"]), "router: set drainTimeoutSeconds"),
+    "a longer drain of a worker than its pod waits for": (
+        pool(extraArgs=["--drain-timeout", "600"]),
+        'workers: pool "p": set drainTimeoutSeconds',
+    ),
+    "a longer stabilization than Kubernetes allows": (
+        pool(autoscaling={"scaleDownStabilizationSeconds": 3601}),
+        "scaleDownStabilizationSeconds",
+    ),
+    "a target of no CPU": (router(autoscaling={"targetCPUUtilizationPercentage": 0}), "targetCPUUtilizationPercentage"),
     "less time than a worker needs to leave": (pool(exitGraceSeconds=3), "exitGraceSeconds"),
     "an invalid checksum": (pool(model={**FROM_PVC["model"], "sha256": "abc"}), "sha256"),
     "a model that is not downloaded by HTTP": (
@@ -419,6 +429,50 @@ class Chart(unittest.TestCase):
         given = [c["args"] for spec, _, _ in pods(yaml.safe_load_all(result.stdout)) for c in spec["containers"] if "args" in c]
         last = [[arg for arg in args if arg.startswith(("--queue-max=", "--policy="))][-1] for args in given]
         self.assertEqual(sorted(last), ["--policy=random", "--queue-max=1"])
+
+    def test_large_numbers_of_a_file_of_values_are_written_as_integers(self):
+        large = 10**6
+        values = {
+            **router(indexMaxMiB=large, requestsMax=large, queueMax=large, queueTimeoutSeconds=large, drainTimeoutSeconds=large),
+            **pool(slots=large, ctxSize=large, queueMax=large, gpuLayers=large, drainTimeoutSeconds=large, cache={"diskMiB": large}),
+        }
+        result = helm("template", "rel", CHART, values=values)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(re.findall(r".*\de\+\d.*", result.stdout), [])
+        self.assertEqual(result.stdout.count(f"={large}\n"), 11)
+
+    def test_a_spread_constraint_keeps_its_own_selector(self):
+        own = {"topologyKey": "zone", "labelSelector": {"matchLabels": {"app": "chat"}}}
+        result = helm("template", "rel", CHART, values=router(topologySpreadConstraints=[own, {"topologyKey": "host"}]))
+        deployment = next(doc for doc in yaml.safe_load_all(result.stdout) if doc["kind"] == "Deployment")
+        constraints = deployment["spec"]["template"]["spec"]["topologySpreadConstraints"]
+        self.assertEqual(constraints[0], own)
+        self.assertEqual(constraints[1]["labelSelector"], deployment["spec"]["selector"])
+
+    def test_keda_takes_a_missing_metric_for_an_error_where_there_are_workers(self):
+        for name, expected in [("worker-keda", ["false", "false"]), ("worker-keda-from-zero", [None, "false"])]:
+            scaled = next(document for document in rendered(name) if document["kind"] == "ScaledObject")
+            triggers = [trigger["metadata"] for trigger in scaled["spec"]["triggers"] if trigger["type"] == "prometheus"]
+            self.assertEqual([trigger.get("ignoreNullValues") for trigger in triggers], expected)
+
+    def test_monitors_keep_the_labels_of_the_metrics(self):
+        specs = {document["kind"]: document.get("spec") for document in rendered("monitoring")}
+        endpoints = specs["ServiceMonitor"]["endpoints"] + specs["PodMonitor"]["podMetricsEndpoints"]
+        self.assertEqual([endpoint["honorLabels"] for endpoint in endpoints], [True, True])
+
+    def test_the_test_pod_reaches_every_port_that_it_asks(self):
+        policies = [document for document in rendered("network-policy") if document["kind"] == "NetworkPolicy"]
+        router_policy = next(policy for policy in policies if policy["metadata"]["name"].endswith("-router"))
+        pod = next(document for document in rendered("network-policy") if document["kind"] == "Pod")
+        for rule in router_policy["spec"]["ingress"]:
+            selectors = [peer["podSelector"]["matchLabels"] for peer in rule["from"] if "podSelector" in peer]
+            self.assertTrue([found for found in selectors if found.items() <= pod["metadata"]["labels"].items()], rule["ports"])
+
+    def test_an_upgrade_may_leave_some_workers_as_they_are(self):
+        for given, expected in [({}, 0), ({"updatePartition": 2}, 2)]:
+            result = helm("template", "rel", CHART, values=pool(replicas=4, **given))
+            pools = next(doc for doc in yaml.safe_load_all(result.stdout) if doc["kind"] == "StatefulSet")
+            self.assertEqual(pools["spec"]["updateStrategy"]["rollingUpdate"]["partition"], expected)
 
     def test_workers_fetch_from_each_other_over_the_given_bandwidth_or_not_at_all(self):
         for gbits, expected in [(0, []), (10, ["--kv-gbits=10"]), (0.5, ["--kv-gbits=0.5"])]:

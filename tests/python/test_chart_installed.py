@@ -56,6 +56,20 @@ class Installed(unittest.TestCase):
         self.assertEqual(self.server.call("POST", path, wrong)[0], 422)
         self.assertEqual(len(self.server.call_warned("POST", path, lax)[2]), 1)
 
+    def test_autoscaling_that_is_turned_on_changes_no_number_of_pods(self):
+        chart, fixed = test_chart.CHART, {"router": {"replicas": 3}, "workers": [{"name": "p", "replicas": 5, **test_chart.FROM_PVC}]}
+        scaled = {
+            "router": {"autoscaling": {"enabled": True}},
+            "workers": [{"name": "p", "autoscaling": {"kind": "hpa"}, **test_chart.FROM_PVC}],
+        }
+        self.server.helm("install", "auto", chart, values=fixed)
+        # The second upgrade finds a release that was already scaled.
+        for _ in range(2):
+            self.server.helm("upgrade", "auto", chart, values=scaled)
+            self.assertEqual(self.names("apps/v1", "Deployment")["auto-warmpath-router"]["spec"]["replicas"], 3)
+            self.assertEqual(self.names("apps/v1", "StatefulSet")["auto-warmpath-p"]["spec"]["replicas"], 5)
+        self.server.helm("uninstall", "auto")
+
     def test_a_release_is_installed_upgraded_rolled_back_and_removed(self):
         self.server.helm("install", "rel", test_chart.CHART, values={})
         self.assertEqual(set(self.names("apps/v1", "StatefulSet")), {"rel-warmpath-default"})

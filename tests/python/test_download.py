@@ -34,7 +34,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def answer(self, body):
         server = self.server
         server.requests.append((self.command, self.path, dict(self.headers)))
-        if self.path == "/hub":
+        if self.path.startswith("/hub"):
+            if server.hub_status != 302:
+                self.send_error(server.hub_status)
+                return
             self.send_response(302)
             self.send_header("Location", "/model.gguf")
             self.send_header("X-Linked-Etag", f'"{server.hub_sha256}"')
@@ -69,7 +72,7 @@ class Download(unittest.TestCase):
         self.path = self.folder / "models/m.gguf"
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.requests, self.server.ranges, self.server.most = [], True, len(MODEL)
-        self.server.hub_sha256 = SHA256
+        self.server.hub_sha256, self.server.hub_status = SHA256, 302
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.addCleanup(self.server.server_close)
         self.addCleanup(self.server.shutdown)
@@ -85,6 +88,9 @@ class Download(unittest.TestCase):
             **env,
         }
         return subprocess.run(["sh", SCRIPT], env=env, capture_output=True, text=True, timeout=120)
+
+    def run_from_hub(self, path="/hub", **env):
+        return self.run_script(path, MODEL_SHA256="", CHECKSUM_FROM_HUB="yes", **env)
 
     def assert_downloaded(self, result):
         self.assertEqual(result.returncode, 0, result.stderr)
@@ -126,11 +132,73 @@ class Download(unittest.TestCase):
         self.assertEqual([path.name for path in self.path.parent.iterdir()], [])
 
     def test_the_hubs_own_checksum_counts_where_none_is_given(self):
-        self.assert_downloaded(self.run_script("/hub", MODEL_SHA256="", CHECKSUM_FROM_HUB="yes"))
+        self.assert_downloaded(self.run_from_hub())
         self.server.hub_sha256 = "1" * 64
-        result = self.run_script("/hub", MODEL_SHA256="", CHECKSUM_FROM_HUB="yes")
+        result = self.run_from_hub()
         self.assertNotEqual(result.returncode, 0)
         self.assertIn("wanted " + "1" * 64, result.stderr)
+
+    def test_a_complete_model_is_used_while_the_hub_is_away(self):
+        self.assert_downloaded(self.run_from_hub())
+        for status in (503, 401, 404):
+            self.server.hub_status = status
+            result = self.run_from_hub()
+            self.assert_downloaded(result)
+            self.assertIn("the hub does not answer", result.stderr)
+        address = f"http://127.0.0.1:{self.server.server_port}/hub"
+        self.server.shutdown()
+        self.server.server_close()
+        self.assert_downloaded(self.run_from_hub(MODEL_URL=address))
+        # The next start with the hub still finds the checksum that it knew.
+        self.assertTrue(pathlib.Path(f"{self.path}.source").read_text().endswith(" " + SHA256))
+
+    def test_nothing_is_downloaded_without_the_checksum_that_the_hub_may_have(self):
+        self.server.hub_status = 503
+        result = self.run_from_hub(DOWNLOAD_TRIES="3")
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("the hub does not say the checksum", result.stderr)
+        self.assertEqual([method for method, _, _ in self.server.requests], ["HEAD"] * 3)
+        self.assertEqual(list(self.path.parent.iterdir()), [])
+
+    def test_a_model_of_another_address_is_not_used_while_the_hub_is_away(self):
+        self.assert_downloaded(self.run_from_hub("/hub"))
+        self.server.hub_status = 503
+        self.assertNotEqual(self.run_from_hub("/hub2", DOWNLOAD_TRIES="1").returncode, 0)
+
+    def test_other_models_that_were_downloaded_are_deleted_after_a_new_one_and_no_other_files(self):
+        self.assert_downloaded(self.run_script())
+        (self.path.parent / "own.gguf").write_bytes(b"not downloaded")
+        first, self.path = self.path, self.folder / "models/b-00001-of-00002.gguf"
+        self.assertNotEqual(self.run_script("/b-00001-of-00002.gguf", MODEL_SHA256="0" * 64).returncode, 0)
+        self.assertTrue(first.exists(), "the new model is not complete")
+        self.assertEqual(self.run_script("/b-00001-of-00002.gguf").returncode, 0)
+        names = ["b-00001-of-00002.gguf", "b-00002-of-00002.gguf"]
+        names += [f"{name}.source" for name in names] + ["own.gguf"]
+        self.assertEqual(sorted(path.name for path in self.path.parent.iterdir()), sorted(names))
+
+    def test_an_unfinished_download_of_another_model_is_deleted_before_the_next_one(self):
+        self.server.most = 1000
+        self.assertNotEqual(self.run_script(DOWNLOAD_TRIES="1").returncode, 0)
+        self.path = self.folder / "models/b.gguf"
+        self.assertNotEqual(self.run_script("/b.gguf", DOWNLOAD_TRIES="1").returncode, 0)
+        names = sorted(path.name for path in self.path.parent.iterdir())
+        self.assertEqual(names, ["b.gguf.part", "b.gguf.part.source"])
+
+    def test_a_model_that_does_not_fit_is_refused_before_it_fills_the_volume(self):
+        programs = self.folder / "programs"
+        programs.mkdir()
+        df = programs / "df"
+        df.write_text("#!/bin/sh\necho Filesystem 1024-blocks Used Available\necho volume 1000 0 $FREE_KIB\n")
+        df.chmod(0o755)
+        path = f"{programs}:{os.environ['PATH']}"
+        result = self.run_script(PATH=path, FREE_KIB="200")
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("no space for", result.stderr)
+        self.assertEqual(len(self.server.requests), 1)
+        # Of a download that broke off, only the rest needs space.
+        self.server.most = 200_000
+        self.assertNotEqual(self.run_script(PATH=path, FREE_KIB="300", DOWNLOAD_TRIES="1").returncode, 0)
+        self.assert_downloaded(self.run_script(PATH=path, FREE_KIB="100"))
 
     def test_another_file_of_the_same_name_is_downloaded_anew(self):
         self.path.parent.mkdir()

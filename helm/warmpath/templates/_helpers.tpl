@@ -142,11 +142,34 @@ warmpath/pool: {{ .name | quote }}
 {{/* The port at which workers answer probes and scrapers. */}}
 {{- define "warmpath.workerAdminPort" -}}9090{{- end -}}
 
+{{/* `replicas` of what an autoscaler scales: as many as there are now, because an object that loses the field gets 1. Empty
+where there is no such object yet, or no cluster to ask. Takes (dict "root" $ "kind" KIND "name" NAME). */}}
+{{- define "warmpath.liveReplicas" -}}
+{{- $live := lookup "apps/v1" .kind .root.Release.Namespace .name | default dict -}}
+{{- $spec := $live.spec | default dict -}}
+{{- if hasKey $spec "replicas" -}}
+replicas: {{ int64 $spec.replicas }}
+{{- end -}}
+{{- end -}}
+
+{{/* Fails where extraArgs set what the pod's grace period is computed from. Takes (dict "args" LIST "value" NAME). */}}
+{{- define "warmpath.checkExtraArgs" -}}
+{{- range .args -}}
+{{- if or (eq . "--drain-timeout") (hasPrefix "--drain-timeout=" .) -}}
+{{- fail (printf "%s: set drainTimeoutSeconds instead of --drain-timeout in extraArgs, so that Kubernetes waits as long" $.value) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Spread constraints, each with a selector. Takes (dict "constraints" LIST "selector" YAML). */}}
 {{- define "warmpath.spread" -}}
 {{- $selector := fromYaml .selector -}}
 {{- range .constraints }}
-- {{ toYaml (merge (deepCopy .) (dict "labelSelector" (dict "matchLabels" $selector))) | nindent 2 | trim }}
+{{- $constraint := deepCopy . }}
+{{- if not .labelSelector }}
+{{- $_ := set $constraint "labelSelector" (dict "matchLabels" $selector) }}
+{{- end }}
+- {{ toYaml $constraint | nindent 2 | trim }}
 {{- end }}
 {{- end -}}
 
