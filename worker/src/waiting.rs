@@ -12,6 +12,8 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering, compiler_fence};
+use std::time::{Duration, Instant};
 
 /// Setting of GNU's OpenMP: number of spins of a waiting thread before it sleeps.
 const SPIN_COUNT: &str = "GOMP_SPINCOUNT";
@@ -19,11 +21,16 @@ const SPIN_COUNT: &str = "GOMP_SPINCOUNT";
 /// Setting of every OpenMP: the way in which threads wait.
 const WAIT_POLICY: &str = "OMP_WAIT_POLICY";
 
-/// Number of spins of a waiting thread before it sleeps: tens of microseconds, longer than threads of a step usually
-/// wait.
+/// Time for which a waiting thread spins before it sleeps, longer than threads of a step usually wait.
 ///
 /// Source: docs/tuning.md, the section about processors that are shared.
-const SPINS: &str = "1000";
+const SPIN_TIME: Duration = Duration::from_micros(35);
+
+/// Number of spins whose time is measured at once.
+const SPINS_MEASURED: u32 = 1000;
+
+/// Number of measurements, of which the shortest counts, since the others were interrupted.
+const MEASUREMENTS: u32 = 10;
 
 /// Executes the program again with short spins; returns if the user has set the way of waiting.
 ///
@@ -51,7 +58,36 @@ fn start_again() -> io::Error {
     let mut arguments = std::env::args_os();
     let name = arguments.next();
     let mut command = Command::new(&program);
-    command.arg0(name.as_deref().unwrap_or(OsStr::new("warmpath-worker"))).args(arguments).env(SPIN_COUNT, SPINS);
+    command.arg0(name.as_deref().unwrap_or(OsStr::new("warmpath-worker"))).args(arguments);
+    command.env(SPIN_COUNT, spins().to_string());
     // This returns only if it fails.
     command.exec()
+}
+
+/// Returns the number of spins that take [`SPIN_TIME`] on this processor.
+fn spins() -> u128 {
+    let shortest = (0..MEASUREMENTS).map(|_| time_of_spins()).min().unwrap_or_default();
+    // Without a clock that advances, the time of one spin is unknown.
+    let measured = shortest.as_nanos().max(u128::from(SPINS_MEASURED));
+    SPIN_TIME.as_nanos() * u128::from(SPINS_MEASURED) / measured
+}
+
+/// Returns the time of [`SPINS_MEASURED`] spins.
+///
+/// Source: libgomp's `do_spin`, which pauses on x86 only; a pause takes 19 to 45 ns there, and more on older
+/// processors.
+fn time_of_spins() -> Duration {
+    let flag = AtomicBool::new(false);
+    let start = Instant::now();
+    for _ in 0..SPINS_MEASURED {
+        if std::hint::black_box(&flag).load(Ordering::Relaxed) {
+            break;
+        }
+        if cfg!(any(target_arch = "x86", target_arch = "x86_64")) {
+            std::hint::spin_loop();
+        } else {
+            compiler_fence(Ordering::SeqCst);
+        }
+    }
+    start.elapsed()
 }
