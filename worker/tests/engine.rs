@@ -19,6 +19,7 @@ mod engine {
     mod images;
     mod interrupts;
     mod non_causal;
+    mod not_finite;
     mod parked;
     mod prompt_lists;
     mod property;

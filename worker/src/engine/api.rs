@@ -401,7 +401,7 @@ pub enum EngineError {
     /// The request needs a shift that is not possible.
     #[error(transparent)]
     Shift(ShiftObstacle),
-    /// llama.cpp failed to decode a batch with this sequence.
+    /// llama.cpp failed to decode a batch, and the sequence's state was lost.
     #[error("the model failed to decode: {reason}")]
     Decode {
         /// llama.cpp's error.

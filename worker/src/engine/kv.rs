@@ -183,6 +183,13 @@ impl KvState<'_> {
         self.idle_ms[usize::from(slot.0)] = 0.0;
     }
 
+    /// Removes the state of all slots with the data of every cell; busy slots stay busy.
+    pub(crate) fn clear_all(&mut self) {
+        let slots: Vec<SlotId> = self.table.iter().map(|(slot, _)| slot).collect();
+        slots.into_iter().for_each(|slot| self.clear_slot(slot));
+        self.llama.clear_all();
+    }
+
     /// Removes the state of rejected draft tokens; returns whether the remaining state is complete.
     pub(crate) fn drop_rejected(&mut self, slot: SlotId) -> bool {
         let is_cut = self.rewind(slot, self.n_held(slot));

@@ -5,6 +5,7 @@
 pub(crate) mod adapters;
 pub(crate) mod devices;
 mod embeddings;
+mod finite;
 mod layout;
 pub(crate) mod measure;
 mod params;
@@ -229,7 +230,7 @@ impl<'m> Llama<'m> {
             self.settle_window(n_bytes);
         }
         let rewinds = self.rewind(slot, 1);
-        self.context.clear_kv_cache();
+        self.clear_all();
         Ok(match (rewinds, model.is_hybrid(), model.is_recurrent()) {
             (_, true, _) => MemoryKind::Hybrid,
             (false, ..) | (_, _, true) => MemoryKind::Recurrent,
@@ -313,6 +314,16 @@ impl<'m> Llama<'m> {
         self.n_shared[usize::from(slot.0)] = 0;
     }
 
+    /// Removes all sequences with the data of every cell.
+    ///
+    /// Removing a sequence leaves its keys and values in the cells. Attention also reads masked cells, and a mask does
+    /// not change NaN. A new recurrent state is the one in its cell times 0, which is NaN if that one was.
+    /// Source: `llama_kv_cache::get_n_kv`, which rounds the number of cells up to a multiple of 256, and `build_rs`.
+    pub(super) fn clear_all(&mut self) {
+        self.context.clear_kv_cache();
+        self.n_shared.fill(0);
+    }
+
     /// Returns the last position of a slot's sequence, for checks; `None` if it has no state.
     pub(super) fn last_position(&self, slot: SlotId) -> Option<u32> {
         u32::try_from(self.context.kv_cache_seq_pos_max(i32::from(slot.0))).ok()
@@ -372,6 +383,11 @@ impl<'m> Llama<'m> {
     /// Returns the logits of the batch's token at `idx`, which must have requested them.
     pub(super) fn logits(&self, idx: i32) -> &[f32] {
         self.context.get_logits_ith(idx)
+    }
+
+    /// Returns whether the logits of the batch's token at `idx` come from finite state.
+    pub(super) fn is_state_finite(&self, idx: i32) -> bool {
+        finite::is_state_finite(self.logits(idx))
     }
 
     /// Returns the number of cells that one sequence can have, by which llama.cpp chooses a model's rope factors.

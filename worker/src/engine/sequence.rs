@@ -78,6 +78,8 @@ pub(crate) enum LogitsUse {
     Choose,
     /// Computing the log probability of the prompt's next token.
     List,
+    /// Checking the state of a sequence that chooses no token here: a checkpoint stores it, or the sequence ends.
+    Check,
 }
 
 /// A token with its properties in the vocabulary.
@@ -248,11 +250,13 @@ impl Sequence {
             return Some(LogitsUse::Choose);
         }
         let is_behind_prompt = position + 1 >= self.n_prompt();
-        let decides = is_behind_prompt && position + 1 == n_held_after;
+        let is_last = position + 1 == n_held_after;
         if self.listed.is_some() && !is_behind_prompt {
             Some(LogitsUse::List)
+        } else if is_last && is_behind_prompt && self.submission.generation.max_tokens != Some(0) {
+            Some(LogitsUse::Choose)
         } else {
-            (decides && self.submission.generation.max_tokens != Some(0)).then_some(LogitsUse::Choose)
+            (is_last && (is_behind_prompt || self.checkpoints.contains(&n_held_after))).then_some(LogitsUse::Check)
         }
     }
 

@@ -3,14 +3,15 @@
 //! [`EngineState`] composes the four owners of the engine's state. A sequence's slot is released exactly once, however
 //! the sequence ends. KV state that cannot be trusted is cleared before the slot is used again.
 //!
-//! Not here: when to step and when to stop (`thread`), llama.cpp's calls (`llama`).
+//! Not here: what a failure of llama.cpp ends (`failures`), when to step and when to stop (`thread`), llama.cpp's calls
+//! (`llama`).
+
+mod failures;
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use llama_cpp_2::DecodeError;
-use tracing::{error, warn};
 use warmpath_common::ids::SlotId;
 use warmpath_worker_core::rates::StepCounts;
 use warmpath_worker_core::slot_plan::SlotPlan;
@@ -33,6 +34,8 @@ pub(crate) struct EngineState<'m> {
     pub(super) kv: KvState<'m>,
     pub(super) generator: Generator<'m>,
     pub(super) publisher: EnginePublisher,
+    /// Computations that have failed since the last successful one.
+    pub(super) n_failed_decodes: u32,
 }
 
 impl EngineState<'_> {
@@ -207,14 +210,8 @@ impl EngineState<'_> {
         if let Err(reason) = self.kv.llama.apply(self.schedule.adapter()) {
             return self.fail_batch(batch, &format!("the adapter cannot be applied: {reason}"));
         }
-        let decoded = self.kv.llama.decode();
-        match decoded {
-            Ok(()) => {}
-            Err(DecodeError::NoKvCacheSlot) => {
-                self.schedule.give_up();
-                return self.make_room(batch);
-            }
-            Err(error) => return self.fail_batch(batch, &error.to_string()),
+        if !self.decode(batch) {
+            return;
         }
         // The slot table records the computed tokens before logits are used, because a sampled token may end a sequence
         // and release its slot.
@@ -283,6 +280,7 @@ impl EngineState<'_> {
                 let Some(sequence) = self.schedule.running.get_mut(slot) else { break };
                 let logits = self.kv.llama.logits(*idx);
                 match purpose {
+                    LogitsUse::Check => {}
                     LogitsUse::List => sequence.list(logits),
                     LogitsUse::Choose => {
                         if let Err(error) = self.generator.choose(sequence, logits) {
@@ -360,36 +358,6 @@ impl EngineState<'_> {
         }
         self.kv.release(slot);
         sequence
-    }
-
-    /// Clears an idle slot if the buffer has no free cells; without an idle slot, ends the youngest sequence.
-    ///
-    /// Every slot has a limited number of tokens, so this happens only if llama.cpp needs more than one cell per token.
-    fn make_room(&mut self, batch: &Batch) {
-        if let Some(slot) = self.kv.move_out_oldest() {
-            warn!(%slot, "the KV buffer is full; cleared an idle slot");
-            return;
-        }
-        let order = |slot: &SlotId| self.schedule.running.in_slot(*slot).order;
-        let youngest = batch.shares.iter().map(|share| share.slot).max_by_key(order);
-        if let Some(slot) = youngest {
-            warn!(%slot, "the KV buffer is full; ended the youngest sequence");
-            self.abort(slot, "the KV buffer is full");
-        }
-    }
-
-    fn fail_batch(&mut self, batch: &Batch, cause: &str) {
-        error!(error = cause, n_sequences = batch.shares.len(), "llama.cpp failed to decode a batch");
-        self.counters().decode_failures.fetch_add(1, Relaxed);
-        for share in &batch.shares {
-            self.abort(share.slot, cause);
-        }
-    }
-
-    /// Fails a sequence whose KV state cannot be trusted.
-    fn abort(&mut self, slot: SlotId, reason: &str) {
-        self.kv.clear_slot(slot);
-        self.fail(slot, &EngineError::Decode { reason: reason.to_owned() });
     }
 
     fn count(&self) {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use llama_cpp_2::model::LlamaModel;
 use tokio::sync::{mpsc, watch};
+use tracing::error;
 use warmpath_common::lora::AdapterInfo;
 use warmpath_gguf::GgufError;
 use warmpath_worker_core::summary_writer::EngineUpdate;
@@ -176,6 +177,7 @@ fn prepare<'m>(
             report: UpdateSender::new(inside.updates.clone()),
             view: Arc::clone(&inside.view),
         },
+        n_failed_decodes: 0,
     };
     Ok((engine, facts))
 }
@@ -200,9 +202,14 @@ impl EngineLoop<'_, '_> {
             }
             self.answer_deferred();
             self.engine.step();
+            if self.engine.is_broken() {
+                error!("llama.cpp fails every batch; the worker ends, and a new process may compute again");
+                break;
+            }
         }
-        self.engine.refuse_waiting(&EngineError::Draining);
-        self.engine.fail_running(&EngineError::Draining);
+        let end = if self.engine.is_broken() { EngineError::Stopped } else { EngineError::Draining };
+        self.engine.refuse_waiting(&end);
+        self.engine.fail_running(&end);
         self.engine.step();
         self.engine.kv.save_all(self.deadline.unwrap_or_else(Instant::now) + LEAVE_TIMEOUT);
     }

@@ -16,8 +16,11 @@ use warmpath_worker_core::shift_plan::Move;
 use super::{Llama, Probed, StateError};
 use crate::engine::config::{CacheType, EngineConfig, ShiftObstacle};
 
-/// Architectures whose state llama.cpp cannot shift. Source: its `get_can_shift`, which the bindings lack.
-const UNSHIFTED: [&str; 2] = ["step35", "deepseek4"];
+/// Architectures whose state llama.cpp cannot shift.
+///
+/// Source: its `get_can_shift`, which the bindings lack; `smollm3` has layers without rotation, whose keys
+/// `build_graph_shift` would rotate too, because it does not know them.
+const UNSHIFTED: [&str; 3] = ["step35", "deepseek4", "smollm3"];
 
 /// Returns why this model's state cannot be shifted; `None` if it can.
 pub(in crate::engine) fn obstacle(model: &LlamaModel, config: &EngineConfig, probed: &Probed) -> Option<ShiftObstacle> {
@@ -35,7 +38,10 @@ pub(in crate::engine) fn obstacle(model: &LlamaModel, config: &EngineConfig, pro
     if probed.memory != MemoryKind::Full {
         return Some(ShiftObstacle::Memory { memory: probed.memory });
     }
-    if !matches!(model.rope_type(), Some(RopeType::Norm | RopeType::NeoX)) || UNSHIFTED.contains(&&*architecture) {
+    // The keys of such an index are transformed after their rotation (`build_rope_shift` expects them before it).
+    let has_index = metadata.of_architecture("attention.indexer.head_count").is_some();
+    let can_rotate = matches!(model.rope_type(), Some(RopeType::Norm | RopeType::NeoX));
+    if !can_rotate || has_index || UNSHIFTED.contains(&&*architecture) {
         return Some(ShiftObstacle::Positions);
     }
     if !matches!(config.cache_type_k, CacheType::F32 | CacheType::F16) {

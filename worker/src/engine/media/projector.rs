@@ -238,7 +238,11 @@ impl Projector {
             // SAFETY: after encoding, the context holds as many floats as the chunk has tokens, until it encodes again.
             let floats =
                 unsafe { std::slice::from_raw_parts(sys::mtmd_get_output_embd(self.context.as_ptr()), n_floats) };
-            Ok(Arc::from(floats))
+            // In the KV cache, such embeddings would end the sequences of all slots.
+            match floats.iter().all(|float| float.is_finite()) {
+                true => Ok(Arc::from(floats)),
+                false => Err("its embeddings are not finite"),
+            }
         };
         Ok(runs.iter().map(encode).collect::<Result<_, &str>>()?)
     }

@@ -2,7 +2,8 @@
 //!
 //! Its context has a sequence for each slot. One call first computes the tokens that some of these sequences lack, up
 //! to a micro-batch, and then makes drafts for all sequences that are complete. Its state is never stored, shared or
-//! announced, so an error in it makes drafts worse but changes no response.
+//! announced, so an error in it makes drafts worse but changes no response. State that is not finite would also spoil
+//! the drafts of later sequences in its cells, so it is removed.
 //!
 //! Not here: whether a draft pays (`warmpath_worker_core::drafting`), its verification (`speculation`).
 
@@ -84,6 +85,17 @@ struct Making {
     /// Row of the logits for its next token; `None` if it gets no more tokens.
     row: Option<i32>,
     tokens: Vec<Token>,
+}
+
+/// Reason why a pass gives no tokens.
+#[derive(Debug, thiserror::Error)]
+enum PassError {
+    /// llama.cpp failed.
+    #[error(transparent)]
+    Decode(#[from] DecodeError),
+    /// Logits come from state that is not finite.
+    #[error("its logits are not finite")]
+    NotFinite,
 }
 
 /// Checks that the vocabularies of a draft model and the served model are compatible.
@@ -236,8 +248,13 @@ impl DraftModel<'_> {
         let Err(cause) = self.run_passes(&mut making) else {
             return making.into_iter().map(|making| Some(making.tokens)).collect();
         };
-        for (draft, making) in wanted.iter().zip(&making) {
-            self.cut_back(draft.slot, (draft.following.owner, making.n_kept));
+        match &cause {
+            PassError::NotFinite => self.clear(),
+            PassError::Decode(_) => {
+                for (draft, making) in wanted.iter().zip(&making) {
+                    self.cut_back(draft.slot, (draft.following.owner, making.n_kept));
+                }
+            }
         }
         let [failed] = wanted else {
             return wanted.iter().flat_map(|draft| self.make(std::slice::from_ref(draft), table)).collect();
@@ -249,11 +266,14 @@ impl DraftModel<'_> {
 
     /// Computes the batch, and then one pass for each further token of the drafts.
     ///
-    /// Errors: those of llama.cpp.
-    fn run_passes(&mut self, making: &mut [Making]) -> Result<(), DecodeError> {
+    /// Errors: every [`PassError`].
+    fn run_passes(&mut self, making: &mut [Making]) -> Result<(), PassError> {
         // Each pass extends every draft in progress by one token.
         while self.llama.n_pushed() > 0 {
             self.llama.decode()?;
+            if !making.iter().filter_map(|making| making.row).all(|row| self.llama.is_state_finite(row)) {
+                return Err(PassError::NotFinite);
+            }
             let tokens: Vec<_> = making.iter().map(|making| self.likeliest(making.row?)).collect();
             self.llama.reset_batch();
             for (making, token) in making.iter_mut().zip(tokens) {
@@ -270,10 +290,8 @@ impl DraftModel<'_> {
 
     /// Removes the state of all sequences.
     pub(crate) fn clear(&mut self) {
-        for (slot, followed) in (0..).map(SlotId).zip(&mut self.followed) {
-            self.llama.clear(slot);
-            *followed = DraftStateTokens::default();
-        }
+        self.llama.clear_all();
+        self.followed.fill(DraftStateTokens::default());
     }
 
     /// Puts the sequence's tokens that the draft model lacks into the batch, at most `left`.

@@ -1,0 +1,108 @@
+//! Failures of llama.cpp: which sequences end, and which state is removed.
+//!
+//! llama.cpp refuses some batches before it changes anything; only their sequences end. After a failed computation, and
+//! after logits that only wrong state gives, no cell can be trusted, so all sequences end and every cell is cleared
+//! with its data. Nothing of this state is stored, sent or reused. Routers continue the sequences at other workers.
+//! Computing them again here would take as long, and failures are too rare for a second path.
+//!
+//! Not here: state that cannot be moved or cut (`kv`), the end of a worker that is broken (`thread`).
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use llama_cpp_2::DecodeError;
+use tracing::{error, warn};
+use warmpath_common::ids::SlotId;
+
+use super::EngineState;
+use crate::engine::api::EngineError;
+use crate::engine::schedule::batch::Batch;
+
+/// Number of consecutive failed computations after which the context is regarded as broken.
+///
+/// Source: after one failed command buffer, llama.cpp's Metal backend fails every computation until it is created again
+/// (`has_error` in `ggml-metal-context.m`). Two more computations show whether the failure has passed.
+const FAILED_DECODES_MAX: u32 = 3;
+
+impl EngineState<'_> {
+    /// Returns whether llama.cpp can be assumed to compute nothing any more.
+    pub(in crate::engine) fn is_broken(&self) -> bool {
+        self.n_failed_decodes >= FAILED_DECODES_MAX
+    }
+
+    /// Computes the batch and returns whether its state and logits can be used; otherwise the sequences that cannot
+    /// continue have ended.
+    ///
+    /// The logits are checked before the batch's tokens are recorded, so wrong state is never a checkpoint.
+    pub(super) fn decode(&mut self, batch: &Batch) -> bool {
+        let cause = match self.kv.llama.decode() {
+            Ok(()) => {
+                self.n_failed_decodes = 0;
+                if batch.outputs.iter().all(|(.., idx)| self.kv.llama.is_state_finite(*idx)) {
+                    return true;
+                }
+                "the logits are not finite".to_owned()
+            }
+            Err(DecodeError::NoKvCacheSlot) => {
+                self.schedule.give_up();
+                self.make_room(batch);
+                return false;
+            }
+            // llama.cpp checks a batch before it changes its memory.
+            Err(error @ DecodeError::NTokensZero) => {
+                self.fail_batch(batch, &error.to_string());
+                return false;
+            }
+            Err(error @ DecodeError::Unknown(_)) => {
+                self.n_failed_decodes += 1;
+                error.to_string()
+            }
+        };
+        self.fail_context(&cause);
+        false
+    }
+
+    /// Clears an idle slot if the buffer has no free cells; without an idle slot, ends the youngest sequence.
+    ///
+    /// Every slot has a limited number of tokens, so this happens only if llama.cpp needs more than one cell per token.
+    fn make_room(&mut self, batch: &Batch) {
+        if let Some(slot) = self.kv.move_out_oldest() {
+            warn!(%slot, "the KV buffer is full; cleared an idle slot");
+            return;
+        }
+        let order = |slot: &SlotId| self.schedule.running.in_slot(*slot).order;
+        let youngest = batch.shares.iter().map(|share| share.slot).max_by_key(order);
+        if let Some(slot) = youngest {
+            warn!(%slot, "the KV buffer is full; ended the youngest sequence");
+            self.abort(slot, "the KV buffer is full");
+        }
+    }
+
+    /// Fails the sequences of a batch that was refused before it changed any state.
+    pub(super) fn fail_batch(&mut self, batch: &Batch, cause: &str) {
+        error!(error = cause, n_sequences = batch.shares.len(), "llama.cpp refused a batch");
+        self.counters().decode_failures.fetch_add(1, Relaxed);
+        for share in &batch.shares {
+            self.abort(share.slot, cause);
+        }
+    }
+
+    /// Fails all running sequences and removes the state of all slots.
+    ///
+    /// A failure reaches sequences outside the batch. Before a computation, llama.cpp gives recurrent state of other
+    /// sequences new cells, and only the computation moves the state there. NaN in a cell spoils every sequence that
+    /// reads the cell, although it is masked. And a device that has failed may export wrong bytes.
+    /// Source: `llama_memory_recurrent::find_slot`; `Llama::clear_all`.
+    fn fail_context(&mut self, cause: &str) {
+        let n_sequences = self.schedule.running.iter().count();
+        error!(error = cause, n_sequences, "a batch failed; ended all sequences and removed the state of all slots");
+        self.counters().decode_failures.fetch_add(1, Relaxed);
+        self.kv.clear_all();
+        self.fail_running(&EngineError::Decode { reason: cause.to_owned() });
+    }
+
+    /// Fails a sequence whose KV state cannot be trusted.
+    pub(super) fn abort(&mut self, slot: SlotId, reason: &str) {
+        self.kv.clear_slot(slot);
+        self.fail(slot, &EngineError::Decode { reason: reason.to_owned() });
+    }
+}
