@@ -66,12 +66,6 @@ impl ImageFormat {
             Self::Gif => "image/gif",
         }
     }
-
-    /// Returns whether a media type names this format; clients also write `image/jpg`.
-    pub fn has_media_type(self, text: &str) -> bool {
-        let is_usual = text.eq_ignore_ascii_case(self.media_type());
-        is_usual || (self == Self::Jpeg && text.eq_ignore_ascii_case("image/jpg"))
-    }
 }
 
 /// Width and height of an image. Units: pixels.

@@ -63,6 +63,8 @@ pub fn router(app: App) -> Router {
         .route("/v1/responses/{*id}", any(responses::stored))
         .route("/v1/embeddings", post(embeddings::create))
         .route("/v1/rerank", post(rerank::create))
+        // Cohere's own path.
+        .route("/v2/rerank", post(rerank::create))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*model}", get(models::show))
         // Aliases that llama-server's clients use.

@@ -14,7 +14,7 @@ mod node;
 mod numbers;
 mod one_of;
 mod patterns;
-mod pointer;
+pub mod pointer;
 #[cfg(test)]
 mod tests;
 mod value;

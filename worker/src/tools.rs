@@ -24,6 +24,8 @@ use self::choice::{NamedTool, RequestTools, ToolSelection};
 use crate::error::RequestError;
 use crate::schema::SchemaError;
 
+pub use schema_complexity::check as check_complexity;
+
 /// Maximum number of tools of a request. Source: OpenAI allows 128; several tool servers together offer more.
 const TOOLS_MAX: usize = 256;
 
@@ -85,7 +87,7 @@ impl ToolFields {
             _ => callable.zip(&named).filter(|(_, tool)| is_meant(tool)).map(|(tool, _)| normalized(tool)).collect(),
         };
         if tool_choice != ToolChoice::None {
-            schema_complexity::check(tools)?;
+            check_complexity(tools)?;
         }
         let parallel_tool_calls = if is_single { Some(false) } else { self.parallel_tool_calls };
         let reasoning_format =

@@ -22,7 +22,7 @@ pub struct FormatWish {
     pub tools: Vec<Json>,
     /// Whether one must be called.
     pub tool_choice: ToolChoice,
-    /// Whether several may be called; `None` leaves that to the template.
+    /// Whether several may be called, if the template renders several calls in one message; `None` counts as true.
     pub parallel_tool_calls: Option<bool>,
     /// Field of the response that reasoning is put into.
     pub reasoning_format: ReasoningFormat,
@@ -157,7 +157,7 @@ impl FittedTemplate {
             self.plain(&ChatPrompt { messages, tools, add_generation_prompt, ..request.clone() }).ok()
         };
         let asked = rendered(called(name, &parameters(tool), 0), true)?;
-        let most = if wish.parallel_tool_calls.unwrap_or_else(|| self.formats.allows_parallel_calls()) { 2 } else { 1 };
+        let most = if self.formats.allows_parallel_calls(wish) { 2 } else { 1 };
         (1..=most).rev().find_map(|n_calls| {
             let answered = rendered(called(name, &parameters(tool), n_calls), false)?;
             let n_common = asked.bytes().zip(answered.bytes()).take_while(|(a, b)| a == b).count();

@@ -1,8 +1,10 @@
-//! Capabilities of a chat template: content as text or as parts, tool arguments as objects or as text.
+//! Capabilities of a chat template: content as text or as parts, tool arguments as objects or as text, and which
+//! messages it refuses.
 //!
 //! They are determined as in llama.cpp: small conversations are rendered and the output is examined. A request is then
-//! passed in a form that the template supports, whichever form the client has chosen. Not here: the conversion of
-//! messages (`messages`).
+//! passed in a form that the template supports, whichever form the client has chosen. A form counts as refused only if
+//! the template renders a similar conversation without it. Not here: the conversion of messages (`messages`, `calls`,
+//! `turns`).
 
 use serde_json::{Value as Json, json};
 
@@ -16,6 +18,13 @@ pub(crate) struct ContentShapes {
     pub parts: bool,
 }
 
+impl ContentShapes {
+    /// Returns whether texts are rendered only as parts.
+    pub fn parts_only(self) -> bool {
+        self.parts && !self.text
+    }
+}
+
 /// Forms of messages that a template accepts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Caps {
@@ -25,6 +34,16 @@ pub(crate) struct Caps {
     tool: ContentShapes,
     /// Whether tool arguments are passed as objects; otherwise as JSON text.
     pub object_arguments: bool,
+    /// Whether a text in place of such an object is rendered as it is, also if it is no JSON.
+    pub raw_arguments: bool,
+    /// Whether other JSON values in place of such an object are refused.
+    pub refuses_other_arguments: bool,
+    /// Whether several calls in one message are refused.
+    pub refuses_several_calls: bool,
+    /// Whether ids of calls are refused unless they have nine characters.
+    pub refuses_long_call_ids: bool,
+    /// Successive messages that are refused.
+    pub refused_pairs: RefusedPairs,
     /// Whether the template knows the role `developer`; otherwise `system` takes its place.
     pub developer_role: bool,
     /// Whether the template reads reasoning as `thinking`, as gpt-oss does; others read `reasoning_content`.
@@ -64,10 +83,25 @@ pub(crate) struct SystemPlaces {
     pub later: bool,
 }
 
+/// Successive messages that a template refuses, because it requires user and assistant to alternate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RefusedPairs {
+    /// Whether two messages of the user are refused.
+    pub users: bool,
+    /// Whether two messages of the assistant without calls are refused.
+    pub assistants: bool,
+    /// Whether a message of the user behind a tool's result is refused.
+    pub result_and_user: bool,
+}
+
 /// A text that no template contains.
 const MARKER: &str = "warmpath probe text";
 /// Another such text.
 const SECOND_MARKER: &str = "warmpath second text";
+/// Arguments that were cut off.
+const CUT_ARGUMENTS: &str = "{\"warmpath_key\": \"warmpath";
+/// Id of a call that every template accepts. Source: Mistral's templates, which require nine letters and digits.
+const CALL_ID: &str = "call00001";
 
 impl Caps {
     /// Determines the capabilities by rendering.
@@ -77,12 +111,22 @@ impl Caps {
             let shapes = content_shapes(template, role);
             if shapes.text || shapes.parts { shapes } else { user }
         };
+        let assistant = other("assistant");
+        let object_arguments = takes_object_arguments(template);
+        let arguments = if object_arguments { json!({"place": "here"}) } else { json!("{\"place\": \"here\"}") };
+        let answered = called(&[CALL_ID], &arguments);
+        let refuses_calls = |ids: &[&str]| refuses(template, &called(ids, &arguments), &answered, Some(a_tool()));
         Self {
             system: other("system"),
             user,
-            assistant: other("assistant"),
+            assistant,
             tool: other("tool"),
-            object_arguments: takes_object_arguments(template),
+            object_arguments,
+            raw_arguments: takes_raw_arguments(template),
+            refuses_other_arguments: refuses_other_arguments(template),
+            refuses_several_calls: refuses_calls(&[CALL_ID, "call00002"]),
+            refuses_long_call_ids: refuses_calls(&["call_of_warmpath"]),
+            refused_pairs: refused_pairs(template, (user, assistant), &answered),
             developer_role: shows_developer(template),
             thinking_key: template.source().contains("message.thinking"),
             // Source: llama.cpp's test for gpt-oss in `common_chat_try_specialized_template`.
@@ -173,23 +217,31 @@ fn conversation(role: &str, content: Json) -> Json {
         "tool" => {
             let mut result = message;
             result["name"] = json!("lookup");
-            result["tool_call_id"] = json!("call00001");
-            json!([user, call(json!({"place": "here"})), result])
+            result["tool_call_id"] = json!(CALL_ID);
+            json!([user, calls(&[CALL_ID], &json!({"place": "here"})), result])
         }
         _ => json!([message]),
     }
 }
 
-fn call(arguments: Json) -> Json {
+/// Returns a message with a call for each id.
+fn calls(ids: &[&str], arguments: &Json) -> Json {
     let function = json!({"name": "lookup", "arguments": arguments});
-    json!({"role": "assistant", "content": "", "tool_calls": [{"id": "call00001", "type": "function", "function": function}]})
+    let call = |id: &&str| json!({"id": id, "type": "function", "function": function});
+    json!({"role": "assistant", "content": "", "tool_calls": ids.iter().map(call).collect::<Vec<_>>()})
+}
+
+/// Returns a conversation with a call for each id, and the results.
+fn called(ids: &[&str], arguments: &Json) -> Vec<Json> {
+    let result = |id: &&str| json!({"role": "tool", "content": "done", "name": "lookup", "tool_call_id": id});
+    let mut messages = vec![json!({"role": "user", "content": "question"}), calls(ids, arguments)];
+    messages.extend(ids.iter().map(result));
+    messages
 }
 
 /// Returns a conversation with a call of these arguments as the template renders it.
 fn rendered_call(template: &ChatTemplate, arguments: Json) -> Option<String> {
-    let result = json!({"role": "tool", "content": "done", "name": "lookup", "tool_call_id": "call00001"});
-    let user = json!({"role": "user", "content": "question"});
-    render(template, &json!([user, call(arguments), result]), Some(a_tool()))
+    render(template, &Json::Array(called(&[CALL_ID], &arguments)), Some(a_tool()))
 }
 
 /// Returns the separators between the parts of arguments; arguments that are passed as text count as the model's own.
@@ -210,6 +262,47 @@ fn takes_object_arguments(template: &ChatTemplate) -> bool {
         return rendered(json!(format!("{{\"warmpath_key\": \"{MARKER}\"}}"))).is_none();
     };
     !text.contains("'warmpath_key'")
+}
+
+/// Returns whether a text in place of arguments is rendered as it is; some templates write it as a string in JSON.
+fn takes_raw_arguments(template: &ChatTemplate) -> bool {
+    rendered_call(template, json!(CUT_ARGUMENTS)).is_some_and(|text| text.contains(CUT_ARGUMENTS))
+}
+
+/// Returns whether JSON values that are no objects are refused as arguments.
+fn refuses_other_arguments(template: &ChatTemplate) -> bool {
+    let with = |arguments: Json| called(&[CALL_ID], &arguments);
+    let refused = |value: Json| refuses(template, &with(value), &with(json!({})), Some(a_tool()));
+    refused(json!([1])) || refused(json!(1))
+}
+
+/// Determines which successive messages are refused; `answered` ends with a tool's result.
+///
+/// Each pair is compared with the same messages in alternation.
+fn refused_pairs(
+    template: &ChatTemplate,
+    (user, assistant): (ContentShapes, ContentShapes),
+    answered: &[Json],
+) -> RefusedPairs {
+    let message = |role: &str, text: &str, shapes: ContentShapes| {
+        let content = if shapes.parts_only() { json!([{"type": "text", "text": text}]) } else { json!(text) };
+        json!({"role": role, "content": content})
+    };
+    let (asks, says) = (message("user", "question", user), message("assistant", "answer", assistant));
+    let chat = |messages: &[&Json]| messages.iter().map(|message| (*message).clone()).collect::<Vec<Json>>();
+    let behind_result = |messages: &[&Json]| [answered, chat(messages).as_slice()].concat();
+    let alternating = chat(&[&asks, &says, &asks]);
+    RefusedPairs {
+        users: refuses(template, &chat(&[&asks, &asks]), &alternating, None),
+        assistants: refuses(template, &chat(&[&asks, &says, &says, &asks]), &alternating, None),
+        result_and_user: refuses(template, &behind_result(&[&asks]), &behind_result(&[&says, &asks]), Some(a_tool())),
+    }
+}
+
+/// Returns whether the template refuses a conversation and renders `similar`.
+fn refuses(template: &ChatTemplate, messages: &[Json], similar: &[Json], tool: Option<Json>) -> bool {
+    let is_rendered = |messages: &[Json]| render(template, &json!(messages), tool.clone()).is_some();
+    !is_rendered(messages) && is_rendered(similar)
 }
 
 fn a_tool() -> Json {

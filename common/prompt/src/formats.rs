@@ -12,6 +12,7 @@ use moka::sync::Cache;
 use serde_json::{Map, Value as Json, json};
 use warmpath_llama_chat::{ChatError, ChatFormat, ChatTemplates, FormatInputs};
 
+use crate::answers::FormatWish;
 use crate::vocabulary::VocabularyInfo;
 
 /// Maximum memory of a template's formats. Units: bytes.
@@ -100,7 +101,7 @@ impl Ending {
 #[derive(Clone, Copy)]
 pub(crate) struct Wanted<'a> {
     pub ending: Ending,
-    pub wish: &'a super::answers::FormatWish,
+    pub wish: &'a FormatWish,
     pub tools: &'a [Json],
     pub enable_thinking: bool,
     pub kwargs: &'a Map<String, Json>,
@@ -119,16 +120,20 @@ impl Formats {
         }
     }
 
-    /// Returns whether the template lets a model call several tools in one response.
-    pub fn allows_parallel_calls(&self) -> bool {
-        let caps = self.templates().ok().and_then(|templates| templates.caps().ok());
-        caps.is_some_and(|caps| caps.get("supports_parallel_tool_calls") == Some(&true))
+    /// Returns whether the model may call several tools in one response: if the request allows it, and the template can
+    /// render such a response in the next prompt.
+    pub fn allows_parallel_calls(&self, wish: &FormatWish) -> bool {
+        let renders_them = || {
+            let caps = self.templates().ok().and_then(|templates| templates.caps().ok());
+            caps.is_some_and(|caps| caps.get("supports_parallel_tool_calls") == Some(&true))
+        };
+        wish.parallel_tool_calls != Some(false) && renders_them()
     }
 
     /// Returns a format. It is determined when it is first needed, and then cached.
     pub fn get(&self, wanted: &Wanted<'_>) -> Result<Arc<KnownFormat>, ChatError> {
         let conversation = wanted.ending.conversation();
-        let parallel_tool_calls = wanted.wish.parallel_tool_calls.unwrap_or_else(|| self.allows_parallel_calls());
+        let parallel_tool_calls = self.allows_parallel_calls(wanted.wish);
         let inputs = FormatInputs {
             messages: &conversation,
             tools: wanted.tools,

@@ -9,6 +9,7 @@
 mod answers;
 mod backend;
 mod builtin;
+mod calls;
 mod cancel;
 mod caps;
 mod error;
@@ -25,6 +26,7 @@ mod shield;
 mod spacing;
 mod template;
 mod tools_first;
+mod turns;
 mod vocabulary;
 mod words;
 

@@ -9,9 +9,11 @@ use minijinja::value::Value;
 use serde_json::{Map, Value as Json, json};
 use warmpath_common::openai::ChatPrompt;
 
+use crate::calls::{fit_calls, one_call_each};
 use crate::caps::{Caps, ContentShapes, SystemPlaces};
 use crate::error::PromptError;
 use crate::media::{MediaKind, mark};
+use crate::turns::joined;
 
 /// Longest role.
 ///
@@ -35,9 +37,11 @@ pub(crate) fn variables(request: &ChatPrompt, caps: &Caps) -> Result<Map<String,
     let mut n_media = 0;
     for (index, message) in placed(&request.messages, caps.system_places) {
         let refused = |reason: String| PromptError::Messages { index, reason };
-        messages.push(Json::Object(fit(&message, caps, &mut n_media).map_err(refused)?));
+        messages.push(fit(&message, caps, &mut n_media).map_err(refused)?);
     }
-    variables.insert("messages".to_owned(), Json::Array(messages));
+    // Media are counted by now, so messages may change places.
+    let messages = joined(one_call_each(messages, caps), caps);
+    variables.insert("messages".to_owned(), messages.into_iter().map(Json::Object).collect());
     // As in transformers, which always defines these two.
     let tools = request.tools.clone().filter(|tools| !tools.is_empty());
     variables.insert("tools".to_owned(), tools.map_or(Json::Null, Json::Array));
@@ -142,7 +146,7 @@ fn placed(messages: &[Map<String, Json>], places: SystemPlaces) -> Vec<(usize, C
             None => false,
         };
         let last = placed.last_mut().filter(|_| is_joined);
-        let is_joined = last.is_some_and(|(_, last)| join(last.to_mut(), message));
+        let is_joined = last.is_some_and(|(_, last)| join(last.to_mut(), message, "\n"));
         holds_system = is_moved || (holds_system && is_joined);
         if is_moved && !is_joined {
             let mut turn = message.clone();
@@ -155,15 +159,15 @@ fn placed(messages: &[Map<String, Json>], places: SystemPlaces) -> Vec<(usize, C
     placed
 }
 
-fn has_role(message: &Map<String, Json>, roles: &[&str]) -> bool {
+pub(crate) fn has_role(message: &Map<String, Json>, roles: &[&str]) -> bool {
     message.get("role").and_then(Json::as_str).is_some_and(|role| roles.contains(&role))
 }
 
-/// Appends the content of `other` to a message; returns whether both are text, which can be joined.
+/// Appends `joint` and the content of `other` to a message; returns whether both are text, which can be joined.
 ///
 /// Every template renders a single text, whereas some render only the first of several parts.
 /// Cost: that of the appended text, as many messages may be joined to one.
-fn join(message: &mut Map<String, Json>, other: &Map<String, Json>) -> bool {
+pub(crate) fn join(message: &mut Map<String, Json>, other: &Map<String, Json>, joint: &str) -> bool {
     let Some(more) = other.get("content").and_then(text_of) else { return false };
     let Some(content) = message.get_mut("content") else { return false };
     if !content.is_string() {
@@ -171,7 +175,7 @@ fn join(message: &mut Map<String, Json>, other: &Map<String, Json>) -> bool {
         *content = Json::String(text);
     }
     let Json::String(text) = content else { return false };
-    text.push('\n');
+    text.push_str(joint);
     text.push_str(&more);
     true
 }
@@ -201,12 +205,7 @@ fn fit(message: &Map<String, Json>, caps: &Caps, n_media: &mut usize) -> Result<
     let mut fitted: Map<String, Json> = message.iter().map(kept).collect();
     fitted.insert("content".to_owned(), content);
     fitted.insert("role".to_owned(), Json::String(role));
-    match fitted.get_mut("tool_calls") {
-        Some(Json::Array(calls)) => calls.iter_mut().try_for_each(|call| fit_call(call, caps))?,
-        Some(Json::Null) => drop(fitted.shift_remove("tool_calls")),
-        Some(_) => return Err("tool_calls must be an array".to_owned()),
-        None => {}
-    }
+    fit_calls(&mut fitted, caps)?;
     fit_thinking(&mut fitted, caps);
     Ok(fitted)
 }
@@ -232,8 +231,7 @@ fn fit_thinking(message: &mut Map<String, Json>, caps: &Caps) {
         return;
     }
     message.entry("thinking").or_insert(Json::String(thoughts));
-    let has_calls = message.get("tool_calls").and_then(Json::as_array).is_some_and(|calls| !calls.is_empty());
-    if caps.calls_without_content && has_calls {
+    if caps.calls_without_content && message.contains_key("tool_calls") {
         message.shift_remove("content");
     }
 }
@@ -279,7 +277,7 @@ fn fit_content(content: Option<&Json>, role: &str, caps: &Caps) -> Result<Json, 
     let shapes = caps.content(role);
     match content {
         None | Some(Json::Null) => Ok(Json::String(String::new())),
-        Some(Json::String(text)) if shapes.parts && !shapes.text => Ok(json!([{"type": "text", "text": text}])),
+        Some(Json::String(text)) if shapes.parts_only() => Ok(json!([{"type": "text", "text": text}])),
         Some(Json::String(text)) => Ok(Json::String(text.clone())),
         Some(_) => Err("content must be a string, an array of parts or null".to_owned()),
     }
@@ -292,23 +290,6 @@ fn part_text(part: &Json) -> Result<&str, String> {
         ("text", _) => Err("a content part of type text must have a text".to_owned()),
         (kind, _) => Err(format!("content parts of type {kind:?} are not supported here")),
     }
-}
-
-/// Converts a call's arguments from JSON text to an object, or back, as the template accepts them.
-fn fit_call(call: &mut Json, caps: &Caps) -> Result<(), String> {
-    let Some(arguments) = call.get_mut("function").and_then(|function| function.get_mut("arguments")) else {
-        return if call.is_object() { Ok(()) } else { Err("each tool call must be an object".to_owned()) };
-    };
-    if caps.object_arguments {
-        if let Json::String(text) = arguments {
-            let text = if text.trim().is_empty() { "{}" } else { text };
-            *arguments = serde_json::from_str(text)
-                .map_err(|error| format!("the arguments of a tool call are not JSON: {error}"))?;
-        }
-    } else if !arguments.is_string() {
-        *arguments = Json::String(arguments.to_string());
-    }
-    Ok(())
 }
 
 /// Returns a JSON value as a template's value.

@@ -130,3 +130,25 @@ fn the_prompt_is_the_one_that_llama_cpp_renders_and_ends_as_its_format_says() {
     found.sort_unstable();
     assert_eq!(found, known, "{n_same} prompts are the same; the others: {other:#?}");
 }
+
+#[test]
+fn several_calls_are_allowed_only_if_the_template_renders_them_in_one_message() {
+    let grammar = |name: &str, parallel_tool_calls: bool| {
+        let source = std::fs::read_to_string(fixtures().join("templates").join(format!("{name}.jinja"))).unwrap();
+        let options = PromptOptions { chat_template: Some(source), ..PromptOptions::default() };
+        let maker = PromptMaker::open(&fixtures().join("vocab/starcoder.gguf"), options).unwrap();
+        let body = json!({"messages": [{"role": "user", "content": "What is new?"}], "tools": [tool()]});
+        let request: ChatPrompt = serde_json::from_value(body).unwrap();
+        let wish = FormatWish {
+            tools: vec![tool()],
+            tool_choice: ToolChoice::Required,
+            parallel_tool_calls: Some(parallel_tool_calls),
+            reasoning_format: ReasoningFormat::Auto,
+        };
+        let answer = maker.answer_format(&request, &maker.chat(&request).unwrap(), &wish).unwrap();
+        answer.expect("calls have a format").grammar().expect("a call is required").text.to_owned()
+    };
+    for (name, renders_several) in [("Qwen-Qwen2.5-7B-Instruct", true), ("meta-llama-Llama-3.1-8B-Instruct", false)] {
+        assert_eq!(grammar(name, true) != grammar(name, false), renders_several, "{name}");
+    }
+}

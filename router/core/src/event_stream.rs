@@ -38,7 +38,8 @@ pub enum EndMark {
 /// Progress of the response that an event shows, the least first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StreamProgress {
-    /// No progress: comments, events without data, Anthropic's `ping`.
+    /// No progress: comments, events without data, Anthropic's `ping`, OpenAI's `keepalive`, and
+    /// `response.in_progress`, with which servers keep a stream of responses alive until it has an item.
     Nothing,
     /// The response has begun, and nothing is generated yet.
     Opening,
@@ -218,11 +219,11 @@ impl EventReader {
 
     fn read_name(&mut self, name: &[u8]) -> StreamProgress {
         match (self.mark, name) {
-            (EndMark::MessageStop, b"ping") => return StreamProgress::Nothing,
-            (EndMark::MessageStop, b"message_start")
-            | (EndMark::Response, b"response.created" | b"response.in_progress" | b"response.queued") => {
-                return StreamProgress::Opening;
+            (EndMark::MessageStop, b"ping") | (EndMark::Response, b"response.in_progress" | b"keepalive") => {
+                return StreamProgress::Nothing;
             }
+            (EndMark::MessageStop, b"message_start")
+            | (EndMark::Response, b"response.created" | b"response.queued") => return StreamProgress::Opening,
             (EndMark::MessageStop, b"message_stop")
             | (EndMark::Response, b"response.completed" | b"response.incomplete") => self.state.is_complete = true,
             (EndMark::Response, b"response.failed") => self.state.has_failed = true,

@@ -3,7 +3,9 @@
 //! Not here: what a worker replays (the worker's tests), real processes (`warmpath-tests`).
 
 use crate::support::raw::{RawServer, Script, Step, events};
-use crate::support::worker::answers::{End, N_TOKENS, native_event};
+use crate::support::worker::answers::{
+    End, N_TOKENS, RESPONSE_COMPLETED, RESPONSE_CREATED, RESPONSE_IN_PROGRESS, native_event, response_event,
+};
 use crate::support::worker::{Behaviour, FakeWorker, Seen, full};
 use crate::support::{TestRouter, chat_body, eventually, header as head_of, long_text};
 use bytes::Bytes;
@@ -208,6 +210,24 @@ async fn a_stream_of_which_some_choices_have_ended_continues_with_the_others() {
         assert_eq!(without_comments(&text).0, events, "{n_writes} {end:?}: {body}");
         let n_failovers = N_TOKENS.div_ceil(n_writes) - 1;
         assert_eq!(router.metric(CONTINUED).await, n_failovers as f64, "{n_writes} {end:?}: {text}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_keep_alive_event_of_a_response_is_no_content_and_follows_no_item_at_another_worker() {
+    let opening = [RESPONSE_CREATED, RESPONSE_IN_PROGRESS, RESPONSE_IN_PROGRESS].concat();
+    let items: String = (0..N_TOKENS).map(response_event).collect();
+    let whole = [opening.as_str(), &items, RESPONSE_COMPLETED].concat();
+    // The first worker fails before the first item, or behind it.
+    for n_writes in [0, 2] {
+        let [first, second] = workers([Behaviour::Journaled(n_writes, End::Break), COMPLETE]);
+        let router = router(&[&first, &second], &[]).await;
+        let body = json!({"input": long_text("failover"), "stream": true});
+        let response = router.post("/v1/responses", body.to_string()).await;
+        let text = response.text().await.expect("the stream ends in order");
+        assert_eq!(without_comments(&text).0, whole, "{n_writes}: {text}");
+        assert_eq!(router.metric(CONTINUED).await, 1.0, "{n_writes}: {text}");
+        assert_continues((&last_seen(&first), &last_seen(&second)), n_writes, "a response");
     }
 }
 

@@ -114,6 +114,7 @@ async fn failed_embeddings_and_rankings_of_stock_servers_succeed_elsewhere() {
     for (path, body) in [
         ("/v1/embeddings", r#"{"model": "tiny", "input": "a"}"#),
         ("/v1/rerank", r#"{"model": "tiny", "query": "a", "documents": ["b"]}"#),
+        ("/v2/rerank", r#"{"model": "tiny", "query": "a", "documents": ["b"]}"#),
     ] {
         for _ in 0..4 {
             assert_eq!(router.post(path, body).await.status(), 200, "{path}");

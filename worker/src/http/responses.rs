@@ -30,6 +30,11 @@ use super::state::App;
 use crate::engine::FinishReason;
 use crate::error::RequestError;
 
+/// Number of the event `response.in_progress`, the second one.
+///
+/// Source: repetitions keep it, so that all later events have the same numbers at a worker that continues the stream.
+const IN_PROGRESS_NUMBER: u64 = 1;
+
 /// Responds to a request for a response.
 pub async fn create(State(app): State<App>, context: RequestContext, body: Body) -> Result<Response, RequestError> {
     api_adapter::create::<ResponseWriter>(&app, context, body).await
@@ -205,7 +210,14 @@ impl DialectWriter for ResponseWriter {
     }
 
     fn keep_alive(&mut self, out: &mut Vec<u8>) {
-        out.extend_from_slice(sse::COMMENT);
+        if !self.item_ids.is_empty() {
+            // Clients replace their items by those of a repeated event.
+            out.extend_from_slice(sse::COMMENT);
+            return;
+        }
+        // Codex's limit of silence counts events, and a comment is none.
+        let event = Event::InProgress { response: self.object(Stage::InProgress, Vec::new()) };
+        write_named_event(out, event.name(), &Numbered { event: &event, sequence_number: IN_PROGRESS_NUMBER });
     }
 
     fn end(&mut self, out: &mut Vec<u8>, message: &CompleteMessage<'_>) {

@@ -2,8 +2,9 @@
 //!
 //! Templates write a call's arguments as one JSON object, as separate values between marks, or in their own format. A
 //! schema that cannot be enforced is refused if a call is required. Otherwise llama.cpp's looser grammar is used for
-//! that tool, and a header of the response names the tool. Not here: marks in grammars (`tools::arguments`, `forms`,
-//! `parameters`), following schemas (`engine`).
+//! that tool, and a header of the response names the tool. A schema that llama.cpp cannot convert either is replaced by
+//! one that it can. Not here: marks in grammars (`tools::arguments`, `forms`, `parameters`), following schemas
+//! (`engine`).
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use crate::app_state::Serving;
 use crate::engine::{ArgumentSchemas, ArgumentsExtent, CompiledSchema};
 use crate::error::RequestError;
 use crate::schema::{CallText, Definitions, GrammarBudget, SchemaError, ValueGrammar, check_apart};
-use crate::tools::{ToolFields, arguments, forms, parameters};
+use crate::tools::{ToolFields, arguments, check_complexity, forms, parameters};
 
 /// A grammar of calls, with the schemas of their arguments.
 pub(super) struct KeptArguments {
@@ -35,6 +36,20 @@ pub(super) struct CallFormat {
     pub(super) unconstrained: Vec<String>,
 }
 
+/// Reason why the calls of a request have no format.
+enum NoFormat {
+    /// llama.cpp cannot convert the schema of one of these tools, each of them one of the request's.
+    Unconvertible { tools: Vec<Value>, first: usize, reason: String },
+    /// The request is refused.
+    Refused(RequestError),
+}
+
+impl From<RequestError> for NoFormat {
+    fn from(error: RequestError) -> Self {
+        Self::Refused(error)
+    }
+}
+
 /// Indexes of tools with their compiled schemas, and indexes of tools whose schemas could not be compiled.
 type Compiled<T> = Result<(Vec<(usize, T)>, Vec<usize>), RequestError>;
 
@@ -50,33 +65,93 @@ struct ToolsRequest<'a> {
 
 /// Returns the format of a response's calls.
 ///
-/// Errors: `Field` for a schema that cannot be converted to a grammar or, if a call is required, cannot be enforced.
+/// Errors: `Field` for a schema that cannot be enforced or converted to a grammar, if a call is required.
 pub(super) fn calls(
     serving: &Serving,
     (chat, prompt): (&ChatPrompt, &Prompt),
     (wish, fields): (&FormatWish, &ToolFields),
 ) -> Result<CallFormat, RequestError> {
     let asked = ToolsRequest { serving, chat, prompt, wish, fields, budget: GrammarBudget::default() };
-    if wish.tools.is_empty() {
-        return Ok(CallFormat { format: asked.format(&wish.tools)?, ..CallFormat::default() });
-    }
-    if let Some(calls) = asked.as_objects()? {
-        return Ok(calls);
-    }
-    if let Some(calls) = asked.in_own_form()? {
-        return Ok(calls);
-    }
-    if let Some(calls) = asked.apart()? {
-        return Ok(calls);
-    }
-    let format = asked.format(&wish.tools)?;
-    match fields.none_is_kept() {
-        Some(error) if asked.is_required() => Err(error),
-        _ => Ok(CallFormat { format, kept: None, unconstrained: asked.named(0..wish.tools.len()) }),
-    }
+    let (given, first) = match asked.calls() {
+        Ok(calls) => return Ok(calls),
+        Err(NoFormat::Unconvertible { tools, first, .. }) => (tools, first),
+        Err(NoFormat::Refused(error)) => return Err(error),
+    };
+    let (tools, loosened) = asked.convertible(&given, first)?;
+    let loosened = asked.named(loosened);
+    let wish = FormatWish { tools, ..wish.clone() };
+    let again = ToolsRequest { wish: &wish, budget: GrammarBudget::default(), ..asked };
+    let mut calls = again.calls().map_err(|error| match error {
+        NoFormat::Unconvertible { first, reason, .. } => fields.refused(&wish.tools[first], &reason),
+        NoFormat::Refused(error) => error,
+    })?;
+    calls.unconstrained.retain(|name| !loosened.contains(name));
+    calls.unconstrained.extend(loosened);
+    Ok(calls)
 }
 
 impl ToolsRequest<'_> {
+    fn calls(&self) -> Result<CallFormat, NoFormat> {
+        let tools = &self.wish.tools;
+        if tools.is_empty() {
+            return Ok(CallFormat { format: self.format(tools)?, ..CallFormat::default() });
+        }
+        if let Some(calls) = self.as_objects()? {
+            return Ok(calls);
+        }
+        if let Some(calls) = self.in_own_form()? {
+            return Ok(calls);
+        }
+        if let Some(calls) = self.apart()? {
+            return Ok(calls);
+        }
+        let format = self.format(tools)?;
+        match self.fields.none_is_kept() {
+            Some(error) if self.is_required() => Err(error.into()),
+            _ => Ok(CallFormat { format, kept: None, unconstrained: self.named(0..tools.len()) }),
+        }
+    }
+
+    /// Returns the request's tools with schemas that llama.cpp can convert, and the indexes of those whose schemas were
+    /// loosened for that. `given` are the tools that llama.cpp was given; it can convert those before `first`.
+    ///
+    /// Errors: `Field` if a schema would have to be loosened although a call is required.
+    fn convertible(&self, given: &[Value], first: usize) -> Result<(Vec<Value>, Vec<usize>), RequestError> {
+        let (mut tools, mut loosened) = (self.wish.tools.clone(), Vec::new());
+        for (idx, tool) in tools.iter_mut().enumerate().skip(first) {
+            end_if_cancelled();
+            let Some(reason) = self.unconvertible(&given[idx]) else { continue };
+            if let Some(normalized) = self.normalized(tool) {
+                *tool = normalized;
+            } else if self.is_required() {
+                return Err(self.fields.refused(tool, &reason));
+            } else {
+                tracing::debug!(%reason, "llama.cpp cannot convert the schema of a tool's arguments");
+                *tool = arguments::loosened(tool);
+                loosened.push(idx);
+            }
+        }
+        Ok((tools, loosened))
+    }
+
+    /// Returns the reason why llama.cpp cannot convert a tool's schema; `None` if it can.
+    fn unconvertible(&self, tool: &Value) -> Option<String> {
+        match self.tried(vec![tool.clone()]) {
+            Err(PromptError::Tool { reason, .. }) => Some(reason),
+            _ => None,
+        }
+    }
+
+    /// Returns a tool with its normalized schema, whose references llama.cpp can follow; `None` if it cannot convert
+    /// the rest.
+    fn normalized(&self, tool: &Value) -> Option<Value> {
+        let mut normalized = tool.clone();
+        normalized["function"]["parameters"] = self.schema(tool).ok()?;
+        let is_convertible =
+            check_complexity(std::slice::from_ref(&normalized)).is_ok() && self.unconvertible(&normalized).is_none();
+        is_convertible.then_some(normalized)
+    }
+
     fn is_required(&self) -> bool {
         self.wish.tool_choice == ToolChoice::Required
     }
@@ -92,10 +167,12 @@ impl ToolsRequest<'_> {
     }
 
     /// Returns the format of a response that may call these tools, each of them one of the request's.
-    fn format(&self, tools: &[Value]) -> Result<Option<AnswerFormat>, RequestError> {
+    fn format(&self, tools: &[Value]) -> Result<Option<AnswerFormat>, NoFormat> {
         self.tried(tools.to_vec()).map_err(|error| match error {
-            PromptError::Tool { index, reason } => self.fields.refused(&self.wish.tools[index], &reason),
-            error => error.into(),
+            PromptError::Tool { index, reason } => {
+                NoFormat::Unconvertible { tools: tools.to_vec(), first: index, reason }
+            }
+            error => NoFormat::Refused(error.into()),
         })
     }
 
@@ -119,7 +196,7 @@ impl ToolsRequest<'_> {
     }
 
     /// Returns the format of calls whose arguments are one JSON object; `None` if the template has another format.
-    fn as_objects(&self) -> Result<Option<CallFormat>, RequestError> {
+    fn as_objects(&self) -> Result<Option<CallFormat>, NoFormat> {
         let (tools, first) = (&self.wish.tools, self.serving.model.n_vocab);
         let all: Vec<usize> = (0..tools.len()).collect();
         let filled = |format: &AnswerFormat, places: &[usize]| {
@@ -150,7 +227,7 @@ impl ToolsRequest<'_> {
 
     /// Returns the format of calls in one of the supported formats of templates; `None` if the template has another
     /// one.
-    fn in_own_form(&self) -> Result<Option<CallFormat>, RequestError> {
+    fn in_own_form(&self) -> Result<Option<CallFormat>, NoFormat> {
         let (tools, first) = (&self.wish.tools, self.serving.model.n_vocab);
         let Ok(Some(format)) = self.tried(forms::probes(tools)) else { return Ok(None) };
         let form = format.grammar().and_then(|grammar| forms::form(grammar.text, tools));
@@ -184,7 +261,7 @@ impl ToolsRequest<'_> {
     }
 
     /// Returns the format of calls whose arguments are written one by one; `None` if the template has another format.
-    fn apart(&self) -> Result<Option<CallFormat>, RequestError> {
+    fn apart(&self) -> Result<Option<CallFormat>, NoFormat> {
         let (tools, first) = (&self.wish.tools, self.serving.model.n_vocab);
         let Ok(Some(probed)) = self.tried(parameters::probes(tools)) else { return Ok(None) };
         let framing = probed.grammar().and_then(|grammar| parameters::framing(grammar.text, tools));

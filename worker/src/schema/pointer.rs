@@ -6,7 +6,7 @@ use serde_json::Value;
 
 /// Returns a reference with its percent signs decoded, so that equal references have equal texts; `None` if it is not a
 /// pointer.
-pub(super) fn canonical(reference: &str) -> Option<String> {
+pub fn canonical(reference: &str) -> Option<String> {
     let fragment = reference.strip_prefix('#')?;
     if !fragment.is_empty() && !fragment.starts_with('/') {
         return None;
@@ -16,7 +16,7 @@ pub(super) fn canonical(reference: &str) -> Option<String> {
 }
 
 /// Returns the value that a canonical reference names.
-pub(super) fn find<'a>(root: &'a Value, pointer: &str) -> Option<&'a Value> {
+pub fn find<'a>(root: &'a Value, pointer: &str) -> Option<&'a Value> {
     root.pointer(pointer.strip_prefix('#')?)
 }
 

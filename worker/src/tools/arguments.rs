@@ -63,6 +63,35 @@ pub fn schema(parameters: &Map<String, Value>) -> Result<Value, SchemaError> {
     schema::normalize(&parameters)
 }
 
+/// Returns a tool of whose schema only the names and types of its arguments are left, for llama.cpp's converter.
+pub fn loosened(tool: &Value) -> Value {
+    let parameters = &tool["function"]["parameters"];
+    let typed = |schema: &Value| {
+        let typed = json!({"type": schema["type"]});
+        if schema::normalize(&typed).is_ok() { typed } else { json!({}) }
+    };
+    let mut left = json!({"type": "object"});
+    if let Value::Object(properties) = &parameters["properties"] {
+        let is_named = |name: &&Value| name.as_str().is_some_and(|name| properties.contains_key(name));
+        let required = parameters["required"].as_array().into_iter().flatten();
+        left["required"] = required.filter(is_named).cloned().collect();
+        left["properties"] = properties.iter().map(|(name, schema)| (name.clone(), typed(schema))).collect();
+        left["additionalProperties"] = json!(allows_others(parameters));
+    }
+    let mut tool = tool.clone();
+    tool["function"]["parameters"] = left;
+    tool
+}
+
+/// Returns whether an object may have other properties than those that its schema names in `properties`.
+fn allows_others(schema: &Value) -> bool {
+    let has = |keyword: &str| !schema[keyword].is_null();
+    match &schema["additionalProperties"] {
+        Value::Null => ["patternProperties", "allOf", "anyOf", "oneOf", "$ref"].into_iter().any(has),
+        others => *others != Value::Bool(false),
+    }
+}
+
 fn word(idx: usize) -> String {
     format!("warmpath-arguments-{idx}.")
 }
@@ -117,6 +146,44 @@ b ::= "\"warmpath-arguments-1.\"" space
         assert!(filled.contains("a ::= ( <[100]> | warmpath-arguments )\n"), "{filled}");
         assert!(filled.contains("b ::= ( <[101]> | warmpath-arguments )\n"), "{filled}");
         assert_eq!(fill(grammar, &[0, 1, 2], 100), None);
+    }
+
+    #[test]
+    fn names_and_types_of_arguments_are_left_of_a_loosened_schema() {
+        let check = |parameters: Value, expected: Value| {
+            let tool = json!({"type": "function", "function": {"name": "a", "parameters": parameters}});
+            assert_eq!(loosened(&tool), json!({"type": "function", "function": {"name": "a", "parameters": expected}}));
+        };
+        check(json!({}), json!({"type": "object"}));
+        check(json!({"$ref": "#/$defs/a", "$defs": {"a": {}}}), json!({"type": "object"}));
+        let parameters = json!({
+            "type": "object",
+            "properties": {
+                "a": {"type": "array", "uniqueItems": true, "items": {"$ref": "#"}},
+                "b": {"type": ["string", "null"], "pattern": "("},
+                "c": {"$ref": "#"},
+                "d": {"type": "file"},
+                "e": true,
+            },
+            "required": ["a", "f", 5],
+        });
+        let properties = json!({"a": {"type": "array"}, "b": {"type": ["string", "null"]}, "c": {}, "d": {}, "e": {}});
+        let left = |is_open: bool| {
+            let mut left = json!({"type": "object", "properties": properties, "required": ["a"]});
+            left["additionalProperties"] = json!(is_open);
+            left
+        };
+        check(parameters.clone(), left(false));
+        for (keyword, value, is_open) in [
+            ("additionalProperties", json!(true), true),
+            ("additionalProperties", json!(false), false),
+            ("additionalProperties", json!({"$ref": "#"}), true),
+            ("anyOf", json!([{"properties": {"f": {}}}]), true),
+        ] {
+            let mut parameters = parameters.clone();
+            parameters[keyword] = value;
+            check(parameters, left(is_open));
+        }
     }
 
     #[test]

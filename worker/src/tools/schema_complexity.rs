@@ -2,13 +2,15 @@
 //!
 //! The walk imitates llama.cpp's converter (json-schema.cpp, json-schema-to-grammar.cpp) with a budget. Types in a list
 //! are converted one by one, and a reference only once, except that `allOf` inlines it each time. Names grow with the
-//! path, and every pair of optional properties adds a rule. Not here: the meaning of a schema.
+//! path, and every pair of optional properties adds a rule. llama.cpp decodes no reference, and our own compiler does;
+//! so both targets are walked. Not here: the meaning of a schema, the refusal of references that lead nowhere.
 
 use std::collections::HashSet;
 
 use serde_json::{Map, Value};
 
 use crate::error::RequestError;
+use crate::schema::pointer;
 
 /// Largest cost of the schemas of all tools together; a unit is some 10 ns.
 ///
@@ -33,7 +35,7 @@ type Refusal = String;
 /// Checks the schemas of tools whose other fields are valid.
 ///
 /// Errors: `Field`, naming the tool.
-pub(super) fn check(tools: &[Value]) -> Result<(), RequestError> {
+pub fn check(tools: &[Value]) -> Result<(), RequestError> {
     let mut purse = COST_MAX;
     for (idx, tool) in tools.iter().enumerate() {
         let schema = &tool["function"]["parameters"];
@@ -77,8 +79,11 @@ impl<'s> ComplexityWalk<'s, '_> {
         }
         self.pay(NODE_COST + 12 * n_path as u64)?;
         if let Some(Value::String(name)) = schema.get("$ref") {
-            let target = self.resolve(name)?;
-            return if self.seen.insert(name) { self.visit(target, name.len(), depth + 1) } else { Ok(()) };
+            if !self.seen.insert(name) {
+                return Ok(());
+            }
+            let targets = self.targets(name)?;
+            return targets.into_iter().flatten().try_for_each(|target| self.visit(target, name.len(), depth + 1));
         }
         let n_types = schema.get("type").and_then(Value::as_array).map_or(1, Vec::len);
         for _ in 0..n_types {
@@ -113,8 +118,12 @@ impl<'s> ComplexityWalk<'s, '_> {
             }
         }
         for part in schema.get("allOf").and_then(Value::as_array).into_iter().flatten() {
-            let part = self.in_place(part, depth)?;
-            self.visit(part, n_path, depth + 1)?;
+            self.visit_in_place(part, n_path, depth + 1)?;
+            // The references of a part's alternatives are followed each time, too.
+            let alternatives = ["anyOf", "oneOf"].into_iter().filter_map(|key| part.get(key)?.as_array()).flatten();
+            for alternative in alternatives.filter(|alternative| alternative.get("$ref").is_some()) {
+                self.visit_in_place(alternative, n_path, depth + 1)?;
+            }
         }
         let n_bytes: usize = ["enum", "const"].iter().filter_map(|key| schema.get(*key)).map(json_bytes).sum();
         self.pay(n_bytes as u64 * 20)?;
@@ -124,32 +133,46 @@ impl<'s> ComplexityWalk<'s, '_> {
         Ok(())
     }
 
-    /// Returns the schema of a part of `allOf`, after following references.
-    fn in_place(&mut self, part: &'s Value, depth: usize) -> Result<&'s Value, Refusal> {
-        let mut part = part;
-        for _ in depth..=DEPTH_MAX {
-            let Some(Value::String(name)) = part.get("$ref") else { return Ok(part) };
-            self.pay(NODE_COST)?;
-            part = self.resolve(name)?;
+    /// Walks a part of `allOf`, which follows its references each time. Source: llama.cpp's `_visit_all_of`.
+    fn visit_in_place(&mut self, part: &'s Value, n_path: usize, depth: usize) -> Result<(), Refusal> {
+        let Some(Value::String(name)) = part.get("$ref") else { return self.visit(part, n_path, depth) };
+        if depth > DEPTH_MAX {
+            return Err("has a `$ref` that refers to itself".to_owned());
         }
-        Err("has a `$ref` that refers to itself".to_owned())
+        self.pay(NODE_COST)?;
+        let targets = self.targets(name)?;
+        targets.into_iter().flatten().try_for_each(|target| self.visit_in_place(target, n_path, depth + 1))
     }
 
-    /// Returns the target of a reference into the same schema. Source: llama.cpp's `resolve_ref`.
-    fn resolve(&mut self, name: &'s str) -> Result<&'s Value, Refusal> {
-        let Some(path) = name.strip_prefix("#/") else {
-            return Err(
-                "has a `$ref` that does not begin with \"#/\"; only references into the same schema are supported"
-                    .to_owned(),
-            );
-        };
+    /// Returns the targets of a reference into the same schema: llama.cpp's, and our own compiler's if it is another
+    /// one. No work follows a reference that leads nowhere.
+    fn targets(&mut self, name: &str) -> Result<[Option<&'s Value>; 2], Refusal> {
         self.pay(name.len() as u64)?;
-        let step = |value: &'s Value, key: &str| match value {
+        let literal = literal_target(self.root, name)?;
+        let decoded = pointer::canonical(name).and_then(|pointer| pointer::find(self.root, &pointer));
+        let is_same = matches!((literal, decoded), (Some(a), Some(b)) if std::ptr::eq(a, b));
+        Ok([literal, decoded.filter(|_| !is_same)])
+    }
+}
+
+/// Returns llama.cpp's target of a reference, which it does not decode; `None` if it refuses the reference.
+///
+/// Errors: an index that llama.cpp may read in another way than this function. Source: its `resolve_ref`, which reads
+/// ` 1`, `+1` and `1%20` as 1.
+fn literal_target<'s>(root: &'s Value, name: &str) -> Result<Option<&'s Value>, Refusal> {
+    let Some(path) = name.strip_prefix("#/") else { return Ok(None) };
+    let mut target = root;
+    for key in path.split('/') {
+        let next = match target {
             Value::Object(fields) => fields.get(key),
-            Value::Array(items) => key.parse().ok().and_then(|idx: usize| items.get(idx)),
+            Value::Array(items) if key.bytes().all(|byte| byte.is_ascii_digit()) => {
+                key.parse().ok().and_then(|idx: usize| items.get(idx))
+            }
+            Value::Array(_) => return Err("has a `$ref` with an index of a list that is not a number".to_owned()),
             _ => None,
         };
-        let target = path.split('/').try_fold(self.root, step);
-        target.ok_or_else(|| "has a `$ref` to a part that does not exist".to_owned())
+        let Some(next) = next else { return Ok(None) };
+        target = next;
     }
+    Ok(Some(target))
 }

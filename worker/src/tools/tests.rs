@@ -186,8 +186,23 @@ fn refuses_exploding_and_recursive_schemas() {
         .collect();
     refused(json!({"allOf": [{"$ref": "#/$defs/d0"}], "$defs": fan}), "too large");
     refused(json!({"properties": {"x".repeat(300): {}}}), "over 256 bytes");
-    refused(json!({"$ref": "https://example.org/schema"}), "begin with \"#/\"");
-    refused(json!({"$ref": "#/$defs/nothing"}), "does not exist");
+    let alternatives = json!({"allOf": [{"anyOf": [{"$ref": "#/$defs/x"}]}], "$defs": circle});
+    refused(alternatives, "refers to itself");
+    refused(json!({"allOf": [{"$ref": "#"}]}), "itself");
+    let listed = |reference: &str| json!({"items": {"$ref": reference}, "$defs": {"a": [{"type": "string"}]}});
+    for reference in ["#/$defs/a/+0", "#/$defs/a/%30", "#/$defs/a/0~1", "#/$defs/a/ 0"] {
+        refused(listed(reference), "an index of a list that is not a number");
+    }
+    // llama.cpp follows references as they are written, and our compiler decodes them.
+    for (written, decoded) in [("a%20b", "a b"), ("a~0b", "a~b"), ("a~1b", "a/b")] {
+        let reference = json!({"$ref": format!("#/$defs/{written}")});
+        let definitions = |endless: &str, plain: &str| {
+            let endless_one = json!({"allOf": [{"$ref": format!("#/$defs/{written}")}]});
+            json!({"items": reference, "$defs": {endless: endless_one, plain: {"type": "string"}}})
+        };
+        refused(definitions(written, decoded), "itself");
+        refused(definitions(decoded, written), "itself");
+    }
 }
 
 #[test]
@@ -195,10 +210,19 @@ fn accepts_ordinary_schemas() {
     let tree =
         json!({"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#/$defs/node"}}}});
     let recursive = json!({"$ref": "#/$defs/node", "$defs": {"node": tree}});
+    let of_root =
+        json!({"type": "object", "properties": {"child": {"$ref": "#"}, "children": {"items": {"$ref": "#"}}}});
+    let escaped = json!({
+        "properties": {"a": {"$ref": "#/$defs/b~1c%20d"}, "e": {"$ref": "#/properties/a"}, "f": {"$ref": "#/$defs/g/0"}},
+        "$defs": {"b/c d": {"type": "string"}, "g": [{"type": "string"}]},
+    });
+    // These cost nothing, and whether they are refused is decided later.
+    let nowhere = json!({"items": [{"$ref": "https://example.org/schema"}, {"$ref": "#/$defs/a"}, {"$ref": "#a"}]});
     let properties: serde_json::Map<_, _> = (0..40).map(|n| (format!("p{n}"), json!({"type": "string"}))).collect();
     let wide = json!({"type": "object", "properties": properties, "required": ["p1"]});
     let many: Vec<Value> = (0..100).map(|n| tool(&format!("f{n}"), wide.clone())).collect();
-    for tools in [vec![tool("a", recursive)], many] {
+    let several = [recursive, of_root, escaped, nowhere].map(|schema| vec![tool("a", schema)]);
+    for tools in several.into_iter().chain([many]) {
         fields(json!({"tools": tools})).resolve().expect("these are accepted");
     }
 }

@@ -50,7 +50,8 @@ async fn audio_is_the_same_prompt_in_every_dialect_and_file() {
     let data = STANDARD.encode(wav(&samples, SAMPLE_RATE));
     let nameless = json!({"type": "input_audio", "input_audio": {"data": data}});
     let url = json!({"type": "input_audio", "input_audio": {"data": format!("data:audio/wav;base64,{data}")}});
-    for part in [nameless, url, file_part(&flac(&samples, SAMPLE_RATE), "flac")] {
+    let misnamed = json!({"type": "input_audio", "input_audio": {"data": data, "format": "mp3"}});
+    for part in [nameless, url, misnamed, file_part(&flac(&samples, SAMPLE_RATE), "flac")] {
         let again = worker.ask(CHAT, with(&[part])).await;
         assert_eq!(again["choices"][0]["message"]["content"], said);
         assert_eq!(again["usage"]["prompt_tokens_details"]["cached_tokens"], n_prompt - 1, "{again}");
@@ -126,8 +127,6 @@ async fn audio_that_cannot_be_read_is_refused() {
         (json!({"data": ""}), "must be a WAV, MP3 or FLAC"),
         (json!({"data": "AAAA", "format": "wav"}), "must be a WAV, MP3 or FLAC"),
         (json!({"data": "https://127.0.0.1/a.wav"}), "not valid base64"),
-        (json!({"data": whole, "format": "mp3"}), "the audio's format is \"mp3\", and its bytes are wav"),
-        (json!({"data": whole, "format": 5}), "the audio's format is 5"),
         (json!({"data": whole[..whole.len() / 2], "format": "wav"}), "cut off"),
         (json!({"data": short}), "it may be too short"),
     ] {

@@ -33,7 +33,6 @@ const EXCEPTIONS: &[&str] = &[
     "two tools have the same name",
     "cannot be continued",
     "it is not clear which one is to be continued",
-    "the arguments of a tool call are not JSON",
     "does not offer the tools",
     "needs a `prompt` of text",
     "is not a known JSON type",

@@ -50,8 +50,9 @@ async fn an_image_is_the_same_prompt_in_every_dialect() {
     let n_prompt = first["usage"]["prompt_tokens"].as_u64().expect("a count");
     assert!(n_prompt > IMAGE_TOKENS as u64, "{first}");
     let url = url(1);
-    let (kind, data) = url.strip_prefix("data:").and_then(|url| url.split_once(";base64,")).expect("a data URL");
-    let source = json!({"type": "base64", "media_type": kind, "data": data});
+    let (_, data) = url.split_once(";base64,").expect("a data URL");
+    // The bytes are those of a PNG, and decide.
+    let source = json!({"type": "base64", "media_type": "image/jpeg", "data": data});
     let blocks = json!([{"type": "text", "text": "What is this?"}, {"type": "image", "source": source}]);
     let message = json!({"messages": [{"role": "user", "content": blocks}], "max_tokens": 8, "temperature": 0});
     let second = worker.ask("/v1/messages", message.clone()).await;
@@ -61,7 +62,9 @@ async fn an_image_is_the_same_prompt_in_every_dialect() {
     assert_eq!((usage("input_tokens"), usage("cache_read_input_tokens")), (1, n_prompt - 1), "{second}");
     let counted = worker.ask("/v1/messages/count_tokens", json!({"messages": message["messages"]})).await;
     assert_eq!(counted["input_tokens"], n_prompt);
-    let parts = json!([{"type": "input_text", "text": "What is this?"}, {"type": "input_image", "image_url": url}]);
+    let misnamed = format!("data:image/webp;base64,{data}");
+    let parts =
+        json!([{"type": "input_text", "text": "What is this?"}, {"type": "input_image", "image_url": misnamed}]);
     let input = json!([{"role": "user", "content": parts}]);
     let third = worker.ask("/v1/responses", json!({"input": input, "max_output_tokens": 8, "temperature": 0})).await;
     assert_eq!(third["output"][0]["content"][0]["text"], said);

@@ -45,7 +45,7 @@ async fn the_requested_number_of_documents_is_returned_with_texts_on_request() {
     let all = worker.ask(PATH, json!({"query": "river", "documents": DOCUMENTS})).await;
     assert_eq!(all["results"][0].get("document"), None);
     let documents: Vec<Value> = DOCUMENTS.iter().map(|text| json!({"text": text})).collect();
-    for path in [PATH, "/rerank", "/v1/reranking", "/reranking"] {
+    for path in [PATH, "/v2/rerank", "/rerank", "/v1/reranking", "/reranking"] {
         let body = json!({"query": "river", "documents": documents, "top_n": 2, "return_documents": true});
         let two = worker.ask(path, body).await;
         let (two, all) = (&two["results"], scores(&all["results"], "relevance_score"));

@@ -11,6 +11,9 @@ use crate::random_schema::random_schema;
 
 const CHAT: &str = "/v1/chat/completions";
 
+/// Header with the names of tools whose arguments may break their schemas.
+const UNCONSTRAINED: &str = "x-warmpath-unconstrained-tools";
+
 /// Template with Qwen 3 Coder's calls.
 pub const QWEN: &str = "{%- if tools %}{{ 'Tools:' }}{%- for tool in tools %}{{ tool | tojson }}{%- endfor %}{{ '\\n<tool_call>\\n<function=name>\\n<parameter=p>\\nvalue\\n</parameter>\\n</function>\\n</tool_call>' }}{%- endif %}{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + (m.content or '') }}{%- for call in m.tool_calls or [] %}{{ '<tool_call>\\n<function=' + call.function.name + '>\\n' }}{%- for name, value in call.function.arguments | items %}{{ '<parameter=' + name + '>\\n' }}{{ value if value is string else value | tojson }}{{ '\\n</parameter>\\n' }}{%- endfor %}{{ '</function>\\n</tool_call>' }}{%- endfor %}{{ '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}";
 
@@ -160,17 +163,63 @@ async fn unsupported_keywords_are_refused_or_reported_tool_by_tool() {
         body["max_tokens"] = json!(4);
         let response = worker.post(CHAT, &body).send().await.expect("a response");
         assert_eq!(response.status(), 200, "{name}");
-        let named = response.headers().get("x-warmpath-unconstrained-tools").map(|value| value.to_str().expect("text"));
+        let named = response.headers().get(UNCONSTRAINED).map(|value| value.to_str().expect("text"));
         assert_eq!(named, Some("loose"), "{name}");
         body["tools"] = json!([tool("kept", &strict_schema())]);
         let response = worker.post(CHAT, &body).send().await.expect("a response");
-        assert_eq!(response.headers().get("x-warmpath-unconstrained-tools"), None, "{name}");
+        assert_eq!(response.headers().get(UNCONSTRAINED), None, "{name}");
     }
     let worker = start("qwen-coder-together", QWEN).await;
     let together = json!({"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}}, "minProperties": 1});
     let (status, answer) = worker.try_ask(CHAT, &ask(&together, "required", 1)).await;
     let param = "tools[0].function.parameters.minProperties";
     assert_eq!((status, answer["error"]["param"].as_str()), (400, Some(param)), "{answer}");
+}
+
+#[tokio::test]
+async fn references_to_the_whole_schema_and_escaped_ones_are_followed_in_every_format() {
+    let schema = json!({
+        "type": "object",
+        "properties": {"n": {"$ref": "#/$defs/a~1b%20c"}, "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+        "required": ["n", "next"],
+        "$defs": {"a/b c": {"enum": [1, 2]}},
+    });
+    for (name, template) in [("qwen-coder-root", QWEN), ("glm-root", GLM), ("object-root", OBJECT)] {
+        let worker = start(name, template).await;
+        let mut n_called = 0;
+        for seed in 0..10 {
+            let response = worker.post(CHAT, &ask(&schema, "required", seed)).send().await.expect("a response");
+            let (status, named) = (response.status(), response.headers().get(UNCONSTRAINED).cloned());
+            let answer: Value = response.json().await.expect("JSON");
+            assert_eq!((status.as_u16(), named), (200, None), "{name}: {answer}");
+            if let Some(arguments) = arguments_of(&answer) {
+                n_called += 1;
+                check(&schema, &arguments);
+            }
+        }
+        assert!(n_called > 0, "{name}: no complete call");
+    }
+}
+
+#[tokio::test]
+async fn a_tool_that_llama_cpp_cannot_convert_is_named_and_fails_no_request() {
+    let list = json!({"type": "array", "uniqueItems": true, "items": {"$ref": "#"}});
+    let endless = json!({"type": "object", "properties": {"a": list}, "required": ["a"]});
+    let nowhere = json!({"type": "object", "properties": {"b": {"$ref": "https://example.org/schema"}}});
+    for (name, template) in [("qwen-coder-endless", QWEN), ("glm-endless", GLM), ("object-endless", OBJECT)] {
+        let worker = start(name, template).await;
+        let mut body = ask(&endless, "auto", 1);
+        body["tools"] = json!([tool("kept", &strict_schema()), tool("endless", &endless), tool("nowhere", &nowhere)]);
+        body["max_tokens"] = json!(4);
+        let response = worker.post(CHAT, &body).send().await.expect("a response");
+        let named = response.headers().get(UNCONSTRAINED).map(|value| value.to_str().expect("text"));
+        assert_eq!((response.status().as_u16(), named), (200, Some("endless, nowhere")), "{name}");
+        for (schema, place) in [(&endless, "properties.a.uniqueItems"), (&nowhere, "properties.b.$ref")] {
+            let (status, answer) = worker.try_ask(CHAT, &ask(schema, "required", 1)).await;
+            let param = format!("tools[0].function.parameters.{place}");
+            assert_eq!((status, answer["error"]["param"].as_str()), (400, Some(param.as_str())), "{name}: {answer}");
+        }
+    }
 }
 
 /// Templates with special forms of arguments, whose models may begin with a call. `make fixtures` downloads them.
@@ -193,7 +242,7 @@ async fn calls_in_special_forms_follow_their_schemas() {
             body["tools"][0]["function"]["strict"] = json!(true);
             body["chat_template_kwargs"] = json!({"enable_thinking": false});
             let response = worker.post(CHAT, &body).send().await.expect("a response");
-            assert_eq!(response.headers().get("x-warmpath-unconstrained-tools"), None, "{name}");
+            assert_eq!(response.headers().get(UNCONSTRAINED), None, "{name}");
             let answer: Value = response.json().await.expect("JSON");
             if let Some(arguments) = arguments_of(&answer) {
                 n_called += 1;

@@ -62,15 +62,6 @@ impl AudioFormat {
             _ => None,
         }
     }
-
-    /// Returns the name that OpenAI's API gives to the format.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Wav => "wav",
-            Self::Mp3 => "mp3",
-            Self::Flac => "flac",
-        }
-    }
 }
 
 /// Returns length and hash of audio, unless it is too long.

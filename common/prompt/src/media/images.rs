@@ -27,14 +27,9 @@ const DECODER_BYTES_MAX: u64 = 512 << 20;
 /// Names of the formats.
 pub(super) const NAMES: &str = "PNG, JPEG, WebP or GIF";
 
-/// Returns the format of a file, which its media type must name.
-pub(super) fn format_of(file: &[u8], media_type: &str) -> Result<ImageFormat, String> {
-    let format = ImageFormat::of(file).ok_or_else(|| format!("an image must be a {NAMES}"))?;
-    if !format.has_media_type(media_type) {
-        let actual = format.media_type();
-        return Err(format!("the image's media type is {media_type:.40}, and its bytes are {actual}"));
-    }
-    Ok(format)
+/// Returns the format of a file, which its first bytes name.
+pub(super) fn format_of(file: &[u8]) -> Result<ImageFormat, String> {
+    ImageFormat::of(file).ok_or_else(|| format!("an image must be a {NAMES}"))
 }
 
 /// Returns size and hash of an image, unless it is too large.

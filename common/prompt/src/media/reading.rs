@@ -208,20 +208,22 @@ pub(super) fn check_number(n_media: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the bytes of an image in a message, and its format, which its media type must name.
+/// Returns the bytes of an image in a message, and the format that they have.
+///
+/// The media type of the URL is ignored, as by OpenAI's API: many clients send `image/jpeg` for every image.
 fn image_file(part: &Json) -> Result<(Vec<u8>, MediaFormat), String> {
     let url = part.get("image_url").and_then(|image| image.get("url")).and_then(Json::as_str);
     let url = url.ok_or("a content part of type image_url must have an image_url with a url")?;
     let Some(data) = url.strip_prefix("data:") else {
         return Err("images are not fetched: send a data URL, data:image/png;base64,...".to_owned());
     };
-    let (kind, text) = data.split_once(";base64,").ok_or("a data URL of an image must be written in base64")?;
+    let (_, text) = data.split_once(";base64,").ok_or("a data URL of an image must be written in base64")?;
     let file = decoded(text, "image")?;
-    let format = images::format_of(&file, kind)?;
+    let format = images::format_of(&file)?;
     Ok((file, MediaFormat::Image(format)))
 }
 
-/// Returns the bytes of audio in a message, and its format, which must be the named one if one is named.
+/// Returns the bytes of audio in a message, and the format that they have; the named one is ignored.
 ///
 /// Source: OpenAI's `input_audio`; llama-server also takes a data URL in the place of the data, and needs no format.
 fn audio_file(part: &Json) -> Result<(Vec<u8>, MediaFormat), String> {
@@ -234,11 +236,6 @@ fn audio_file(part: &Json) -> Result<(Vec<u8>, MediaFormat), String> {
     };
     let file = decoded(text, "audio")?;
     let format = AudioFormat::of(&file).ok_or_else(|| format!("audio must be a {}", audio::NAMES))?;
-    match audio.and_then(|audio| audio.get("format")) {
-        None | Some(Json::Null) => {}
-        Some(Json::String(named)) if named == format.name() => {}
-        Some(named) => return Err(format!("the audio's format is {named:.40}, and its bytes are {}", format.name())),
-    }
     Ok((file, MediaFormat::Audio(format)))
 }
 

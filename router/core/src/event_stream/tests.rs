@@ -130,6 +130,13 @@ fn comments_pings_and_events_without_data_are_ignored() {
     check(EndMark::MessageStop, "event: message_start\ndata: {}\n\n", StreamProgress::Opening);
     check(EndMark::MessageStop, "event: ping\ndata: {}\n\nevent: message_start\ndata: {}\n\n", StreamProgress::Opening);
     check(EndMark::Response, "event: response.created\ndata: {}\n\n: a\n\n", StreamProgress::Opening);
+    check(EndMark::Response, "event: response.in_progress\ndata: {}\n\n", StreamProgress::Nothing);
+    check(EndMark::Response, "data: {\"type\": \"keepalive\", \"sequence_number\": 2}\n\n", StreamProgress::Nothing);
+    check(
+        EndMark::Response,
+        "event: response.created\ndata: {}\n\nevent: response.in_progress\ndata: {}\n\n",
+        StreamProgress::Opening,
+    );
     check(EndMark::Response, "event: response.output_text.delta\ndata: {}\n\n", StreamProgress::Content);
     check(EndMark::Done, "event: ping\ndata: {}\n\n", StreamProgress::Content);
 }

@@ -182,6 +182,7 @@ fn routes(shared: Arc<Shared>) -> Router {
         .route("/v1/messages", post(message))
         .route("/v1/embeddings", post(numbers))
         .route("/v1/rerank", post(numbers))
+        .route("/v2/rerank", post(numbers))
         .layer(from_fn_with_state(Arc::clone(&shared), guard))
         // As llama-server does.
         .layer(map_response(async |response: Response| ([("access-control-allow-origin", "*")], response)))

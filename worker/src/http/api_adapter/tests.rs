@@ -472,13 +472,29 @@ async fn a_silent_stream_gets_keep_alive_events() {
         (began.elapsed(), parse(&out)),
         (std::time::Duration::from_secs(15), vec![named(json!({"type": "ping"}))])
     );
-    let (mut response, _engine) = writing::<ResponseWriter>(json!({}), Vec::new()).await;
-    let mut comment = Vec::new();
-    assert!(response.write_next(&mut comment).await);
-    assert!(comment.starts_with(b": ") && comment.ends_with(b"\n\n"));
     // An engine that is gone ends the stream.
     drop(engine);
     out.clear();
     assert!(!message.write_next(&mut out).await);
     assert_eq!(parse(&out)[0].1["error"]["type"], "api_error");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_response_repeats_its_second_event_until_it_has_an_item() {
+    let (mut writing, engine) = writing::<ResponseWriter>(json!({}), Vec::new()).await;
+    let mut out = Vec::new();
+    writing.writer.begin(&mut out);
+    let opening = parse(&out);
+    let in_progress = json!({"type": "response.in_progress", "response": response("in_progress", json!({}))});
+    assert_eq!(opening[1..], numbered(1, [in_progress]));
+    out.clear();
+    assert!(writing.write_next(&mut out).await && writing.write_next(&mut out).await);
+    assert_eq!(parse(&out), [&opening[1..], &opening[1..]].concat(), "a repetition takes no number");
+    engine.send(text("Hel"));
+    out.clear();
+    assert!(writing.write_next(&mut out).await);
+    let next = &parse(&out)[0];
+    assert_eq!((next.0.as_str(), &next.1["sequence_number"]), ("response.output_item.added", &json!(2)));
+    out.clear();
+    assert!(writing.write_next(&mut out).await && out.starts_with(b": ") && out.ends_with(b"\n\n"));
 }

@@ -42,6 +42,7 @@ pub(super) fn operations() -> Vec<Operation> {
         embeddings,
         own.also_at("/embedding"),
         own,
+        rerank.also_at("/v2/rerank"),
         rerank.also_at("/rerank"),
         rerank.also_at("/v1/reranking"),
         rerank.also_at("/reranking"),

@@ -234,7 +234,7 @@ pub enum Event<'a> {
         /// The response.
         response: ResponseObject<'a>,
     },
-    /// The second event.
+    /// The second event; repeated, with its number, while a stream without items is silent.
     #[serde(rename = "response.in_progress")]
     InProgress {
         /// The response.

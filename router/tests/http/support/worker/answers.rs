@@ -96,16 +96,41 @@ fn choice_of(n: usize) -> usize {
     n / (N_TOKENS / 2)
 }
 
-/// Returns a stream with a journal that continues after that in the request, if there is one.
+/// Event with which a stream of OpenAI's responses begins.
+pub const RESPONSE_CREATED: &str = "event: response.created\ndata: {\"sequence_number\": 0}\n\n";
+
+/// Event that keeps a stream of OpenAI's responses alive.
+pub const RESPONSE_IN_PROGRESS: &str = "event: response.in_progress\ndata: {\"sequence_number\": 1}\n\n";
+
+/// Last event of a stream of OpenAI's responses.
+pub const RESPONSE_COMPLETED: &str = "event: response.completed\ndata: {}\n\n";
+
+/// Returns a write of a stream of OpenAI's responses.
+pub fn response_event(n: usize) -> String {
+    format!("event: response.output_text.delta\ndata: {{\"sequence_number\": {}}}\n\n", n + 2)
+}
+
+/// Returns a stream with a journal that continues after that in the request, if there is one. A stream of OpenAI's
+/// responses begins with a keep-alive event behind its first ones, which a continuation leaves out.
 pub(super) fn journaled(shared: Arc<Shared>, asked: &Seen, part: (usize, End)) -> Response {
-    let is_native = asked.target == "/completion";
+    let (is_native, is_response) = (asked.target == "/completion", asked.target == "/v1/responses");
     let write = |n: usize| {
-        let (event, choice) =
-            if is_native { (native_event(n), choice_of(n)) } else { (format!("data: {{\"n\": {n}}}\n\n"), 0) };
+        let (event, choice) = match asked.target.as_str() {
+            "/completion" => (native_event(n), choice_of(n)),
+            "/v1/responses" => (response_event(n), 0),
+            _ => (format!("data: {{\"n\": {n}}}\n\n"), 0),
+        };
         format!("{event}:wp {choice} {n}\n")
     };
-    behind_journal((shared, asked), part, write, |end| match end {
+    let is_continued = asked.headers.contains_key("x-warmpath-journal-bytes");
+    let opening = match (is_response, is_continued) {
+        (false, _) => String::new(),
+        (true, false) => format!("{RESPONSE_CREATED}{RESPONSE_IN_PROGRESS}:wp\n{RESPONSE_IN_PROGRESS}:wp\n"),
+        (true, true) => format!("{RESPONSE_IN_PROGRESS}:wp\n"),
+    };
+    behind_journal((shared, asked), part, (opening, write), |end| match end {
         None if is_native => &[],
+        None if is_response => &[RESPONSE_COMPLETED, ":wp\n"],
         None => &["data: [DONE]\n\n:wp\n"],
         Some(End::Error) => &["data: {\"error\": {\"message\": \"my own words\"}}\n\n"],
         Some(End::Break) => &["data: {\"n\": \"half\"}\n\n:wp"],
@@ -116,7 +141,7 @@ pub(super) fn journaled(shared: Arc<Shared>, asked: &Seen, part: (usize, End)) -
 /// Returns a whole response behind a journal that continues after that in the request, if there is one.
 pub(super) fn journaled_whole(shared: Arc<Shared>, asked: &Seen, part: (usize, End)) -> Response {
     let write = |n: usize| format!(":wp 0 {n}\n");
-    behind_journal((shared, asked), part, write, |end| match end {
+    behind_journal((shared, asked), part, (String::new(), write), |end| match end {
         None => &[":wp= 200\n{\"answer\":", " 42}"],
         Some(End::Error) => &[":wp= 503\n{\"error\": {\"message\": \"my own words\"}}"],
         Some(End::Break) => &[":wp"],
@@ -124,18 +149,20 @@ pub(super) fn journaled_whole(shared: Arc<Shared>, asked: &Seen, part: (usize, E
     })
 }
 
-/// Returns a response of up to `n_writes` writes after those in the request, followed by `end`; the response is
-/// complete after its last write.
+/// Returns a response of `opening` and up to `n_writes` writes after those in the request, followed by `end`; the
+/// response is complete after its last write.
 fn behind_journal(
     (shared, asked): (Arc<Shared>, &Seen),
     (n_writes, end): (usize, End),
-    write: impl Fn(usize) -> String,
+    (opening, write): (String, impl Fn(usize) -> String),
     last: impl FnOnce(Option<End>) -> &'static [&'static str],
 ) -> Response {
     let n_had = n_had(asked);
     let until = N_TOKENS.min(n_had + n_writes);
     let end = Some(end).filter(|_| until < N_TOKENS);
-    let pieces = (n_had..until).map(write).chain(last(end).iter().map(|piece| (*piece).to_owned()));
+    let opening = Some(opening).filter(|opening| !opening.is_empty());
+    let writes = opening.into_iter().chain((n_had..until).map(write));
+    let pieces = writes.chain(last(end).iter().map(|piece| (*piece).to_owned()));
     // A continuation reuses another number of tokens.
     let cached_tokens = if n_had == 0 { "32" } else { "48" };
     let response = behind_journal_headers(shared, pieces.collect(), end);

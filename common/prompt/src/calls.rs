@@ -1,0 +1,144 @@
+//! Tool calls of a conversation in the form that the template accepts: arguments, ids, calls per message.
+//!
+//! Agents repeat their history in each request, so a call that is refused once ends the conversation. What the template
+//! refuses is rewritten, as a function of the message and its results. So the prompt of a longer conversation still
+//! begins with that of the shorter one.
+//!
+//! Not here: the other fields of messages (`messages`).
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value as Json, json};
+
+use crate::caps::Caps;
+use crate::messages::has_role;
+
+/// Name of the argument that holds arguments which are no object.
+const TEXT_ARGUMENT: &str = "arguments";
+
+/// Characters of an id that every template accepts.
+///
+/// Source: Mistral's templates: "Tool call IDs should be alphanumeric strings with length 9!"
+const ID_CHARS: usize = 9;
+
+/// Characters of such an id.
+const ID_DIGITS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
+
+/// Converts a message's calls to the form that the template accepts, and the id of the call whose result it is.
+///
+/// Errors: the reason if the calls are no list of objects.
+pub(crate) fn fit_calls(message: &mut Map<String, Json>, caps: &Caps) -> Result<(), String> {
+    // Some templates ask only whether the field is there.
+    if message.get("tool_calls").is_some_and(|calls| calls.is_null() || calls.as_array().is_some_and(Vec::is_empty)) {
+        message.shift_remove("tool_calls");
+    }
+    if let Some(id) = message.get_mut("tool_call_id") {
+        fit_id(id, caps);
+    }
+    match message.get_mut("tool_calls") {
+        Some(Json::Array(calls)) => calls.iter_mut().try_for_each(|call| fit_call(call, caps)),
+        Some(_) => Err("tool_calls must be an array".to_owned()),
+        None => Ok(()),
+    }
+}
+
+/// Converts a call's arguments from JSON text to an object, or back, and its id.
+fn fit_call(call: &mut Json, caps: &Caps) -> Result<(), String> {
+    if !call.is_object() {
+        return Err("each tool call must be an object".to_owned());
+    }
+    if let Some(id) = call.get_mut("id") {
+        fit_id(id, caps);
+    }
+    let arguments = call.get_mut("function").and_then(|function| function.get_mut("arguments"));
+    let Some(arguments) = arguments else { return Ok(()) };
+    if caps.object_arguments {
+        *arguments = fit_arguments(arguments.take(), caps);
+    } else if !arguments.is_string() {
+        *arguments = Json::String(arguments.to_string());
+    }
+    Ok(())
+}
+
+/// Returns arguments in a form that is rendered by a template which takes objects.
+///
+/// Where no grammar applies, a model may write anything, and a response that is cut off may end within arguments.
+fn fit_arguments(given: Json, caps: &Caps) -> Json {
+    let (value, text) = match given {
+        Json::String(text) if text.trim().is_empty() => (Some(json!({})), text),
+        Json::String(text) => (serde_json::from_str(&text).ok(), text),
+        value => {
+            let text = if value.is_object() { String::new() } else { value.to_string() };
+            (Some(value), text)
+        }
+    };
+    match value {
+        Some(Json::Object(fields)) => Json::Object(fields),
+        Some(value) if !caps.refuses_other_arguments => value,
+        // A template that renders a text as it is also gets one that was encoded twice.
+        Some(Json::String(inner)) if caps.raw_arguments => Json::String(inner),
+        Some(Json::Null) => json!({}),
+        // PHP writes empty arguments as an empty list.
+        Some(Json::Array(items)) if items.is_empty() => json!({}),
+        _ if caps.raw_arguments => Json::String(text),
+        _ => json!({ TEXT_ARGUMENT: text }),
+    }
+}
+
+/// Replaces an id that the template refuses by one made of its hash, the same for a call and its result.
+fn fit_id(id: &mut Json, caps: &Caps) {
+    let Json::String(text) = id else { return };
+    if !caps.refuses_long_call_ids || text.chars().count() == ID_CHARS {
+        return;
+    }
+    let digit = |byte: &u8| char::from(ID_DIGITS[usize::from(*byte) % ID_DIGITS.len()]);
+    *text = blake3::hash(text.as_bytes()).as_bytes().iter().take(ID_CHARS).map(digit).collect();
+}
+
+/// Splits a message with several calls, if the template refuses it, into one for each call with the result behind it.
+///
+/// Content and reasoning stay with the first call.
+/// Cost: O(n).
+pub(crate) fn one_call_each(messages: Vec<Map<String, Json>>, caps: &Caps) -> Vec<Map<String, Json>> {
+    if !caps.refuses_several_calls {
+        return messages;
+    }
+    let mut split = Vec::with_capacity(messages.len());
+    let mut messages = messages.into_iter().peekable();
+    while let Some(mut message) = messages.next() {
+        let calls = message.get_mut("tool_calls").and_then(Json::as_array_mut).filter(|calls| calls.len() > 1);
+        let Some(calls) = calls.map(std::mem::take) else {
+            split.push(message);
+            continue;
+        };
+        let results = std::iter::from_fn(|| messages.next_if(|next| has_role(next, &["tool"]))).collect();
+        let results = by_call(results, &calls);
+        let mut first = Some(message);
+        for (call, results) in calls.into_iter().zip(results) {
+            let mut caller = first.take().unwrap_or_else(silent);
+            caller.insert("tool_calls".to_owned(), Json::Array(vec![call]));
+            split.push(caller);
+            split.extend(results);
+        }
+    }
+    split
+}
+
+/// Returns the results of each call: those with its id. A result with another id belongs to the call in its place.
+fn by_call(results: Vec<Map<String, Json>>, calls: &[Json]) -> Vec<Vec<Map<String, Json>>> {
+    let ids = calls.iter().enumerate().filter_map(|(idx, call)| Some((call.get("id")?.as_str()?, idx)));
+    let ids: HashMap<&str, usize> = ids.collect();
+    let mut of_calls = vec![Vec::new(); calls.len()];
+    for (place, result) in results.into_iter().enumerate() {
+        let known = result.get("tool_call_id").and_then(Json::as_str).and_then(|id| ids.get(id));
+        let idx = known.copied().unwrap_or(place.min(calls.len() - 1));
+        of_calls[idx].push(result);
+    }
+    of_calls
+}
+
+/// Returns a message of the assistant without content.
+fn silent() -> Map<String, Json> {
+    let fields = [("role", "assistant"), ("content", "")];
+    fields.into_iter().map(|(name, value)| (name.to_owned(), Json::from(value))).collect()
+}

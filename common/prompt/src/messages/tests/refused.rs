@@ -1,0 +1,326 @@
+//! Tests of conversations that templates refuse as clients send them, with llama.cpp's templates (`make fixtures`
+//! fetches them).
+
+use std::path::{Path, PathBuf};
+
+use super::*;
+
+const GEMMA: &str = "google-gemma-2-2b-it";
+const LLAMA: &str = "meta-llama-Llama-3.1-8B-Instruct";
+const MINISTRAL: &str = "mistralai-Ministral-3-14B-Reasoning-2512";
+const NEMO: &str = "mistralai-Mistral-Nemo-Instruct-2407";
+const QWEN: &str = "Qwen-Qwen3-0.6B";
+const QWEN_CODER: &str = "Qwen3-Coder";
+const SMALL: &str = "Mistral-Small-3.2-24B-Instruct-2506";
+
+/// Id of a call that every template accepts.
+const ID: &str = "call00001";
+/// Id as OpenAI's API makes it.
+const FOREIGN_ID: &str = "call_PTLP8xhuVZz2mGYn";
+/// Arguments that a limit has cut off.
+const CUT: &str = r#"{"a": "b"#;
+
+/// A template with its capabilities.
+struct Fitted {
+    template: ChatTemplate,
+    caps: Caps,
+}
+
+impl Fitted {
+    fn read(path: &Path) -> Self {
+        let source = std::fs::read_to_string(path);
+        let source = source.unwrap_or_else(|error| panic!("{}: {error}: run `make fixtures`", path.display()));
+        let template = ChatTemplate::compile(&source, Arc::new(jiff::Zoned::now)).unwrap();
+        Self { caps: Caps::probe(&template), template }
+    }
+
+    fn named(name: &str) -> Self {
+        Self::read(&folder().join(format!("{name}.jinja")))
+    }
+
+    fn render(&self, messages: &Json) -> Result<String, PromptError> {
+        let mut variables = variables(&serde_json::from_value(json!({ "messages": messages })).unwrap(), &self.caps)?;
+        for name in ["bos", "eos"] {
+            variables.insert(format!("{name}_token"), format!("<{name}>").into());
+        }
+        self.template.render_json(&Json::Object(variables))
+    }
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/fixtures/templates")
+}
+
+fn templates() -> Vec<PathBuf> {
+    std::fs::read_dir(folder()).expect("run `make fixtures`").map(|entry| entry.unwrap().path()).collect()
+}
+
+fn user(text: &str) -> Json {
+    say("user", json!(text)).into()
+}
+
+fn assistant(text: &str) -> Json {
+    say("assistant", json!(text)).into()
+}
+
+fn call(id: &str, arguments: Json) -> Json {
+    json!({"id": id, "type": "function", "function": {"name": "f", "arguments": arguments}})
+}
+
+fn calls(content: &str, calls: Json) -> Json {
+    json!({"role": "assistant", "content": content, "tool_calls": calls})
+}
+
+fn result(id: &str, content: Json) -> Json {
+    json!({"role": "tool", "tool_call_id": id, "content": content})
+}
+
+/// Returns a call of these arguments and its result.
+fn called(arguments: Json) -> Json {
+    json!([user("q"), calls("", json!([call(ID, arguments)])), result(ID, json!("r"))])
+}
+
+/// Returns a conversation with messages of the user behind a result.
+fn interrupted() -> Vec<Json> {
+    let called = [user("q"), calls("", json!([call(ID, json!("{}"))])), result(ID, json!("r"))];
+    called.into_iter().chain([user("b"), user("c"), assistant("d"), user("e")]).collect()
+}
+
+#[track_caller]
+fn check_shown(name: &str, messages: Json, expected: &str) {
+    let shown = Fitted::named(name).render(&messages).unwrap_or_else(|error| panic!("{name}: {error}"));
+    assert!(shown.contains(expected), "{name}: {shown}");
+}
+
+#[test]
+fn arguments_that_are_no_object_are_rendered_as_the_template_accepts_them() {
+    for (name, arguments, expected) in [
+        (QWEN, CUT, r#"{"name": "f", "arguments": {"a": "b}"#),
+        (QWEN, "[1]", r#"{"name": "f", "arguments": [1]}"#),
+        (MINISTRAL, CUT, r#"f[ARGS]{"a": "b<eos>"#),
+        (LLAMA, CUT, r#"{"name": "f", "parameters": {"arguments": "{\"a\": \"b"}}"#),
+        ("openai-gpt-oss-120b", CUT, r#"<|message|>{"arguments": "{\"a\": \"b"}<|call|>"#),
+        (QWEN_CODER, CUT, "<function=f>\n<parameter=arguments>\n{\"a\": \"b\n</parameter>\n</function>"),
+        (QWEN_CODER, "[1]", "<function=f>\n<parameter=arguments>\n[1]\n</parameter>\n</function>"),
+        (QWEN_CODER, "[]", "<function=f>\n</function>"),
+        (QWEN_CODER, "null", "<function=f>\n</function>"),
+        ("GLM-4.6", CUT, "<arg_key>arguments</arg_key>\n<arg_value>{\"a\": \"b</arg_value>"),
+        ("Kimi-K3", CUT, r#"<|sep|>{"a": "b<|close|>json"#),
+        ("Kimi-K3", "[1]", "<|sep|>[1]<|close|>json"),
+    ] {
+        check_shown(name, called(json!(arguments)), expected);
+    }
+}
+
+#[test]
+fn no_arguments_are_refused_by_a_template_that_renders_calls() {
+    let mut n_rendered = 0;
+    for path in templates() {
+        let fitted = Fitted::read(&path);
+        if fitted.render(&called(json!({"a": 1}))).is_err() {
+            continue;
+        }
+        n_rendered += 1;
+        let texts = [CUT, "b", "[1]", "5", "null", "\"b\"", "[]"].map(Json::from);
+        let values = [json!([1]), json!(5), Json::Null, json!(true)];
+        for arguments in texts.into_iter().chain(values) {
+            let rendered = fitted.render(&called(arguments.clone()));
+            assert!(rendered.is_ok(), "{} / {arguments}: {rendered:?}", path.display());
+        }
+    }
+    assert!(n_rendered > 50, "{n_rendered}");
+}
+
+#[test]
+fn what_a_template_renders_in_alternation_it_renders_in_every_order() {
+    let (asks, says, says_more, asks_more) = (user("a"), assistant("b"), assistant("c"), user("d"));
+    let mut empty_calls = says.clone();
+    empty_calls["tool_calls"] = json!([]);
+    let one = |id: &str| (calls("", json!([call(id, json!({"a": 1}))])), result(id, json!("r")));
+    let ((calls_one, result_of_one), (calls_foreign, result_of_foreign)) = (one(ID), one(FOREIGN_ID));
+    let calls_two = calls("", json!([call(ID, json!({"a": 1})), call("call00002", json!({"a": 2}))]));
+    let second_result = result("call00002", json!("s"));
+    let groups = [
+        (
+            json!([asks, says, asks_more]),
+            vec![
+                json!([asks, asks_more]),
+                json!([asks, says, says_more, asks_more]),
+                json!([asks, empty_calls, asks_more]),
+            ],
+        ),
+        (
+            json!([asks, calls_one, result_of_one, says, asks_more]),
+            vec![
+                json!([asks, calls_one, result_of_one, asks_more]),
+                json!([asks, calls_two, result_of_one, second_result, says, asks_more]),
+                json!([asks, calls_foreign, result_of_foreign, says, asks_more]),
+            ],
+        ),
+    ];
+    let mut n_rendered = 0;
+    for path in templates() {
+        let fitted = Fitted::read(&path);
+        for (_, others) in groups.iter().filter(|(alternating, _)| fitted.render(alternating).is_ok()) {
+            n_rendered += 1;
+            for messages in others {
+                let rendered = fitted.render(messages);
+                assert!(rendered.is_ok(), "{} / {messages}: {rendered:?}", path.display());
+            }
+        }
+    }
+    assert!(n_rendered > 100, "{n_rendered}");
+}
+
+#[test]
+fn messages_in_a_row_are_joined_if_the_template_requires_alternation() {
+    let users = json!([user("a"), user("b")]);
+    let parts = |text: &str| say("user", json!([{"type": "text", "text": text}]));
+    let users_of_parts = json!([parts("a"), user("b"), parts("c")]);
+    let assistants = json!([user("a"), assistant("b"), assistant("c"), user("d")]);
+    check_shown(GEMMA, users.clone(), "<start_of_turn>user\na\n\nb<end_of_turn>\n<start_of_turn>model\n");
+    check_shown(GEMMA, assistants.clone(), "<start_of_turn>model\nb\n\nc<end_of_turn>\n<start_of_turn>user\nd");
+    for name in [NEMO, SMALL, MINISTRAL] {
+        check_shown(name, users.clone(), "[INST]a\n\nb[/INST]");
+        check_shown(name, users_of_parts.clone(), "[INST]a\n\nb\n\nc[/INST]");
+        check_shown(name, assistants.clone(), "[INST]a[/INST]b\n\nc<eos>[INST]d[/INST]");
+    }
+    check_shown(QWEN, users, "<|im_start|>user\na<|im_end|>\n<|im_start|>user\nb<|im_end|>\n");
+    let mut thought = assistant("x");
+    thought["reasoning_content"] = json!("t");
+    check_shown(
+        MINISTRAL,
+        json!([user("q"), thought, assistant("y"), user("z")]),
+        "[THINK]t[/THINK]x\n\ny<eos>[INST]z[/INST]",
+    );
+}
+
+/// A template that renders only parts and requires alternation.
+const ALTERNATING_PARTS: &str = "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('must alternate') }}{% endif %}{{ m.role }}:{% for p in m.content %}[{{ p.text }}]{% endfor %};{% endfor %}";
+
+#[test]
+fn parts_are_joined_as_parts_if_the_template_renders_no_text() {
+    let parts = json!([{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]);
+    let users = json!([user("a"), say("user", parts), assistant("d")]);
+    check(ALTERNATING_PARTS, users, "user:[a][\n\n][b][c];assistant:[d];");
+}
+
+#[test]
+fn a_user_s_message_behind_a_result_becomes_a_part_of_it_if_the_template_refuses_it() {
+    let messages = Json::from(interrupted());
+    let nemo = r#"{"content": r
+
+b
+
+c, "call_id": "call00001"}[/TOOL_RESULTS]d<eos>[INST]e[/INST]"#;
+    check_shown(NEMO, messages.clone(), nemo);
+    check_shown(SMALL, messages.clone(), "[TOOL_CONTENT]r\n\nb\n\nc[/TOOL_RESULTS]d<eos>[INST]e[/INST]");
+    check_shown(MINISTRAL, messages.clone(), "[TOOL_RESULTS]r\n\nb\n\nc[/TOOL_RESULTS]d<eos>[INST]e[/INST]");
+    check_shown(QWEN, messages, "</tool_response><|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>user\nc");
+}
+
+#[test]
+fn a_user_s_message_behind_a_result_is_a_turn_if_the_assistant_has_answered_the_last_one() {
+    let called = [calls("", json!([call(ID, json!("{}"))])), result(ID, json!("r"))];
+    let messages = [user("a"), assistant("b")].into_iter().chain(called).chain([user("c"), assistant("d")]);
+    let messages: Json = messages.collect();
+    for name in [NEMO, SMALL, MINISTRAL] {
+        check_shown(name, messages.clone(), "[/TOOL_RESULTS][INST]c[/INST]d<eos>");
+    }
+}
+
+#[test]
+fn joined_messages_keep_the_beginning_of_the_shorter_conversation() {
+    let mut messages = interrupted();
+    messages.insert(0, say("system", json!("s")).into());
+    for name in [SMALL, MINISTRAL] {
+        let fitted = Fitted::named(name);
+        let prompts: Vec<String> =
+            (2..=messages.len()).map(|n| fitted.render(&json!(messages[..n])).unwrap()).collect();
+        for pair in prompts.windows(2) {
+            let ended = ["[/INST]", "[/TOOL_RESULTS]"].iter().find_map(|end| pair[0].strip_suffix(*end));
+            assert!(pair[1].starts_with(ended.unwrap_or(&pair[0])), "{name}: {pair:?}");
+        }
+    }
+}
+
+/// A template that refuses several calls in one message.
+const ONE_CALL: &str = "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('one call') }}{% endif %}{{ m.role }}:{{ m.content }}{% for c in m.tool_calls %}<{{ c.id }}>{% endfor %};{% endfor %}";
+
+/// Returns a message with three calls, and results of which the first two are of each other's place and the last one is
+/// of an unknown call.
+fn three_calls(results: [Json; 3]) -> Json {
+    let three = ["one", "two", "three"].map(|id| call(id, json!({})));
+    let [second, first, unknown] = results;
+    json!([
+        user("a"),
+        calls("b", json!(three)),
+        result("two", second),
+        result("one", first),
+        result("unknown", unknown),
+        user("c"),
+    ])
+}
+
+#[test]
+fn several_calls_are_split_if_the_template_refuses_them() {
+    let messages = three_calls(["2", "1", "3"].map(Json::from));
+    let split = "user:a;assistant:b<one>;tool:1;assistant:<two>;tool:2;assistant:<three>;tool:3;user:c;";
+    check(ONE_CALL, messages, split);
+    let llama = r#"{"name": "f", "parameters": {"n": 1}}<|eot_id|><|start_header_id|>ipython<|end_header_id|>
+
+"1"<|eot_id|><|start_header_id|>assistant<|end_header_id|>
+
+{"name": "f", "parameters": {"n": 2}}<|eot_id|><|start_header_id|>ipython<|end_header_id|>
+
+"2"<|eot_id|>"#;
+    let two = json!([call("one", json!({"n": 1})), call("two", json!({"n": 2}))]);
+    let messages = json!([user("a"), calls("", two), result("two", json!("2")), result("one", json!("1"))]);
+    check_shown(LLAMA, messages, llama);
+}
+
+#[test]
+fn the_images_of_results_that_change_places_stay_theirs() {
+    let image = json!([{"type": "image_url"}]);
+    let messages = three_calls([image.clone(), image.clone(), image]);
+    let [first, second, third] = [1, 0, 2].map(mark);
+    let split = format!(
+        "user:a;assistant:b<one>;tool:{first};assistant:<two>;tool:{second};assistant:<three>;tool:{third};user:c;"
+    );
+    check(ONE_CALL, messages, &split);
+}
+
+#[test]
+fn an_empty_list_of_calls_is_left_out() {
+    let mut says = assistant("b");
+    for empty in [json!([]), Json::Null] {
+        says["tool_calls"] = empty;
+        let messages = json!([user("a"), says, user("c")]);
+        check_shown(LLAMA, messages.clone(), "<|start_header_id|>assistant<|end_header_id|>\n\nb<|eot_id|>");
+        check_shown(NEMO, messages, "[INST]a[/INST]b<eos>[INST]c[/INST]");
+    }
+}
+
+#[test]
+fn ids_that_the_template_refuses_become_nine_letters_and_digits_alike_in_call_and_result() {
+    let messages = |id: &str| {
+        let two = json!([call(id, json!({})), call(ID, json!({}))]);
+        json!([user("q"), calls("", two), result(id, json!("r")), result(ID, json!("r"))])
+    };
+    let small = Fitted::named(SMALL);
+    let ids = |id: &str| {
+        let shown = small.render(&messages(id)).unwrap();
+        let between = |start: &str, end: &str| -> Vec<String> {
+            shown.split(start).skip(1).filter_map(|rest| Some(rest.split_once(end)?.0.to_owned())).collect()
+        };
+        assert_eq!(between("[CALL_ID]", "[ARGS]"), between("[TOOL_RESULTS]", "[TOOL_CONTENT]"), "{shown}");
+        between("[CALL_ID]", "[ARGS]")
+    };
+    let foreign = ids(FOREIGN_ID);
+    assert_eq!(foreign[1], ID);
+    assert!(foreign[0].len() == 9 && foreign[0].bytes().all(|byte| byte.is_ascii_alphanumeric()), "{foreign:?}");
+    assert_ne!(foreign[0], ids("call_another")[0]);
+    assert_eq!(ids("call_0002"), ["call_0002", ID]);
+    check_shown(NEMO, messages("call_0002"), r#""call_id": "call_0002"}[/TOOL_RESULTS]"#);
+    check(ONE_CALL, json!([calls("", json!([call(FOREIGN_ID, json!({}))]))]), &format!("assistant:<{FOREIGN_ID}>;"));
+}

@@ -1,0 +1,71 @@
+//! Joins successive messages that a template refuses because it requires user and assistant to alternate.
+//!
+//! A message is joined to the one before it. So the prompt of a longer conversation begins with that of the shorter
+//! one, up to the end of the message that grew.
+//!
+//! A user's message behind a tool's result becomes a part of the result. The other way is an invented answer between
+//! the two: text that no model wrote, at each call of an agent that adds a reminder to each result. Some of Mistral's
+//! templates write the tools in front of the last user's message, so each such turn would also move the tools.
+//!
+//! Not here: system messages (`messages`), the pairs that a template refuses (`caps`).
+
+use serde_json::{Map, Value as Json, json};
+
+use crate::caps::Caps;
+use crate::messages::{has_role, join};
+
+/// Separator of joined messages.
+///
+/// Source: mistral-common joins successive messages in this way before it renders them (`_aggregate_user_messages`).
+const JOINT: &str = "\n\n";
+
+/// Returns the messages with each pair joined that the template refuses.
+///
+/// Cost: O(n).
+pub(crate) fn joined(messages: Vec<Map<String, Json>>, caps: &Caps) -> Vec<Map<String, Json>> {
+    let refused = caps.refused_pairs;
+    let mut turns: Vec<Map<String, Json>> = Vec::with_capacity(messages.len());
+    // Calls and results are no turns. A user's message behind them is one if the assistant has answered the last one.
+    let mut has_answered = true;
+    for message in messages {
+        let is_user = has_role(&message, &["user"]);
+        let is_joined = turns.last().is_some_and(|last| {
+            (refused.users && is_user && has_role(last, &["user"]))
+                || (refused.result_and_user && is_user && !has_answered && has_role(last, &["tool"]))
+                || (refused.assistants && is_answer(&message) && is_answer(last))
+        });
+        has_answered = !is_user && (has_answered || is_answer(&message));
+        match turns.last_mut().filter(|_| is_joined) {
+            Some(last) => append(last, message, caps),
+            None => turns.push(message),
+        }
+    }
+    turns
+}
+
+/// Returns whether a message is an answer of the assistant, and not calls.
+fn is_answer(message: &Map<String, Json>) -> bool {
+    has_role(message, &["assistant"]) && !message.contains_key("tool_calls")
+}
+
+/// Appends the content of `more` to a message: as text if the template renders texts, since the separator between parts
+/// is lost in templates that trim each of them.
+fn append(message: &mut Map<String, Json>, mut more: Map<String, Json>, caps: &Caps) {
+    let role = message.get("role").and_then(Json::as_str).unwrap_or_default();
+    if !caps.content(role).parts_only() && join(message, &more, JOINT) {
+        return;
+    }
+    let mut parts = take_parts(message);
+    parts.push(json!({"type": "text", "text": JOINT}));
+    parts.append(&mut take_parts(&mut more));
+    message.insert("content".to_owned(), Json::Array(parts));
+}
+
+/// Takes a message's content as a list of parts.
+fn take_parts(message: &mut Map<String, Json>) -> Vec<Json> {
+    match message.get_mut("content").map(Json::take) {
+        Some(Json::Array(parts)) => parts,
+        Some(text) => vec![json!({"type": "text", "text": text})],
+        None => Vec::new(),
+    }
+}
