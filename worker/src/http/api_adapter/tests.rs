@@ -488,8 +488,8 @@ async fn a_silent_response_repeats_its_second_event_until_it_has_an_item() {
     let in_progress = json!({"type": "response.in_progress", "response": response("in_progress", json!({}))});
     assert_eq!(opening[1..], numbered(1, [in_progress]));
     out.clear();
-    assert!(writing.write_next(&mut out).await && writing.write_next(&mut out).await);
-    assert_eq!(parse(&out), [&opening[1..], &opening[1..]].concat(), "a repetition takes no number");
+    assert!(writing.write_next(&mut out).await);
+    assert_eq!(parse(&out), opening[1..], "a repetition takes no number");
     engine.send(text("Hel"));
     out.clear();
     assert!(writing.write_next(&mut out).await);
