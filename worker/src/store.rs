@@ -124,6 +124,8 @@ pub enum DiskEvent {
         id: ChunkId,
         /// The payload.
         payload: Bytes,
+        /// Time of the read; `None` if the payload still waited to be written, so that nothing was read.
+        took: Option<Duration>,
     },
     /// The payload cannot be read, and its file has been deleted.
     ReadFailed {

@@ -2,38 +2,101 @@
 //!
 //! The contents of the batch are in `batch_plan`; the shell applies the adapter.
 //!
-//! Adapters are served in a fixed order. With n adapters a stream is in every n-th batch, and no sequence waits longer
-//! than one round.
+//! - If prompts and single tokens go through the model in one pass, adapters are served in a fixed order. With n
+//!   adapters a stream is in every n-th batch, and no adapter waits longer than one round. A medium comes between two
+//!   rounds.
+//! - If they go in separate passes, an adapter with prompts and streams needs two batches. In a fixed order, another
+//!   adapter's prompts would use up the turns of its prompts, because a stream waits for at most one micro-batch of
+//!   prompts, whatever their adapter. So the streams take a round: a batch for each adapter whose streams have waited.
+//!   Between two rounds comes one micro-batch: of the prompt with the highest priority of all adapters, or of a medium
+//!   (docs/decisions/0036-batch-plan.md).
 
-/// Returns the adapter of `present` that follows `last` in ascending order; the smallest one follows the largest.
-///
-/// `None` if `present` is empty. Cost: O(n).
-pub fn next<K: Ord + Copy>(present: impl Iterator<Item = K>, last: Option<K>) -> Option<K> {
-    let mut smallest = None;
-    let mut next = None;
-    for key in present {
-        smallest = Some(smallest.map_or(key, |smallest: K| smallest.min(key)));
-        if last.is_some_and(|last| key > last) {
-            next = Some(next.map_or(key, |next: K| next.min(key)));
+use std::cmp::Reverse;
+use std::time::Duration;
+
+use crate::batch_plan::{Passes, PromptRest, RunningSequence, Work};
+
+/// Ready sequences, and what else determines which of them are next.
+#[derive(Debug, Clone, Copy)]
+pub struct AdapterTurns<'a, K> {
+    /// Sequences whose next tokens can be computed, with their adapters.
+    pub ready: &'a [(K, RunningSequence)],
+    /// Adapter of the last batch of tokens; `None` before the first one.
+    pub last: Option<K>,
+    /// Passes of prompts and single tokens through the model.
+    pub passes: Passes,
+    /// Time to compute a prompt of average length.
+    pub usual_prompt: Duration,
+}
+
+impl<K: Ord + Copy> AdapterTurns<'_, K> {
+    /// Returns the adapter of the next batch; `None` if no sequence is ready.
+    ///
+    /// Cost: O(n).
+    pub fn next_adapter(&self) -> Option<K> {
+        match self.passes {
+            Passes::Together => self.in_order(),
+            Passes::Apart => self.of_waiting_stream().or_else(|| self.of_first_prompt()).or_else(|| self.in_order()),
         }
     }
-    next.or(smallest)
+
+    /// Returns the sequences of the next batch's adapter, without those that must not be in the batch.
+    ///
+    /// Within a round of several adapters, no prompt goes before the streams. Otherwise streams that have had their
+    /// token in this round would wait again, so the round might never end.
+    pub fn sequences(&self, adapter: K) -> Vec<RunningSequence> {
+        let is_in_round = self.passes == Passes::Apart && self.is_within_round();
+        let has_others = self.streams().any(|(other, _)| other != adapter);
+        let is_long = |work| matches!(work, Work::Prefill { n_tokens, .. } if n_tokens > 1);
+        let own = self.ready.iter().filter(|(other, _)| *other == adapter).map(|(_, sequence)| *sequence);
+        own.filter(|sequence| !(is_in_round && has_others && is_long(sequence.work))).collect()
+    }
+
+    /// Returns whether a round has begun and not ended. Within a round, no medium is computed.
+    pub fn is_within_round(&self) -> bool {
+        match self.passes {
+            Passes::Together => self.in_order() > self.last,
+            Passes::Apart => self.of_waiting_stream().is_some(),
+        }
+    }
+
+    /// Returns whether tokens come before the next medium if a medium was computed after the last round.
+    pub fn follows_medium(&self) -> bool {
+        match self.passes {
+            Passes::Together => !self.ready.is_empty(),
+            Passes::Apart => self.of_first_prompt().is_some(),
+        }
+    }
+
+    fn streams(&self) -> impl Iterator<Item = (K, &RunningSequence)> {
+        let streams = self.ready.iter().filter(|(_, sequence)| sequence.work == Work::Decode);
+        streams.map(|(adapter, stream)| (*adapter, stream))
+    }
+
+    /// Returns the adapter that follows the last one in ascending order; the smallest one follows the largest.
+    fn in_order(&self) -> Option<K> {
+        let present = || self.ready.iter().map(|(adapter, _)| *adapter);
+        let following = present().filter(|adapter| self.last.is_some_and(|last| *adapter > last)).min();
+        following.or_else(|| present().min())
+    }
+
+    /// Returns the adapter of the stream that has waited for the most prompt tokens; `None` if no stream has waited.
+    /// Ties: the smallest adapter.
+    fn of_waiting_stream(&self) -> Option<K> {
+        let waiting = self.streams().filter(|(_, stream)| stream.passed_tokens > 0);
+        waiting.max_by_key(|(adapter, stream)| (stream.passed_tokens, Reverse(*adapter))).map(|(adapter, _)| adapter)
+    }
+
+    /// Returns the adapter of the prompt with the highest priority; `None` without prompts, and if its single token is
+    /// computed with the streams of its adapter.
+    fn of_first_prompt(&self) -> Option<K> {
+        let rest = |sequence| PromptRest::of(sequence, self.usual_prompt);
+        let prompts = self.ready.iter().filter_map(|(adapter, sequence)| Some((*adapter, rest(sequence)?)));
+        let (adapter, first) = prompts.min_by(|(_, a), (_, b)| a.by_claim(b))?;
+        let is_alone = !self.streams().any(|(other, _)| other == adapter);
+        (first.share.n_tokens > 1 || is_alone).then_some(adapter)
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_adapter_gets_its_turn_while_others_are_added_or_removed() {
-        let check = |present: &[u32], last, expected| assert_eq!(next(present.iter().copied(), last), expected);
-        check(&[], None, None);
-        check(&[], Some(1), None);
-        check(&[3, 1, 2, 1], None, Some(1));
-        check(&[3, 1, 2], Some(1), Some(2));
-        check(&[3, 1], Some(1), Some(3));
-        check(&[3, 1], Some(3), Some(1));
-        check(&[2], Some(2), Some(2));
-        check(&[1, 5], Some(3), Some(5));
-    }
-}
+mod tests;

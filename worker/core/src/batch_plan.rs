@@ -1,7 +1,7 @@
 //! The next batch: the number of tokens that each sequence computes.
 //!
-//! `decode_groups` determines which shares go through the model together, `micro_batches` splits the batch, and the
-//! shell decodes it.
+//! `adapter_schedule` chooses the sequences, `decode_groups` determines which shares go through the model together,
+//! `micro_batches` splits the batch, and the shell decodes it.
 //!
 //! Between two tokens of a stream, at most one micro-batch of prompts is computed, whatever their lengths.
 //!
@@ -36,7 +36,8 @@ pub struct RunningSequence {
     pub work: Work,
     /// Time since the request arrived.
     pub waited: Duration,
-    /// Prompt tokens of other sequences that were computed since its last token; unused for a prompt.
+    /// Prompt tokens of other sequences for which it has waited since its last token ([`passed_tokens`]); unused for a
+    /// prompt.
     pub passed_tokens: u32,
 }
 
@@ -124,6 +125,15 @@ pub fn plan(pending: &[RunningSequence], room: BatchLimits, timing: BatchTiming,
     shares
 }
 
+/// Returns the number of a micro-batch's prompt tokens for which a stream waits, whatever its adapter.
+///
+/// In separate passes, prompt tokens beside streams are single ones in the streams' own pass, and do not count.
+/// Otherwise the streams of two adapters could always have waited for each other's single tokens, and longer prompts
+/// would never get a turn.
+pub fn passed_tokens(passes: Passes, n_prefill: u32, n_decode: u32) -> u32 {
+    if passes == Passes::Apart && n_decode > 0 { 0 } else { n_prefill }
+}
+
 /// Returns the shares of the prompts that are computed together within `left` tokens; `prompts` are ordered by
 /// priority.
 fn begin(prompts: &[PromptRest], mut left: u32, timing: BatchTiming, mut n_waiting: usize) -> Vec<Share> {
@@ -149,15 +159,17 @@ fn pays(timing: BatchTiming, n_tokens: u32, (n_ending, n_waiting): (usize, usize
 }
 
 /// A prompt with its remaining tokens.
-struct PromptRest {
-    share: Share,
+pub(crate) struct PromptRest {
+    /// Slot of the prompt, and its remaining tokens.
+    pub(crate) share: Share,
     ends: bool,
     /// Time that it has waited, plus the time of an average prompt.
     time: Duration,
 }
 
 impl PromptRest {
-    fn of(sequence: &RunningSequence, usual: Duration) -> Option<Self> {
+    /// Returns the rest of a prompt; `None` for a stream.
+    pub(crate) fn of(sequence: &RunningSequence, usual: Duration) -> Option<Self> {
         let Work::Prefill { n_tokens, ends } = sequence.work else { return None };
         let share = Share { slot: sequence.slot, n_tokens };
         Some(Self { share, ends, time: sequence.waited.saturating_add(usual) })
@@ -172,7 +184,7 @@ impl PromptRest {
     }
 
     /// Orders by the waiting time per remaining token, longest first. Ties: the shortest prompt, then the lowest slot.
-    fn by_claim(&self, other: &Self) -> Ordering {
+    pub(crate) fn by_claim(&self, other: &Self) -> Ordering {
         // Cross-multiplied, so that there is no rounding.
         let claim = self.time.as_nanos().saturating_mul(u128::from(other.share.n_tokens));
         let others = other.time.as_nanos().saturating_mul(u128::from(self.share.n_tokens));

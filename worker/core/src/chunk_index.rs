@@ -264,6 +264,13 @@ impl ChunkIndex {
         self.chunks.get(&id).map(|chunk| &chunk.record)
     }
 
+    /// Returns the number of a chain's blocks before the first of these chunks and checkpoints of the chain: a look-up
+    /// of that many blocks finds none of them. 0 if none of them is stored.
+    pub fn n_blocks_before(&self, chunks: &[ChunkId]) -> usize {
+        let stored = chunks.iter().filter_map(|id| self.chunks.get(id));
+        stored.map(|chunk| chunk.record.key_block().0).min().unwrap_or(0)
+    }
+
     /// Returns the fastest tier that has a chunk, `None` if it is no longer stored.
     pub fn tier(&self, id: ChunkId) -> Option<Tier> {
         self.chunks.get(&id).and_then(Chunk::tier)

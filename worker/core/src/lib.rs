@@ -10,6 +10,7 @@ pub mod batch_plan;
 pub mod checkpoints;
 pub mod chunk_index;
 pub mod decode_groups;
+pub mod disk_reads;
 pub mod drafting;
 pub mod embedding_batch;
 pub mod micro_batches;

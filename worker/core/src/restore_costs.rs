@@ -42,6 +42,12 @@ const NEWEST_WEIGHT: f64 = 0.3;
 /// Source: with it, an expensive move is tried again every few minutes.
 const HALF_LIFE_S: f64 = 60.0;
 
+/// Longest measured time to read a byte from disk. Units: milliseconds.
+///
+/// Source: at 1 MB/s, computing is faster on almost every machine. With a limit, a disk that hung for an hour is tried
+/// again a few minutes later, as after any expensive move.
+const READ_MS_PER_BYTE_MAX: f64 = 1e-3;
+
 impl Costs {
     /// Sets the time to compute a prompt token from the measured rate, if there is one.
     pub fn learn_prefill(&mut self, tokens_per_s: Option<f32>) {
@@ -65,6 +71,11 @@ impl Costs {
         learn(Some(&mut self.import_ms_per_byte), ms / n_bytes.max(1) as f64);
     }
 
+    /// Records the time of reading `n_bytes` from disk.
+    pub fn learn_read(&mut self, n_bytes: u64, ms: f64) {
+        learn(Some(&mut self.read_ms_per_byte), (ms / n_bytes.max(1) as f64).min(READ_MS_PER_BYTE_MAX));
+    }
+
     /// Moves the costs above the initial assumption back towards it, by half in a minute. Otherwise a single bad
     /// measurement, on a busy machine, would prevent the move, and thus any better measurement, forever.
     pub fn fade(&mut self, at_first: &Self, elapsed_s: f64) {
@@ -74,6 +85,7 @@ impl Costs {
             (self.copy_ms_per_token.as_mut(), at_first.copy_ms_per_token),
             (self.export_ms_per_token.as_mut(), at_first.export_ms_per_token),
             (Some(&mut self.import_ms_per_byte), Some(at_first.import_ms_per_byte)),
+            (Some(&mut self.read_ms_per_byte), Some(at_first.read_ms_per_byte)),
         ] {
             if let (Some(now), Some(first)) = (now, first) {
                 fade(now, first);
@@ -177,14 +189,30 @@ mod tests {
             suffix_rounding: None,
         };
         let mut costs =
-            Costs { export_ms_per_token: Some(12.0), import_ms_per_byte: 1.0, read_ms_per_byte: 4.0, ..at_first };
+            Costs { export_ms_per_token: Some(12.0), import_ms_per_byte: 1.0, read_ms_per_byte: 20.0, ..at_first };
         costs.fade(&at_first, 0.0);
-        assert_eq!(costs.export_ms(1), Some(12.0));
+        assert_eq!((costs.export_ms(1), costs.read_ms(1)), (Some(12.0), 20.0));
         costs.fade(&at_first, HALF_LIFE_S);
-        assert_eq!(costs.export_ms(1), Some(8.0));
+        assert_eq!((costs.export_ms(1), costs.read_ms(1)), (Some(8.0), 12.0));
         costs.fade(&at_first, 100.0 * HALF_LIFE_S);
-        assert!((costs.export_ms(1).unwrap() - 4.0).abs() < 1e-9);
-        assert_eq!((costs.copy_ms(1), costs.import_ms(1), costs.read_ms(1)), (None, 1.0, 4.0));
+        assert!((costs.export_ms(1).unwrap() - 4.0).abs() < 1e-9 && (costs.read_ms(1) - 4.0).abs() < 1e-9);
+        assert_eq!((costs.copy_ms(1), costs.import_ms(1)), (None, 1.0));
+    }
+
+    #[test]
+    fn the_speed_of_the_disk_is_measured_within_a_limit() {
+        let mut costs = Costs {
+            prefill_ms_per_token: 1.0,
+            copy_ms_per_token: None,
+            export_ms_per_token: None,
+            import_ms_per_byte: 1.0,
+            read_ms_per_byte: 2e-6,
+            suffix_rounding: None,
+        };
+        for (n_bytes, ms, expected_ms) in [(1_000_000, 50.0, 50.0), (1_000_000, 1.0, 1.0), (1_000_000, 1e9, 1000.0)] {
+            (0..40).for_each(|_| costs.learn_read(n_bytes, ms));
+            assert!((costs.read_ms(1_000_000) / expected_ms - 1.0).abs() < 0.01, "{costs:?}");
+        }
     }
 
     #[test]

@@ -40,7 +40,7 @@ pub(crate) struct Scheduler {
     planned: PlannedBatch,
     /// Encoder of media; `None` if the model reads only text.
     encoder: Option<Encoder>,
-    /// Whether the last batch was part of a medium.
+    /// Whether a medium was computed since a prompt last had a turn.
     last_was_media: bool,
     /// Adapter of the planned batch's sequences; `None` if they have none.
     adapter: Option<Applied>,

@@ -123,7 +123,7 @@ impl Queue {
     pub fn read(&self, id: ChunkId, record: Arc<ChunkRecord>) {
         let mut state = self.lock();
         let job = match state.writes.get(&id) {
-            Some(write) => DiskJob::Tell(DiskEvent::Read { id, payload: write.payload.clone() }),
+            Some(write) => DiskJob::Tell(DiskEvent::Read { id, payload: write.payload.clone(), took: None }),
             None => DiskJob::Read { id, record },
         };
         state.urgent.push_back(job);

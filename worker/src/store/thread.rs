@@ -117,8 +117,9 @@ impl<F: FnMut(DiskEvent) + Send + 'static> DiskThread<F> {
     }
 
     fn read(&mut self, id: ChunkId, record: &ChunkRecord) {
+        let began = Instant::now();
         let event = match self.folder.read(record) {
-            Ok(payload) => DiskEvent::Read { id, payload },
+            Ok(payload) => DiskEvent::Read { id, payload, took: Some(began.elapsed()) },
             Err(reason) => {
                 self.warn_of_read(&reason);
                 self.delete(record);

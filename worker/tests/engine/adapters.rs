@@ -3,7 +3,7 @@
 //! Not here: random traffic with adapters (`property`).
 
 use warmpath_bench::model::Preset;
-use warmpath_worker::engine::{AdapterFile, Engine, EngineConfig, StartError};
+use warmpath_worker::engine::{AdapterFile, Engine, EngineConfig, StartError, Switch};
 
 use super::images::{asked, image, prompt, prompts, seeing, user};
 use super::support::{Ask, adapter, applied, ask, config, start, stop, tokens, until};
@@ -59,24 +59,49 @@ async fn streams_with_different_adapters_run_side_by_side() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn images_take_no_turn_of_an_adapter() {
-    let adapters = [11, 12].map(|seed| adapter(Preset::Tiny, seed)).to_vec();
-    let sizes = EngineConfig { n_slots: 3, context_tokens_total: 3 * 4096, ..seeing() };
-    let (engine, _updates) = start(EngineConfig { batch_tokens: 4, ubatch_tokens: 4, adapters, ..sizes });
-    let with = |adapter, n, max_tokens| Ask { adapter: applied(adapter), ..ask(&tokens(1, n), max_tokens) };
-    let stream = with(0, 20, 3000).submit(&engine).unwrap();
-    let reader = tokio::spawn(stream.answer());
-    let many = [user(&(0..20).map(image).collect::<Vec<_>>())];
-    let mut images = asked(&prompt(&prompts(&engine), &many)).submit(&engine).unwrap();
-    until("the images are computed", || engine.counters().encoded_images > 2).await;
-    let other = with(1, 40, 1);
-    tokio::select! {
-        answer = other.answer(&engine) => assert_eq!(answer.tokens.len(), 1),
-        () = images.tokens(1) => panic!("the prompt with the other adapter waits for all images"),
+async fn a_prompt_beside_a_stream_does_not_wait_for_a_long_prompt_with_another_adapter() {
+    for kv_unified in [Switch::Off, Switch::On] {
+        let sizes = EngineConfig { context_tokens_total: 3 * 4096, kv_unified, ..with_adapters() };
+        let (engine, _updates) = start(EngineConfig { batch_tokens: 4, ubatch_tokens: 4, ..sizes });
+        let with = |adapter, seed, n| Ask { adapter: applied(adapter), ..ask(&tokens(seed, n), 1) };
+        let mut stream = Ask { generation: ask(&[1], 4000).generation, ..with(0, 1, 20) }.submit(&engine).unwrap();
+        stream.tokens(1).await;
+        let reader = tokio::spawn(stream.answer());
+        let mut long = with(1, 2, 4000).submit(&engine).unwrap();
+        until("the long prompt is being computed", || engine.counters().prefill_tokens > 60).await;
+        let short = with(0, 3, 40);
+        tokio::select! {
+            answer = short.answer(&engine) => assert_eq!(answer.tokens.len(), 1),
+            () = long.tokens(1) => panic!("{kv_unified:?}: the prompt waits for the long one"),
+        }
+        assert!(kv_unified == Switch::On || engine.counters().passed_tokens_max <= 4, "{:?}", engine.counters());
+        drop(long);
+        reader.abort();
+        stop(engine).await;
     }
-    drop(images);
-    reader.abort();
-    stop(engine).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn images_take_no_turn_of_a_prompt() {
+    for (kv_unified, of_prompt) in [(Switch::Off, 0), (Switch::Off, 1), (Switch::On, 0), (Switch::On, 1)] {
+        let adapters = [11, 12].map(|seed| adapter(Preset::Tiny, seed)).to_vec();
+        let sizes = EngineConfig { n_slots: 3, context_tokens_total: 3 * 4096, kv_unified, ..seeing() };
+        let (engine, _updates) = start(EngineConfig { batch_tokens: 4, ubatch_tokens: 4, adapters, ..sizes });
+        let with = |adapter, n, max_tokens| Ask { adapter: applied(adapter), ..ask(&tokens(1, n), max_tokens) };
+        let stream = with(0, 20, 3000).submit(&engine).unwrap();
+        let reader = tokio::spawn(stream.answer());
+        let many = [user(&(0..20).map(image).collect::<Vec<_>>())];
+        let mut images = asked(&prompt(&prompts(&engine), &many)).submit(&engine).unwrap();
+        until("the images are computed", || engine.counters().encoded_images > 2).await;
+        let other = with(of_prompt, 40, 1);
+        tokio::select! {
+            answer = other.answer(&engine) => assert_eq!(answer.tokens.len(), 1),
+            () = images.tokens(1) => panic!("{kv_unified:?}: the prompt with adapter {of_prompt} waits for all images"),
+        }
+        drop(images);
+        reader.abort();
+        stop(engine).await;
+    }
 }
 
 #[test]

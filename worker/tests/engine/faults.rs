@@ -1,9 +1,10 @@
-//! Damage: files that are truncated, changed, swapped and deleted between two processes or while an engine runs, an
-//! unusable folder, a killed worker.
+//! Damage: files that are truncated, changed, swapped and deleted between two processes or while an engine runs, a disk
+//! that hangs, an unusable folder, a killed worker.
 //!
 //! Whatever is in the folder, responses are those of a fresh context; at worst they take longer. Not here: the disk
 //! tier alone (`store`'s tests), failed decodes, which cannot be provoked safely in llama.cpp.
 
+use std::fs::OpenOptions;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -12,10 +13,13 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use warmpath_bench::model::Preset;
 use warmpath_common::ids::Token;
-use warmpath_worker::engine::{DiskConfig, Engine, EngineConfig, EngineHandle, PrefixCache, StartError, StoreConfig};
+use warmpath_worker::engine::{
+    CostSource, DiskConfig, Engine, EngineConfig, EngineHandle, PrefixCache, StartError, StoreConfig,
+};
 
 use super::support::{ask, config, model, start, stop, tokens, until};
 use super::tiers::store;
+use super::transfers::{base, offer};
 
 const N_PROMPTS: u32 = 4;
 
@@ -194,6 +198,107 @@ async fn answers_stay_right_when_the_folder_disappears_while_the_engine_runs() {
     })
     .await;
     stop(engine).await;
+}
+
+/// A disk whose reads hang: the files of stored state are links to a pipe that nobody writes to.
+struct HangingDisk {
+    pipe: PathBuf,
+    files: Vec<PathBuf>,
+}
+
+impl HangingDisk {
+    /// Replaces all files of a folder; later files are not affected.
+    fn new(folder: &Path) -> Self {
+        let files = files(folder);
+        let pipe = folder.join("pipe");
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        for file in &files {
+            std::fs::remove_file(file).unwrap();
+            std::fs::hard_link(&pipe, file).unwrap();
+        }
+        Self { pipe, files }
+    }
+
+    /// Makes the read in progress and later ones fail at once.
+    fn end(self) {
+        for file in &self.files {
+            // The engine may have deleted it.
+            let _ = std::fs::remove_file(file);
+        }
+        drop(OpenOptions::new().read(true).write(true).open(&self.pipe).unwrap());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn only_the_first_request_waits_for_a_disk_that_hangs() {
+    for preset in [Preset::Tiny, Preset::TinyHybrid] {
+        let folder = tempfile::tempdir().unwrap();
+        // If computing seemed cheap for a moment, the engine would not read.
+        let costs = CostSource::Assumed;
+        let config = EngineConfig { costs, ..one_slot(preset, store(64 << 20, Some(&folder))) };
+        let expected = cold_answers(&config).await;
+        let (engine, _updates) = start(config.clone());
+        for n in 0..N_PROMPTS {
+            ask(&prompt(n), 2).answer(&engine).await;
+        }
+        stop(engine).await;
+        let (engine, _updates) = start(config);
+        let disk = HangingDisk::new(folder.path());
+        let first = ask(&[prompt(0), tokens(50, 15)].concat(), 50).answer(&engine).await;
+        assert_eq!((first.cached_tokens(), &first.tokens), (0, &expected[0]), "{preset:?}");
+        let waited_us = engine.counters().disk_wait_us;
+        assert!(waited_us > 0, "{preset:?}: it did not wait");
+        let (answers, n_from_disk) = ask_all(&engine).await;
+        assert_eq!((answers, n_from_disk), (expected, 0), "{preset:?}");
+        let counters = engine.counters();
+        assert_eq!((counters.disk_wait_us, counters.failed, counters.failed_starts), (waited_us, 0, 0), "{preset:?}");
+        disk.end();
+        until("the reads fail", || engine.counters().disk_read_failures > 0).await;
+        stop(engine).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn state_in_memory_is_sent_to_another_engine_while_the_disk_hangs() {
+    let folder = tempfile::tempdir().unwrap();
+    let (holder, _holder_updates) = start(EngineConfig { store: store(64 << 20, Some(&folder)), ..base() });
+    let (other, _other_updates) = start(base());
+    let prompt = tokens(1, 300);
+    ask(&prompt, 2).answer(&holder).await;
+    until("the prompt's state is stored and written", || {
+        let totals = holder.cache_totals();
+        let written = files(folder.path()).iter().filter(|file| is_whole(file)).count();
+        totals.ram.n_tokens >= 288 && totals.disk == totals.ram && written as u64 == totals.disk.n_chunks
+    })
+    .await;
+    let disk = HangingDisk::new(folder.path());
+    let moved = ask(&prompt, 2).submit_with(&other, offer(&holder, &other, &prompt)).unwrap().answer().await;
+    assert_eq!(moved.started.unwrap().cached.ram, 288);
+    disk.end();
+    stop(holder).await;
+    stop(other).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn state_that_could_not_be_written_is_sent_to_another_engine() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("cache");
+    let disk = Some(DiskConfig { dir: dir.clone(), bytes: 64 << 20 });
+    let (holder, _holder_updates) =
+        start(EngineConfig { store: StoreConfig { disk, ..store(64 << 20, None) }, ..base() });
+    let (other, _other_updates) = start(base());
+    std::fs::remove_dir_all(&dir).unwrap();
+    let prompt = tokens(1, 300);
+    ask(&prompt, 2).answer(&holder).await;
+    until("the prompt's state is stored and cannot be written", || {
+        holder.cache_totals().ram.n_tokens >= 288 && holder.counters().disk_write_failures > 0
+    })
+    .await;
+    let moved = ask(&prompt, 2).submit_with(&other, offer(&holder, &other, &prompt)).unwrap().answer().await;
+    assert_eq!(moved.started.unwrap().cached.ram, 288);
+    assert_eq!(holder.counters().disk_read_failures, 0);
+    stop(holder).await;
+    stop(other).await;
 }
 
 #[tokio::test]

@@ -35,7 +35,8 @@ pub fn slow(prefill_ms_per_token: f64) -> CostSource {
     })
 }
 
-fn base() -> EngineConfig {
+/// Returns the configuration of an engine that sends and fetches state rather than compute it.
+pub fn base() -> EngineConfig {
     EngineConfig {
         n_slots: 3,
         context_tokens_total: 3 * 1024,

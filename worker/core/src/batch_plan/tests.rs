@@ -134,6 +134,13 @@ fn the_last_token_of_a_prompt_is_computed_with_the_streams() {
 }
 
 #[test]
+fn streams_do_not_wait_for_single_tokens_in_their_own_pass() {
+    assert_eq!(passed_tokens(Passes::Apart, 3, 2), 0);
+    assert_eq!(passed_tokens(Passes::Apart, 20, 0), 20);
+    assert_eq!(passed_tokens(Passes::Together, 15, 5), 15);
+}
+
+#[test]
 fn a_part_of_a_prompt_takes_a_turn() {
     let piece = |n_tokens| RunningSequence { work: Work::Prefill { n_tokens, ends: false }, ..prefill(1, n_tokens) };
     check_apart(&[decode(0), piece(5)], &[(1, 5)]);

@@ -38,6 +38,8 @@ enum Happening {
     MoveOut { which: usize },
     /// A disk operation ends.
     Disk { which: usize, outcome: Outcome },
+    /// The disk takes too long for the reads in progress.
+    Stall,
     /// A conversation is pinned, or a pin is removed.
     Pin { which: usize, name: u64 },
     /// The store is cleared.
@@ -75,6 +77,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         3 => (0_usize..4).prop_map(|which| Happening::Leave { which }),
         12 => (0_usize..4).prop_map(|which| Happening::MoveOut { which }),
         24 => (0_usize..4, outcome).prop_map(|(which, outcome)| Happening::Disk { which, outcome }),
+        8 => Just(Happening::Stall),
         3 => (0_usize..8, 0_u64..3).prop_map(|(which, name)| Happening::Pin { which, name }),
         1 => Just(Happening::Clear),
     ]
@@ -131,6 +134,7 @@ fn happen(world: &mut World, happening: Happening) {
         Happening::Leave { which } => world.leave(which),
         Happening::MoveOut { which } => world.move_out(which),
         Happening::Disk { which, outcome } => world.hear_from_disk(which, outcome),
+        Happening::Stall => world.stall(),
         Happening::Pin { which, name } => world.pin(which, name),
         Happening::Clear => world.clear(),
     }

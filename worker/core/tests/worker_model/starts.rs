@@ -7,6 +7,7 @@ use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::Tier;
 use warmpath_worker_core::chunk_index::{ChunkId, StateKind, StoredPrefix};
+use warmpath_worker_core::disk_reads::plan_without_reads;
 use warmpath_worker_core::slot_plan::{PlanInputs, PrefixSource, Reuse, Save, SlotDecision, SlotPlan, Wish, plan};
 use warmpath_worker_core::slot_table::{Acquire, AfterUse};
 
@@ -18,7 +19,8 @@ impl World {
     pub fn admit(&mut self) {
         let mut idx = 0;
         while idx < self.waiting.len() {
-            if self.waiting[idx].fetching.iter().any(|id| self.reading.contains(id)) {
+            let is_being_read = self.waiting[idx].fetching.iter().any(|id| self.reading.contains(id));
+            if is_being_read && !self.is_disk_late {
                 idx += 1;
                 continue;
             }
@@ -36,6 +38,9 @@ impl World {
                     idx += 1;
                 }
                 SlotDecision::Start(plan) => {
+                    if is_being_read {
+                        self.ways.count("start without the disk");
+                    }
                     let waiting = self.waiting.remove(idx);
                     self.start(waiting, &plan);
                 }
@@ -44,7 +49,12 @@ impl World {
     }
 
     fn decide(&self, waiting: &Waiting) -> SlotDecision {
-        plan(&self.outlook(), &self.wish(waiting, &root(waiting.request.salt)))
+        let root = root(waiting.request.salt);
+        let (inputs, wish) = (self.outlook(), self.wish(waiting, &root));
+        match self.is_disk_late {
+            true => plan_without_reads(&inputs, &wish),
+            false => plan(&inputs, &wish),
+        }
     }
 
     pub fn outlook(&self) -> PlanInputs<'_> {

@@ -94,7 +94,7 @@ impl Ways {
 
     /// Returns every kind of start and wait with its number.
     pub fn all(&self) -> Vec<(&'static str, u32)> {
-        const NAMES: [&str; 13] = [
+        const NAMES: [&str; 14] = [
             "cold",
             "keep",
             "keep with a checkpoint",
@@ -103,6 +103,7 @@ impl Ways {
             "import",
             "import with a checkpoint",
             "start from disk",
+            "start without the disk",
             "wait for a prefix",
             "wait for the disk",
             "save first",
@@ -127,6 +128,8 @@ pub struct World {
     pub files: HashMap<ChunkId, Truth>,
     writing: Vec<(ChunkId, Truth)>,
     pub reading: Vec<ChunkId>,
+    /// Whether requests do without the disk, because a read takes too long.
+    pub is_disk_late: bool,
     announced: Announced,
     conversations: Vec<(u8, Vec<Token>)>,
     pub now_ms: u64,
@@ -173,6 +176,7 @@ impl World {
             files: HashMap::new(),
             writing: Vec::new(),
             reading: Vec::new(),
+            is_disk_late: false,
             announced: Announced::default(),
             conversations: vec![(0, Vec::new())],
             now_ms: 1,
@@ -320,6 +324,7 @@ impl World {
     pub fn hear_from_disk(&mut self, which: usize, outcome: Outcome) {
         if !self.reading.is_empty() {
             let id = self.reading.remove(which % self.reading.len());
+            self.is_disk_late = false;
             self.hear_of_read(id, outcome);
         } else if !self.writing.is_empty() {
             let (id, truth) = self.writing.remove(which % self.writing.len());
@@ -332,6 +337,11 @@ impl World {
             }
         }
         self.execute_orders();
+    }
+
+    /// Makes the reads in progress late until one of them ends.
+    pub fn stall(&mut self) {
+        self.is_disk_late = !self.reading.is_empty();
     }
 
     fn hear_of_read(&mut self, id: ChunkId, outcome: Outcome) {

@@ -1,8 +1,9 @@
 //! Stored state for another worker: a run of blocks, found by the hash of its last block.
 //!
-//! Stored chunks are sent from memory; those that are only on disk are read first. State that is only in a slot, even a
-//! busy one, is stored first, in parts: each step exports at most as much as takes the time of a micro-batch, so
-//! running responses are delayed by one more micro-batch per step.
+//! Stored chunks are sent from memory; those that are only on disk are read first. If the disk is late, the run ends
+//! before the first of them. State that is only in a slot, even a busy one, is stored first, in parts: each step
+//! exports at most as much as takes the time of a micro-batch, so running responses are delayed by one more micro-batch
+//! per step.
 //!
 //! Not here: the endpoint (`crate::http::kv`), the bytes (`crate::store::exchange`), the asking worker
 //! (`receiving`).
@@ -83,7 +84,7 @@ impl EngineHandle {
     /// Returns the first of these runs whose last block is cached. If a slot is still computing the run, only its
     /// computed blocks are returned.
     ///
-    /// Cost: waits for the step in progress, for reads from the disk, and for exports from a slot.
+    /// Cost: waits for the step in progress, for reads from the disk unless it is late, and for exports from a slot.
     /// Errors: `Missing`, `Busy`, `Engine`.
     pub async fn run_to(&self, ends: Vec<RunEnd>) -> Result<SentRun, SendError> {
         let place = self.shared.sends.take().ok_or(SendError::Busy)?;
@@ -182,7 +183,7 @@ impl KvState<'_> {
         costs.exported_within(costs.prefill_ms(ubatch_tokens as usize))
     }
 
-    /// Returns a run's parts up to the first one that could not be read.
+    /// Returns a run's parts up to the first one that is not in memory, because it could not be read or not yet.
     fn read_parts(&self, sending: &RunLookup) -> Vec<SentPart> {
         let parts = sending.parts.iter().map_while(|ChunkPart { chunk, blocks }| {
             let (record, payload) = (self.cache.index().record(*chunk)?, self.cache.payload(*chunk)?);

@@ -1,36 +1,39 @@
-//! The engine's chunk store: the index of chunks, their bytes in memory, and requests to the disk thread.
+//! The engine's chunk store: the index of chunks, and their bytes in memory.
 //!
-//! This module executes the index's orders in sequence. Steps never wait for the disk: reads and writes are requested,
-//! and their events are handled between two steps.
+//! State goes into the store in chunks, and is assembled again for a slot. Methods that change the index execute its
+//! orders before they return.
 //!
-//! Not here: eviction (the core's `chunk_index`), the files (`crate::store`), the format of state (`codec`).
+//! Not here: requests to the disk thread (`disk_tier`), eviction (the core's `chunk_index`), the files
+//! (`crate::store`), the format of state (`codec`).
 
 mod clock;
+mod disk_tier;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use tracing::{debug, info, warn};
 use warmpath_common::model::MemoryKind;
 use warmpath_worker_core::chunk_index::{
-    ChunkId, ChunkIndex, ChunkRecord, NewChunk, Prefix, StoreLimits, StoreOrder, StoredPrefix, TierChange,
+    ChunkId, ChunkIndex, ChunkRecord, NewChunk, Prefix, StoreLimits, StoredPrefix, TierChange,
 };
+use warmpath_worker_core::disk_reads::DiskReads;
 use warmpath_worker_core::restore_costs::Costs;
 use warmpath_worker_core::slot_plan::{PrefixSource, SlotPlan};
 use warmpath_worker_core::tenants::Tenant;
 
 use clock::{Clock, past_ms};
+pub(crate) use disk_tier::Disk;
 
 use super::codec::{PayloadPart, StateFrame, StateLayout};
 use crate::engine::api::CachedTokens;
 use crate::engine::config::CostSource;
 use crate::pages::{PagePool, PooledPages};
+use crate::store::StoredFile;
 use crate::store::exchange::Received;
-use crate::store::{DiskEvent, DiskStore, StoredFile};
 
 /// Store of one engine.
 pub(crate) struct Cache {
@@ -41,7 +44,10 @@ pub(crate) struct Cache {
     pages: PagePool,
     /// Chunks whose payload is in memory although the index has them only on disk.
     passing: HashSet<ChunkId>,
-    reading: HashSet<ChunkId>,
+    /// Reads that the disk has not finished, of chunks whose payload is not in memory.
+    reads: DiskReads,
+    /// Whether a read was late when the disk's events were last taken: at the start of this step.
+    is_disk_late: bool,
     disk: Option<Disk>,
     codec: Option<Codec>,
     costs: Costs,
@@ -50,12 +56,6 @@ pub(crate) struct Cache {
     /// Time of the last decay of costs above the initial estimate.
     faded_at: Instant,
     clock: Clock,
-}
-
-/// The disk tier and the channel of its events.
-pub(crate) struct Disk {
-    pub store: DiskStore,
-    pub events: Receiver<DiskEvent>,
 }
 
 /// Layout by which this context's state is cut and assembled.
@@ -81,7 +81,8 @@ impl Cache {
             payloads: HashMap::new(),
             pages: PagePool::default(),
             passing: HashSet::new(),
-            reading: HashSet::new(),
+            reads: DiskReads::default(),
+            is_disk_late: false,
             disk: None,
             codec,
             costs,
@@ -332,35 +333,6 @@ impl Cache {
         }
     }
 
-    /// Requests chunks from disk and protects them from eviction until [`Self::release`].
-    pub(crate) fn fetch(&mut self, chunks: &[ChunkId]) {
-        for id in chunks {
-            self.index.hold(*id);
-            let (Some(disk), Some(record)) = (&self.disk, self.index.record(*id)) else { continue };
-            if self.reading.insert(*id) {
-                disk.store.read(*id, Arc::clone(record));
-            }
-        }
-    }
-
-    /// Returns whether any of these chunks is still being read.
-    pub(crate) fn is_reading(&self, chunks: &[ChunkId]) -> bool {
-        chunks.iter().any(|id| self.reading.contains(id))
-    }
-
-    /// Returns whether there is a disk tier.
-    pub(crate) fn has_disk(&self) -> bool {
-        self.disk.is_some()
-    }
-
-    /// Waits for an event of the disk thread, at most this long, and handles it.
-    pub(crate) fn wait_for_disk(&mut self, at_most: Duration) {
-        let event = self.disk.as_ref().and_then(|disk| disk.events.recv_timeout(at_most).ok());
-        if let Some(event) = event {
-            self.take_disk_event(event);
-        }
-    }
-
     /// Records that a tenant's request starts from a prompt's first stored tokens.
     pub(crate) fn touch(&mut self, found: &StoredPrefix, n_tokens: u32, tenant: Tenant) {
         let used: Vec<(ChunkId, usize)> = self.pieces(found, n_tokens).collect();
@@ -394,47 +366,6 @@ impl Cache {
         cached
     }
 
-    /// Handles the disk's events since the last call.
-    pub(crate) fn take_disk_events(&mut self) {
-        let Some(disk) = &self.disk else { return };
-        let events: Vec<DiskEvent> = disk.events.try_iter().collect();
-        for event in events {
-            self.take_disk_event(event);
-        }
-    }
-
-    fn take_disk_event(&mut self, event: DiskEvent) {
-        let now_ms = self.clock.now_ms();
-        match event {
-            DiskEvent::Written { id, .. } => self.index.written(id, now_ms),
-            DiskEvent::WriteFailed { id, .. } => self.index.write_failed(id),
-            DiskEvent::Read { id, payload } => {
-                self.reading.remove(&id);
-                if self.index.read_back(id, now_ms) {
-                    self.passing.remove(&id);
-                } else if self.index.is_held(id) {
-                    self.passing.insert(id);
-                } else {
-                    return;
-                }
-                self.payloads.insert(id, payload);
-            }
-            DiskEvent::ReadFailed { id, reason } => {
-                warn!(%reason, "stored state cannot be read; its tokens will be computed");
-                self.reading.remove(&id);
-                self.index.lost(id);
-            }
-        }
-        self.execute_orders();
-    }
-
-    /// Waits until all writes are on disk, at most until `deadline`; returns the number of unwritten chunks.
-    pub(crate) fn flush(&mut self, deadline: Instant) -> usize {
-        let n_left = self.disk.as_ref().map_or(0, |disk| disk.store.flush(deadline));
-        self.take_disk_events();
-        n_left
-    }
-
     /// Removes all stored state.
     pub(crate) fn clear(&mut self) {
         self.index.clear();
@@ -444,30 +375,6 @@ impl Cache {
     /// Returns the changes of stored blocks since the last call, in order, for routers.
     pub(crate) fn take_changes(&mut self) -> Vec<TierChange> {
         self.index.take_changes()
-    }
-
-    /// Executes the orders of the index.
-    pub(crate) fn execute_orders(&mut self) {
-        for order in self.index.take_orders() {
-            match order {
-                StoreOrder::DropRam(id) => drop(self.payloads.remove(&id)),
-                StoreOrder::Write(id) => self.write(id),
-                StoreOrder::DropFile(id, record) => {
-                    if let Some(disk) = &self.disk {
-                        disk.store.delete(id, record);
-                    }
-                }
-            }
-        }
-    }
-
-    fn write(&mut self, id: ChunkId) {
-        match (&self.disk, self.index.record(id), self.payloads.get(&id)) {
-            (Some(disk), Some(record), Some(payload)) => {
-                disk.store.write(id, Arc::clone(record), payload.clone());
-            }
-            _ => self.index.write_failed(id),
-        }
     }
 }
 
@@ -482,3 +389,6 @@ impl Codec {
         assembled.map_err(|error| warn!(%error, "stored state cannot be assembled")).ok()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use warmpath_common::ids::SlotId;
 use warmpath_common::lora::Applied;
-use warmpath_worker_core::adapter_schedule;
-use warmpath_worker_core::batch_plan::{self, BatchLimits, RunningSequence, Share, Work};
+use warmpath_worker_core::adapter_schedule::AdapterTurns;
+use warmpath_worker_core::batch_plan::{self, BatchLimits, Passes, RunningSequence, Share, Work};
 use warmpath_worker_core::micro_batches;
 use warmpath_worker_core::slot_table::SlotTable;
 
@@ -104,11 +104,13 @@ impl Scheduler {
         self.adapter
     }
 
-    /// Adds the batch's prefill tokens to the counter of each stream, which starts anew with each of its tokens.
+    /// Adds the prefill tokens for which streams wait to the counter of each stream, which starts anew with each of its
+    /// tokens.
     pub(crate) fn count_passed_tokens(&mut self, batch: &Batch) {
+        let n_passed = batch_plan::passed_tokens(self.limits.room.passes, batch.n_prefill, batch.n_decode);
         let is_held_up = |sequence: &&mut Sequence| sequence.is_stream() && !sequence.is_unread();
         for sequence in self.running.iter_mut().map(|(_, sequence)| sequence).filter(is_held_up) {
-            sequence.passed_tokens += batch.n_prefill;
+            sequence.passed_tokens += n_passed;
             self.counters.passed_tokens_max.fetch_max(u64::from(sequence.passed_tokens), Relaxed);
         }
     }
@@ -124,38 +126,36 @@ impl Scheduler {
     /// The batch is a single micro-batch if sequences with other adapters are ready. It is also one if several prompts
     /// are ready and one of them has already started, so that the new ones need not wait for a long batch.
     pub(crate) fn plan_batch(&mut self, table: &SlotTable, generator: &mut Generator<'_>) {
-        let adapter_of = |sequence: &Sequence| sequence.submission.adapter;
         // Clients read their streams at the same time, which changes this set, so it is determined once.
         let ready: Vec<SlotId> = self.ready(table).map(|(slot, _)| slot).collect();
         self.planned = PlannedBatch::default();
         self.planned.ready = ready.iter().map(|slot| self.running.in_slot(*slot).order).collect();
         let is_at_media = |slot: &SlotId| self.running.in_slot(*slot).is_at_media(table.n_held(*slot));
         let (media, ready): (Vec<SlotId>, Vec<SlotId>) = ready.into_iter().partition(is_at_media);
+        let pending = self.with_adapters(&ready, table);
+        let (room, pace) = (self.limits.room, self.averages.pace());
+        let (last, passes, usual_prompt) = (self.last_adapter, room.passes, pace.usual_prompt);
+        let turns = AdapterTurns { ready: &pending, last, passes, usual_prompt };
         // A medium comes after a stream's token, not after a prompt for which the stream has waited already.
-        let sequences = ready.iter().map(|slot| self.running.in_slot(*slot));
-        let has_waited = sequences.filter(|sequence| sequence.is_stream()).any(|stream| stream.passed_tokens > 0);
-        let is_turn = ready.is_empty() || !(self.last_was_media || has_waited);
-        self.last_was_media = !media.is_empty() && is_turn;
-        if self.last_was_media {
+        let is_within_round = turns.is_within_round();
+        let is_turn = !(is_within_round || (self.last_was_media && turns.follows_medium()));
+        if is_turn && !media.is_empty() {
+            self.last_was_media = true;
             return self.plan_media(&media, table);
         }
-        let present = ready.iter().map(|slot| adapter_of(self.running.in_slot(*slot)));
-        let Some(adapter) = adapter_schedule::next(present, self.last_adapter) else { return };
+        let Some(adapter) = turns.next_adapter() else { return };
         self.last_adapter = Some(adapter);
         self.adapter = adapter;
-        let list_max = self.list_max();
-        let ready = || ready.iter().map(|slot| (self.running.in_slot(*slot), table.n_held(*slot), *slot));
-        let is_next = |(sequence, n_held, slot): (&Sequence, u32, SlotId)| {
-            (adapter_of(sequence) == adapter).then(|| pending(sequence, (slot, n_held), list_max))
-        };
-        let pending: Vec<RunningSequence> = ready().filter_map(is_next).collect();
-        let is_short = ready().any(|(sequence, ..)| adapter_of(sequence) != adapter)
-            || has_new_prompt(ready().map(|(sequence, n_held, _)| (sequence, n_held)));
-        let room = self.limits.room;
+        let next = turns.sequences(adapter);
+        let is_short = pending.iter().any(|(other, _)| *other != adapter)
+            || has_new_prompt(ready.iter().map(|slot| (self.running.in_slot(*slot), table.n_held(*slot))));
         let batch_tokens = if is_short { room.ubatch_tokens } else { room.batch_tokens };
-        let shares =
-            batch_plan::plan(&pending, BatchLimits { batch_tokens, ..room }, self.averages.pace(), self.queue.len());
-        let shares = match pending.iter().all(|pending| pending.work == Work::Decode) {
+        let shares = batch_plan::plan(&next, BatchLimits { batch_tokens, ..room }, pace, self.queue.len());
+        let has_stream = shares.iter().any(|share| self.running.in_slot(share.slot).is_stream());
+        // The batches of a round do not take the turn of a prompt, which comes before the next medium.
+        self.last_was_media &= passes == Passes::Apart && (is_within_round || has_stream);
+        let mut own = pending.iter().filter(|(other, _)| *other == adapter);
+        let shares = match own.all(|(_, sequence)| sequence.work == Work::Decode) {
             true => generator.draft(shares, &mut self.running, (table, room.ubatch_tokens)),
             false => shares,
         };
@@ -163,6 +163,16 @@ impl Scheduler {
             Some(decode_groups) => decode_groups.arrange(&shares),
             None => shares,
         };
+    }
+
+    /// Returns the sequences in `slots` with their adapters.
+    fn with_adapters(&self, slots: &[SlotId], table: &SlotTable) -> Vec<(Option<Applied>, RunningSequence)> {
+        let list_max = self.list_max();
+        let with_adapter = |slot: &SlotId| {
+            let sequence = self.running.in_slot(*slot);
+            (sequence.submission.adapter, pending(sequence, (*slot, table.n_held(*slot)), list_max))
+        };
+        slots.iter().map(with_adapter).collect()
     }
 
     /// Plans a batch with the next tokens of one medium; of several sequences, the one that started first is chosen.

@@ -1,15 +1,17 @@
 //! The queue of submissions without a slot.
 //!
 //! It is scanned in order whenever a slot is idle. A request that waits for another request's prefix, for the disk or
-//! for another worker keeps its place, and later requests may start before it.
+//! for another worker keeps its place, and later requests may start before it. No request waits for the disk while a
+//! read is late.
 //!
-//! Not here: the decision (`warmpath_worker_core::slot_plan`), the start in a slot (`kv::restoring`).
+//! Not here: the decision (`warmpath_worker_core::slot_plan`, `disk_reads`), the start in a slot (`kv::restoring`).
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use warmpath_common::ids::SlotId;
 use warmpath_worker_core::chunk_index::ChunkId;
+use warmpath_worker_core::disk_reads;
 use warmpath_worker_core::slot_plan::{self, Reuse, SlotDecision, SlotPlan};
 
 use super::Scheduler;
@@ -30,7 +32,7 @@ pub(crate) struct QueuedSubmission {
     pub(crate) admission: Admission,
     /// Prompt tokens to compute, as estimated at its arrival.
     pub(crate) n_uncached: u32,
-    /// Chunks that are being read from disk for it; they are not evicted before it has started.
+    /// Chunks that were requested from disk for it; they are not evicted before it has started.
     pub(crate) fetching: Vec<ChunkId>,
     /// Time until which it waits for another request to compute the blocks that the router expects; `None` if none are
     /// missing.
@@ -104,7 +106,7 @@ impl Scheduler {
                 *idx += 1;
                 continue;
             }
-            match slot_plan::plan(&kv.outlook(), &kv.wish(&waiting.admission)) {
+            match decide(&waiting.admission, kv) {
                 SlotDecision::NoSlot => return None,
                 SlotDecision::WaitFor { slot, n_tokens } => self.wait_for(*idx, (slot, n_tokens), kv),
                 SlotDecision::Fetch(chunks) => {
@@ -132,5 +134,14 @@ impl Scheduler {
         {
             leader.want_checkpoint(n_tokens);
         }
+    }
+}
+
+/// Returns the decision on a request. While the disk is late, the request does without state that is only on disk.
+fn decide(admission: &Admission, kv: &KvState<'_>) -> SlotDecision {
+    let (inputs, wish) = (kv.outlook(), kv.wish(admission));
+    match kv.cache.is_disk_late() {
+        true => disk_reads::plan_without_reads(&inputs, &wish),
+        false => slot_plan::plan(&inputs, &wish),
     }
 }

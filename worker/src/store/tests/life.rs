@@ -16,6 +16,17 @@ fn written_chunks_can_be_read() {
 }
 
 #[test]
+fn a_read_reports_its_time() {
+    let dir = dir();
+    let opened = open(&dir);
+    opened.write_through(&chunk(1));
+    let requested_at = Instant::now();
+    opened.store.read(ChunkId(1), chunk(1).into());
+    let DiskEvent::Read { took: Some(took), .. } = opened.event() else { panic!("not read") };
+    assert!(took > Duration::ZERO && took <= requested_at.elapsed(), "{took:?}");
+}
+
+#[test]
 fn a_restart_finds_everything_with_parents_before_children() {
     let dir = dir();
     let opened = open(&dir);

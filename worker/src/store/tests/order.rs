@@ -25,7 +25,7 @@ fn a_chunk_that_waits_to_be_written_is_read_from_the_queue() {
     opened.write(2, 100);
     opened.store.read(ChunkId(2), chunk(2).into());
     drop(release);
-    let DiskEvent::Read { id: ChunkId(2), payload: found } = opened.event() else { panic!("not read") };
+    let DiskEvent::Read { id: ChunkId(2), payload: found, took: None } = opened.event() else { panic!("not read") };
     assert_eq!(found, payload(&chunk(2)));
     assert_eq!(said(&opened.event()), "written 2");
 }
