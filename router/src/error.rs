@@ -209,7 +209,7 @@ impl RequestError {
             Self::NoWorker { .. } | Self::ShuttingDown => Class::Unavailable,
             Self::Upstream { last: WorkerFailure::Timeout, .. } => Class::UpstreamLate,
             Self::Upstream { last: WorkerFailure::Full, .. } => Class::Overload,
-            Self::Upstream { last: WorkerFailure::Unready, .. } => Class::Unavailable,
+            Self::Upstream { last: WorkerFailure::Unready | WorkerFailure::Shortage, .. } => Class::Unavailable,
             Self::Upstream { .. } => Class::Upstream,
             Self::Internal { .. } => Class::Internal,
         }
@@ -271,5 +271,16 @@ impl RequestError {
             Self::Upstream { .. } => Some("worker_failed"),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shortage_on_the_router_s_machine_is_a_refusal_with_retry_after() {
+        let error = RequestError::Upstream { n_attempts: 1, last: WorkerFailure::Shortage };
+        assert_eq!((error.class(), error.retry_after()), (Class::Unavailable, Some(RETURN)));
     }
 }

@@ -30,7 +30,7 @@ use tokio::task::JoinSet;
 use warmpath_common::ids::RequestId;
 use warmpath_common::model::ModelInfo;
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::fleet::{ConnectionState, FleetView};
+use warmpath_router_core::fleet::{ConnectionState, FleetView, WorkerView};
 use warmpath_router_core::index::{IndexOptions, IndexWriter, PrefixIndex};
 use warmpath_router_core::ledger::{Ledger, NoWorker, Ticket};
 use warmpath_router_core::overload::admission::CapacityForecast;
@@ -261,11 +261,16 @@ impl Fleet {
     }
 
     /// Returns whether all that the router can do with requests is to hold them: no worker can take any, and one is
-    /// loading its model or has joined recently. Before the first contact this is not known, so it returns false.
+    /// loading its model. Before the first contact this is not known, so it returns false.
     ///
-    /// A router that holds requests is ready for clients.
+    /// Then the router is ready for clients. A worker that cannot be reached does not count, because another router may
+    /// reach it.
     pub fn can_only_hold(&self) -> bool {
-        let can_only_hold = !self.is_contacting() && self.view().is_awaited(None, None, Instant::now());
+        let view = self.view();
+        let loads =
+            |worker: &Arc<WorkerView>| !worker.is_leaving && matches!(worker.link, ConnectionState::Loading { .. });
+        let can_only_hold =
+            !self.is_contacting() && view.workers.iter().any(loads) && view.is_awaited(None, None, Instant::now());
         if can_only_hold {
             // Then a vocabulary that is fetched once a worker is ready does not make it unready.
             self.was_ready.store(true, Ordering::Relaxed);

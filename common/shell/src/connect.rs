@@ -1,12 +1,10 @@
 //! Connections for hyper's client: plain, or with TLS and the current certificates.
 //!
-//! Targets are chosen by the callers; `watch` detects hosts that vanish during a request.
+//! Targets are chosen by the callers; `vanished` detects hosts that vanish during a request.
 //!
 //! A failed handshake is distinguished from a host that cannot be reached, and a host that does not speak TLS is
 //! reported as such. A connection remembers whether it has carried a response. If it breaks before that, the host has
 //! failed; if it breaks later, it may only have been closed because of its age.
-
-mod watch;
 
 use std::error::Error as StdError;
 use std::io;
@@ -27,7 +25,7 @@ use tokio_rustls::TlsConnector;
 use tower::Service;
 
 use crate::tls::CurrentClient;
-use watch::Watch;
+use crate::vanished::Watch;
 
 /// Silence on a connection after which a keepalive probe is sent, and the pause between two probes.
 ///
@@ -168,11 +166,7 @@ impl Connection {
     /// Errors: `TimedOut` if the host is gone.
     fn about_to_send(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         let Some(watch) = &mut self.watch else { return Ok(()) };
-        watch.begin(tcp(&self.stream));
-        match watch.poll_gone(tcp(&self.stream), cx) {
-            Poll::Ready(()) => Err(io::ErrorKind::TimedOut.into()),
-            Poll::Pending => Ok(()),
-        }
+        watch.begin(tcp(&self.stream), cx)
     }
 }
 
@@ -191,7 +185,7 @@ impl Read for Connection {
             watch.end();
             return read;
         }
-        watch.poll_gone(tcp(stream), cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
+        watch.poll_gone(tcp(stream), cx).map(Err)
     }
 }
 

@@ -28,6 +28,7 @@ pub mod runtime;
 pub mod stop_signals;
 pub mod tls;
 pub mod trace;
+mod vanished;
 
 /// Returns an error's text, followed by those of its causes.
 pub fn chain(error: &dyn std::error::Error) -> String {

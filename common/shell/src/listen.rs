@@ -311,7 +311,7 @@ async fn answer(
     let (mut request, unread) = Upload::within(request, seat);
     request.extensions_mut().insert(ClientAddress(seat.address()));
     let mut response = routes.oneshot(request).await?;
-    if !unread.discard().await {
+    if !unread.discard(seat).await {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     Ok(response.map(|body| Body::new(Download::new(body, Arc::clone(seat)))))

@@ -5,8 +5,8 @@
 //! its connection fails, which drops the response.
 //!
 //! A client that vanishes while it waits for a response is detected by TCP keepalive. While sent bytes are
-//! unacknowledged, the system resends them and sends no probes: it gives up after some 15 minutes, or the timeout
-//! passes once its buffers are full.
+//! unacknowledged, the system sends no probes but resends them, and gives up after some 15 minutes; then `vanished`
+//! detects that the client is gone.
 
 use std::io;
 use std::pin::Pin;
@@ -17,6 +17,8 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
+
+use crate::vanished::Watch;
 
 /// Silence on a connection after which a keepalive probe is sent.
 ///
@@ -32,12 +34,67 @@ const PROBE_PAUSE: Duration = Duration::from_secs(10);
 /// Unanswered keepalive probes after which a connection fails. Source: as [`PROBE_PAUSE`].
 const PROBES_MAX: u32 = 3;
 
+/// Longest silence of the client's system while sent bytes are unacknowledged. Source: as long as keepalive waits.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Most bytes of a connection that wait in the system to be sent. Units: bytes.
 ///
 /// Source: several times as much as a client reads at once, so that a client never waits for the server. Without this
 /// limit the system buffers megabytes, and a slow client would seem to read nothing for as long as it reads those.
 #[cfg(target_os = "linux")]
 const UNSENT_BYTES_MAX: u32 = 128 << 10;
+
+/// A client's connection that fails if its machine has vanished.
+pub struct WatchedStream {
+    stream: TcpStream,
+    watch: Watch,
+}
+
+impl AsyncRead for WatchedStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let Self { stream, watch } = &mut *self;
+        let read = Pin::new(&mut *stream).poll_read(context, buffer);
+        if read.is_ready() {
+            watch.end();
+            return read;
+        }
+        watch.poll_gone(stream, context).map(Err)
+    }
+}
+
+impl AsyncWrite for WatchedStream {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let Self { stream, watch } = &mut *self;
+        watch.begin(stream, context)?;
+        Pin::new(stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let Self { stream, watch } = &mut *self;
+        watch.begin(stream, context)?;
+        Pin::new(stream).poll_write_vectored(context, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
 
 /// A connection that fails once its other end has read nothing for too long.
 pub struct ReadConnection<T> {
@@ -47,8 +104,9 @@ pub struct ReadConnection<T> {
     waiting: Option<Pin<Box<Sleep>>>,
 }
 
-impl ReadConnection<TcpStream> {
-    /// Returns a connection whose client must read something within the timeout while data waits for it.
+impl ReadConnection<WatchedStream> {
+    /// Returns a connection whose client must read something within the timeout while data waits for it, and whose
+    /// machine must acknowledge what is sent.
     ///
     /// `TCP_USER_TIMEOUT` is not set, because it also disconnects clients that read. Linux counts from the first full
     /// window until the whole next segment fits, and a segment of 64 KiB never fits into a smaller window. With 12 s,
@@ -61,6 +119,7 @@ impl ReadConnection<TcpStream> {
         let _ = socket.set_tcp_keepalive(&keepalive);
         #[cfg(target_os = "linux")]
         let _ = socket.set_tcp_notsent_lowat(UNSENT_BYTES_MAX);
+        let stream = WatchedStream { stream, watch: Watch::new(PATIENCE.min(timeout)) };
         Self { stream, timeout, waiting: None }
     }
 }
@@ -138,7 +197,7 @@ mod tests {
         let _client = TcpStream::connect(address).await.expect("it listens");
         let (accepted, _) = listener.accept().await.expect("a connection");
         let connection = ReadConnection::open(accepted, Duration::from_secs(1));
-        let socket = SockRef::from(&connection.stream);
+        let socket = SockRef::from(&connection.stream.stream);
         assert!(socket.keepalive().expect("an option"));
         assert_eq!(socket.tcp_keepalive_time().expect("an option"), KEEPALIVE);
         assert_eq!(socket.tcp_keepalive_interval().expect("an option"), PROBE_PAUSE);

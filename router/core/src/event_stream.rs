@@ -52,7 +52,7 @@ pub enum StreamProgress {
 pub struct StreamState {
     /// Token counts and times, as far as the stream has reported them.
     pub usage: Usage,
-    /// Events with data, `[DONE]` aside.
+    /// Events with data, except `[DONE]` and events that keep the stream alive.
     pub n_events: u32,
     /// Whether the dialect's last event has arrived.
     pub is_complete: bool,
@@ -184,7 +184,6 @@ impl EventReader {
             self.state.is_complete |= !matches!(self.mark, EndMark::MessageStop | EndMark::Response);
             return StreamProgress::Content;
         }
-        self.state.n_events += 1;
         // Most events are only searched: parsing each would cost more than relaying it.
         let mentions = |name: &Finder<'_>| name.find(content).is_some();
         if mentions(&self.names.usage) || mentions(&self.names.timings) {
@@ -208,7 +207,11 @@ impl EventReader {
         if fields.error.is_some() || name == b"error" {
             self.fail(fields.error.as_ref());
         }
-        self.read_name(name)
+        let progress = self.read_name(name);
+        // The first `response.in_progress` is a part of the response; a repeated one keeps the stream alive.
+        let is_second = name == b"response.in_progress" && self.state.n_events == 1;
+        self.state.n_events += u32::from(progress > StreamProgress::Nothing || is_second);
+        progress
     }
 
     /// Records an error that the server reports.

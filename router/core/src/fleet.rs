@@ -116,7 +116,7 @@ pub struct WorkerView {
     pub measured_at: Instant,
     /// State of the connection to the worker.
     pub link: ConnectionState,
-    /// Reason why the last attempt to open the summary stream failed; absent while the stream is open.
+    /// Reason why the summary stream ended or could not be opened; absent while it is open.
     pub trouble: Option<Arc<str>>,
     /// Reason why the worker is excluded from the fleet; `None` if it is not.
     pub excluded: Option<Mismatch>,

@@ -1,8 +1,7 @@
 //! Workers found by DNS: the addresses of a name, which is resolved periodically.
 //!
-//! A server with an IPv4 and an IPv6 address is one worker, so only one family counts: that of the first address. The
-//! resolver puts the addresses that this machine reaches best first. If the family disappears, the other one counts. Of
-//! this machine's own addresses, IPv4 counts, since most servers listen at 127.0.0.1 alone.
+//! A server with an IPv4 and an IPv6 address is one worker, so only one family counts: IPv4 if the name has any such
+//! address, since most servers listen at 127.0.0.1 or 0.0.0.0 alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -54,20 +53,20 @@ struct Answer {
 }
 
 impl Answer {
-    /// Returns the addresses of the family to which the first usable address belongs, or IPv4 for `localhost`.
-    ///
-    /// Source: RFC 6724, which sorts the addresses that `getaddrinfo` returns by preference.
+    /// Returns the IPv4 addresses, or without any, the IPv6 addresses.
     fn of(name: &DnsName, addresses: &[SocketAddr]) -> Self {
-        let is_local = |address: &SocketAddr| address.is_ipv4() && address.ip().is_loopback();
-        let mut is_ipv4 = addresses.iter().any(is_local).then_some(true);
+        // A URL can hold every IPv4 address.
+        let is_ipv4 = addresses.iter().any(SocketAddr::is_ipv4);
         let mut answer = Self::default();
         for &address in addresses {
-            let Some(worker) = name.worker(address) else {
-                answer.skipped.insert(address);
-                continue;
-            };
-            if *is_ipv4.get_or_insert(address.is_ipv4()) == address.is_ipv4() {
-                answer.workers.insert(address, worker);
+            match name.worker(address) {
+                None => {
+                    answer.skipped.insert(address);
+                }
+                Some(worker) if address.is_ipv4() == is_ipv4 => {
+                    answer.workers.insert(address, worker);
+                }
+                Some(_) => {}
             }
         }
         answer
@@ -108,12 +107,11 @@ mod tests {
     }
 
     #[test]
-    fn one_family_of_a_name_counts() {
+    fn the_ipv4_addresses_of_a_name_count_or_without_any_the_ipv6_addresses() {
         let ipv4 = ["http://10.0.0.1:8081/", "http://10.0.0.2:8081/"];
         let ipv6 = ["http://[fd00::1]:8081/", "http://[fd00::2]:8081/"];
         check(&["10.0.0.2:8081", "10.0.0.1:8081", "[fd00::1]:8081", "[fd00::2]:8081"], &ipv4, &[]);
-        check(&["[fd00::2]:8081", "10.0.0.1:8081", "[fd00::1]:8081", "10.0.0.2:8081"], &ipv6, &[]);
-        // The preferred family has disappeared.
+        check(&["[fd00::2]:8081", "10.0.0.1:8081", "[fd00::1]:8081", "10.0.0.2:8081"], &ipv4, &[]);
         check(&["10.0.0.1:8081", "10.0.0.2:8081", "10.0.0.1:8081"], &ipv4, &[]);
         check(&["[fd00::1]:8081", "[fd00::2]:8081"], &ipv6, &[]);
         check(&[], &[], &[]);
@@ -124,7 +122,7 @@ mod tests {
     #[test]
     fn addresses_that_a_url_cannot_hold_are_skipped() {
         let skipped = ["[fe80::1%2]:8081"];
-        check(&["[fe80::1%2]:8081", "10.0.0.1:8081", "[fd00::1]:8081"], &["http://10.0.0.1:8081/"], &skipped);
+        check(&["[fd00::1]:8081", "[fe80::1%2]:8081", "10.0.0.1:8081"], &["http://10.0.0.1:8081/"], &skipped);
         check(&["[fd00::1]:8081", "[fe80::1%2]:8081"], &["http://[fd00::1]:8081/"], &skipped);
         check(&["[fe80::1%2]:8081"], &[], &skipped);
     }

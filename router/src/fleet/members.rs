@@ -116,6 +116,7 @@ pub async fn keep(fleet: Arc<Fleet>, found: Arc<Discovered>, config: FleetConfig
     let mut keeper =
         Keeper { fleet, config, outbox, membership, subscriptions: HashMap::new(), n_refused: 0, has_surveyed: false };
     while keeper.look(&found).await.is_ok() {
+        remove_ended(&mut keeper.subscriptions).await;
         tokio::select! {
             () = found.changed() => {}
             () = tokio::time::sleep(MEMBERSHIP_PAUSE) => {}
@@ -138,9 +139,28 @@ struct Keeper {
 /// A task that ends when this is dropped.
 struct SubscriptionTask(JoinHandle<()>);
 
+impl SubscriptionTask {
+    /// Waits for the end of the task. Panics: if the task has panicked, so that `Server::panicked` notices it.
+    async fn end(mut self) {
+        if let Err(error) = (&mut self.0).await
+            && error.is_panic()
+        {
+            std::panic::resume_unwind(error.into_panic());
+        }
+    }
+}
+
 impl Drop for SubscriptionTask {
     fn drop(&mut self) {
         self.0.abort();
+    }
+}
+
+/// Removes the tasks that have ended by themselves. Panics: if one of them has panicked.
+async fn remove_ended(subscriptions: &mut HashMap<WorkerIdx, SubscriptionTask>) {
+    let ended: Vec<_> = subscriptions.extract_if(|_, subscription| subscription.0.is_finished()).collect();
+    for (_, subscription) in ended {
+        subscription.end().await;
     }
 }
 
@@ -190,10 +210,10 @@ impl Keeper {
     }
 
     async fn leave(&mut self, worker: WorkerIdx) -> Result<(), Closed> {
-        if let Some(mut subscription) = self.subscriptions.remove(&worker) {
+        if let Some(subscription) = self.subscriptions.remove(&worker) {
             subscription.0.abort();
             // Its reports are in the channel before the report below.
-            let _ = (&mut subscription.0).await;
+            subscription.end().await;
         }
         self.outbox.tell(TrackerMessage::Left { worker }).await
     }
@@ -218,6 +238,22 @@ impl Loss {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_subscription_that_panics_is_noticed_and_one_that_ends_is_not() {
+        let ended = async |subscription: JoinHandle<()>| {
+            while !subscription.is_finished() {
+                tokio::task::yield_now().await;
+            }
+            HashMap::from([(WorkerIdx(0), SubscriptionTask(subscription))])
+        };
+        let mut subscriptions = ended(tokio::spawn(async {})).await;
+        remove_ended(&mut subscriptions).await;
+        assert!(subscriptions.is_empty());
+        let mut subscriptions = ended(tokio::spawn(async { panic!("a bug") })).await;
+        let noticed = tokio::spawn(async move { remove_ended(&mut subscriptions).await });
+        assert!(noticed.await.expect_err("the task has panicked").is_panic());
+    }
 
     #[test]
     fn a_name_that_could_be_an_address_is_not_shown() {

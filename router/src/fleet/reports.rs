@@ -109,6 +109,8 @@ pub enum TrackerMessage {
     Lost {
         /// The worker.
         worker: WorkerIdx,
+        /// Reason, for operators.
+        reason: Arc<str>,
     },
     /// A worker cannot be reached, is not ready, or does not accept this router.
     Unreachable {
@@ -145,7 +147,7 @@ impl TrackerMessage {
             | Self::Resumed { worker }
             | Self::Replaced { worker, .. }
             | Self::Update { worker, .. }
-            | Self::Lost { worker }
+            | Self::Lost { worker, .. }
             | Self::Unreachable { worker, .. }
             | Self::Refused { worker, .. } => Some(*worker),
         }

@@ -145,7 +145,7 @@ impl StreamError {
         if self.is_unreachable() {
             TrackerMessage::Unreachable { worker, trouble: self.trouble() }
         } else {
-            TrackerMessage::Lost { worker }
+            TrackerMessage::Lost { worker, reason: chain(self).into() }
         }
     }
 }

@@ -166,7 +166,7 @@ impl Tracker {
             TrackerMessage::Update { worker, changes, load, digest } => {
                 self.update((worker, now), changes, (load, digest))
             }
-            TrackerMessage::Lost { worker } => self.lost(worker, now),
+            TrackerMessage::Lost { worker, reason } => self.lost(worker, reason, now),
             TrackerMessage::Unreachable { worker, trouble } => self.unreachable(worker, trouble, now),
             TrackerMessage::Vocabulary => self.models_changed = true,
             TrackerMessage::Refused { worker, key, reason } => self.refused(worker, key, reason),
@@ -297,9 +297,10 @@ impl Tracker {
         }
     }
 
-    fn lost(&mut self, worker: WorkerIdx, since: Instant) {
+    fn lost(&mut self, worker: WorkerIdx, reason: Arc<str>, since: Instant) {
         let Some(view) = self.view_mut(worker) else { return };
         view.blocks.is_current = false;
+        view.trouble = Some(reason);
         match view.link {
             ConnectionState::Live => view.link = ConnectionState::Stale { since },
             // The worker responds, but nothing that it sends can be read; or this machine lacks resources to connect.

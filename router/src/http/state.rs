@@ -197,8 +197,8 @@ impl App {
 
     /// Returns the reason why clients should not connect to the router; `None` if there is none.
     ///
-    /// A router that would hold their requests (`--wait`) is ready for clients: if every router of a Kubernetes Service
-    /// were unready, connections to it would be refused.
+    /// A router that would hold their requests for a worker that is loading (`--wait`) is ready for clients: if every
+    /// router of a Kubernetes Service were unready, connections to it would be refused.
     pub fn unready_for_clients(&self) -> Option<Unready> {
         let holds = !self.draining.is_cancelled() && !self.requests.wait.is_zero() && self.fleet.can_only_hold();
         if holds { None } else { self.unready() }

@@ -134,9 +134,26 @@ async fn a_router_is_ready_for_clients_while_it_would_hold_their_requests() {
     let fleet = router.fleet().await;
     assert_eq!(fleet["ready"], false, "operators see that no worker can take requests");
     assert!(fleet["unready_reason"].as_str().is_some_and(|reason| reason.ends_with("is loading")), "{fleet}");
+    worker.kill();
+    eventually("it is down", || async { router.state_of(0).await == "down" }).await;
+    assert_eq!(probes().await, [503; 4], "it may never load its model");
     worker.with(|script| script.opening = Opening::AtOnce);
+    worker.revive();
     eventually("it is served", || async { router.state_of(0).await == "ready" }).await;
     assert_eq!(probes().await, [200; 4]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_router_that_reaches_no_worker_is_not_ready() {
+    let mut worker = FakeWorker::start(1);
+    worker.kill();
+    let router = TestRouter::start(&[&worker], &["--wait", "600"]).await;
+    eventually("it is down", || async { router.state_of(0).await == "down" }).await;
+    let held = chat(&router, Some("tiny"));
+    router.wait_for_metric(IN_FLIGHT, 1.0).await;
+    assert_eq!(router.get("/readyz").await.0, 503);
+    worker.revive();
+    assert_eq!(status(held).await, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,13 +1,18 @@
-//! Packets that vanish silently: waiting requests go elsewhere, and dead connections keep nothing.
+//! Packets that vanish silently: waiting requests go elsewhere, dead connections keep nothing, and a vanished client
+//! keeps no worker.
 //!
 //! Not here: workers that hang while their machine responds (`lost`).
 
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::time::Duration;
 
-use crate::support::network::{Cut, FAR, Network};
+use warmpath_router::server::Server;
+
+use crate::support::network::{Cut, FAR, NEAR, Network};
 use crate::support::stock::FakeStock;
 use crate::support::worker::{Behaviour, FakeWorker};
-use crate::support::{TestRouter, chat_body, eventually, header, long_text};
+use crate::support::{TestRouter, chat_body, config, eventually, header, long_text};
 use tokio::task::JoinHandle;
 
 /// Time in which a request must have gone elsewhere, far below the time limit of a worker's response.
@@ -167,4 +172,53 @@ fn requests_on_dead_connections_continue_at_a_worker() {
 #[test]
 fn requests_on_dead_connections_continue_at_a_stock_server() {
     stock_server_is_cut_off(Cut::Flows);
+}
+
+/// Returns a connection on which the first events of a stream have arrived.
+fn begun_stream(router: std::net::SocketAddr) -> TcpStream {
+    let mut connection = TcpStream::connect(router).expect("the router listens");
+    let body = chat_body("bread", true);
+    let head = format!("POST /v1/chat/completions HTTP/1.1\r\nhost: {NEAR}\r\ncontent-length: {}\r\n\r\n", body.len());
+    connection.write_all(format!("{head}{body}").as_bytes()).expect("the router reads");
+    let mut arrived = Vec::new();
+    while !String::from_utf8_lossy(&arrived).contains("data: ") {
+        let mut part = [0; 4096];
+        let n = connection.read(&mut part).expect("the router answers");
+        assert_ne!(n, 0, "the stream goes on: {}", String::from_utf8_lossy(&arrived));
+        arrived.extend_from_slice(&part[..n]);
+    }
+    connection
+}
+
+fn client_is_cut_off(cut: Cut) {
+    let Some((near, far)) = Network::joined() else { return };
+    near.inside(|| {
+        let worker = FakeWorker::start(1);
+        runtime().block_on(async {
+            let mut config = config(&[&worker], &["--idle-timeout", "2", "--allowed-host", NEAR]);
+            config.listen = format!("{NEAR}:0").parse().expect("an address");
+            let server = Server::start(config).await.expect("port 0 is free");
+            let client = reqwest::Client::builder().no_proxy().build().expect("a client");
+            let router = TestRouter { server, client };
+            eventually("the router is ready", || async { router.get("/readyz").await.0 == 200 }).await;
+            worker.with(|script| script.behaviour = Behaviour::Trickle);
+            let address = router.server.address;
+            let connection = tokio::task::block_in_place(|| far.inside(|| begun_stream(address)));
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            assert_eq!(worker.n_left(), 0, "the client need not send anything");
+            far.cut(&near, cut);
+            eventually("the worker is free", || async { worker.n_left() == 1 }).await;
+            drop(connection);
+        });
+    });
+}
+
+#[test]
+fn a_client_whose_cable_is_pulled_in_the_middle_of_a_stream_keeps_no_worker() {
+    client_is_cut_off(Cut::Cable);
+}
+
+#[test]
+fn a_client_whose_acknowledgements_vanish_in_the_middle_of_a_stream_keeps_no_worker() {
+    client_is_cut_off(Cut::Answers);
 }

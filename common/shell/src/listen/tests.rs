@@ -27,6 +27,8 @@ struct Listener {
     connections: Arc<Connections>,
     /// Notification that lets the responses of `/later` end.
     end: Arc<Notify>,
+    /// Notification that `/refused` has been called.
+    refused: Arc<Notify>,
     stop: watch::Sender<bool>,
     served: JoinHandle<()>,
 }
@@ -43,11 +45,17 @@ impl Listener {
             });
             Body::from_stream(futures::StreamExt::chain(first, last))
         };
+        let refused = Arc::new(Notify::new());
+        let called = Arc::clone(&refused);
+        let refuse = async move || {
+            called.notify_one();
+            StatusCode::UNAUTHORIZED
+        };
         let routes = axum::Router::new()
             .route("/now", get(async || "now"))
             .route("/later", get(later))
             .route("/whole", post(async |body: String| body))
-            .route("/refused", post(async || StatusCode::UNAUTHORIZED));
+            .route("/refused", post(refuse));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("port 0 is free");
         let address = listener.local_addr().expect("it is bound");
         let connections = Connections::new(ConnectionLimits { connections_max, per_address_max: None });
@@ -60,7 +68,7 @@ impl Listener {
         };
         let (stop, stopped) = watch::channel(false);
         let served = tokio::spawn(serve(listener, routes, options, stopped));
-        Self { address, connections, end, stop, served }
+        Self { address, connections, end, refused, stop, served }
     }
 
     async fn connect(&self) -> TcpStream {
@@ -272,6 +280,33 @@ async fn a_response_does_not_wait_for_a_body_that_may_never_arrive() {
     assert_eq!(read_until(&mut stream, "\r\n\r\n").await, "HTTP/1.1 100 Continue\r\n\r\n");
     stream.write_all(b"abc").await.expect("it takes bytes");
     assert!(!read_until(&mut stream, "\r\n\r\nabc").await.contains("connection: close"));
+}
+
+#[tokio::test]
+async fn a_silent_client_can_be_displaced_while_its_body_is_discarded() {
+    let listener = Listener::start(1, None).await;
+    let request = b"POST /refused HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n123";
+    let _silent = listener.send(request).await;
+    listener.refused.notified().await;
+    read_until(&mut listener.send(REQUEST).await, "now").await;
+    assert_eq!(listener.connections.n_displaced(), 1);
+}
+
+#[tokio::test]
+async fn a_response_to_a_broken_body_says_that_the_connection_closes() {
+    let listener = Listener::start(10, None).await;
+    let request = b"POST /whole HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nno size\r\n";
+    let answer = String::from_utf8(read_all(listener.send(request).await).await).expect("text");
+    assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains("\r\nconnection: close\r\n"), "{answer}");
+}
+
+#[tokio::test]
+async fn an_expectation_without_a_body_keeps_the_connection() {
+    let listener = Listener::start(10, None).await;
+    let mut stream = listener.send(b"GET /now HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\n\r\n").await;
+    assert!(!read_until(&mut stream, "now").await.contains("connection: close"));
+    stream.write_all(REQUEST).await.expect("the connection is kept");
+    read_until(&mut stream, "now").await;
 }
 
 #[tokio::test(start_paused = true)]

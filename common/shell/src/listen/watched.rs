@@ -39,6 +39,8 @@ struct Arriving {
     body: Incoming,
     /// Whether the client waits for the server to read before it sends (`expect: 100-continue`).
     awaits_reader: bool,
+    /// Whether the whole body has been read; absent until it has ended or failed.
+    is_whole: Option<bool>,
 }
 
 impl Upload {
@@ -50,8 +52,8 @@ impl Upload {
         } else {
             seat.await_client();
         }
-        let awaits_reader = head.headers.contains_key(EXPECT);
-        let body = Arc::new(Mutex::new(Arriving { body, awaits_reader }));
+        let awaits_reader = !body.is_end_stream() && head.headers.contains_key(EXPECT);
+        let body = Arc::new(Mutex::new(Arriving { body, awaits_reader, is_whole: None }));
         let upload = Self { body: Arc::clone(&body), seat: Arc::clone(seat) };
         (Request::from_parts(head, Body::new(upload)), Unread(body))
     }
@@ -71,7 +73,10 @@ impl hyper::body::Body for Upload {
         let polled = Pin::new(&mut arriving.body).poll_frame(cx);
         match &polled {
             Poll::Ready(Some(Ok(_))) if !arriving.body.is_end_stream() => self.seat.client_sent(),
-            Poll::Ready(_) => self.seat.await_server(),
+            Poll::Ready(last) => {
+                arriving.is_whole = Some(!matches!(last, Some(Err(_))));
+                self.seat.await_server();
+            }
             Poll::Pending => {}
         }
         polled
@@ -96,22 +101,33 @@ impl Drop for Upload {
 impl Unread {
     /// Reads and discards what the handler has left of the body. Returns whether the connection can serve another
     /// request; otherwise the response has to announce that it closes.
-    pub(super) async fn discard(self) -> bool {
+    pub(super) async fn discard(self, seat: &Seat) -> bool {
         let Some(arriving) = Arc::into_inner(self.0) else {
             // The response reads the body.
             return true;
         };
-        let Arriving { mut body, awaits_reader } = arriving.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let Arriving { mut body, awaits_reader, is_whole } =
+            arriving.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if awaits_reader {
+            return false;
+        }
+        if let Some(is_whole) = is_whole {
+            return is_whole;
+        }
+        if !body.is_end_stream() {
+            // Until the response begins.
+            seat.await_client();
+        }
         let rest = async {
             loop {
                 match body.frame().await {
                     None => break true,
-                    Some(Ok(_)) => {}
+                    Some(Ok(_)) => seat.client_sent(),
                     Some(Err(_)) => break false,
                 }
             }
         };
-        !awaits_reader && timeout(DISCARD_TIMEOUT, rest).await.unwrap_or(false)
+        timeout(DISCARD_TIMEOUT, rest).await.unwrap_or(false)
     }
 }
 

@@ -162,6 +162,18 @@ fn usage_is_read_and_events_are_counted() {
 }
 
 #[test]
+fn events_that_keep_a_stream_alive_are_not_counted() {
+    let check = |mark, names: &[&str], expected| {
+        let events: String = names.iter().map(|name| format!("event: {name}\ndata: {{}}\n\n")).collect();
+        assert_eq!(read(mark, &events).1.state().n_events, expected, "{events}");
+    };
+    check(EndMark::MessageStop, &["ping", "message_start", "ping", "content_block_start"], 2);
+    let (created, in_progress) = ("response.created", "response.in_progress");
+    check(EndMark::Response, &[created, in_progress, in_progress, "keepalive", "response.output_item.added"], 3);
+    check(EndMark::Response, &[in_progress, "response.output_text.delta"], 1);
+}
+
+#[test]
 fn incomplete_events_are_distinguished_from_complete_ones() {
     for (event, expected) in [
         ("data: [DONE]\n\n", true),

@@ -269,7 +269,7 @@ pub(super) mod tests {
         blocks.begin(WORKER, view(3));
         assert!(blocks.take_in_slice().is_empty());
         assert!(blocks.pass(update(WORKER, 0..1)).is_none());
-        assert!(blocks.pass(TrackerMessage::Lost { worker: WORKER }).is_none());
+        assert!(blocks.pass(TrackerMessage::Lost { worker: WORKER, reason: "a test's".into() }).is_none());
         assert!(blocks.pass(update(OTHER, 0..1)).is_some());
         assert!(blocks.pass(TrackerMessage::Vocabulary).is_some());
         assert!(blocks.take_in_slice().is_empty() && blocks.is_busy());

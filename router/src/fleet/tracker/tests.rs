@@ -54,6 +54,10 @@ fn unreachable(kind: FollowErrorKind) -> TrackerMessage {
     TrackerMessage::Unreachable { worker: WORKER, trouble: FollowError { kind, reason: "a test's".into() } }
 }
 
+fn lost() -> TrackerMessage {
+    TrackerMessage::Lost { worker: WORKER, reason: "a test's loss".into() }
+}
+
 /// Takes in all views that are on their way.
 fn take_in(tracker: &mut Tracker) {
     while tracker.blocks.is_busy() {
@@ -64,7 +68,7 @@ fn take_in(tracker: &mut Tracker) {
 #[test]
 fn a_worker_s_blocks_are_current_from_a_whole_snapshot_until_its_stream_is_lost() {
     let mut tracker = tracker();
-    let (lost, resumed) = (|| TrackerMessage::Lost { worker: WORKER }, || TrackerMessage::Resumed { worker: WORKER });
+    let resumed = || TrackerMessage::Resumed { worker: WORKER };
     for (what, report, is_current, n_blocks) in [
         ("it joins", TrackerMessage::Joined { worker: WORKER }, false, 0),
         ("its snapshot comes", snapshot(3), true, 3),
@@ -91,10 +95,23 @@ fn a_snapshot_s_blocks_are_not_current_before_its_last_one_nor_after_a_loss_behi
     tracker.take(snapshot(N_BLOCKS_OF_SLICES), Instant::now());
     tracker.take_in_slice(Instant::now());
     assert!(tracker.blocks.is_busy() && !is_current(&tracker), "a part of it is in the index");
-    tracker.take(TrackerMessage::Lost { worker: WORKER }, Instant::now());
+    tracker.take(lost(), Instant::now());
     take_in(&mut tracker);
     assert!(!is_current(&tracker), "the stream was lost behind the snapshot");
     tracker.take(snapshot(1), Instant::now());
     take_in(&mut tracker);
     assert!(is_current(&tracker));
+}
+
+#[test]
+fn the_reason_of_a_loss_is_known_until_the_stream_resumes() {
+    let mut tracker = tracker();
+    for (report, expected) in [
+        (TrackerMessage::Joined { worker: WORKER }, None),
+        (lost(), Some("a test's loss")),
+        (TrackerMessage::Resumed { worker: WORKER }, None),
+    ] {
+        tracker.take(report, Instant::now());
+        assert_eq!(tracker.workers[&WORKER].view.trouble.as_deref(), expected);
+    }
 }

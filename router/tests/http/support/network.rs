@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 /// Address of the near end of a cable.
-const NEAR: &str = "10.77.0.1";
+pub const NEAR: &str = "10.77.0.1";
 
 /// Address of the far end of a cable.
 pub const FAR: &str = "10.77.0.2";

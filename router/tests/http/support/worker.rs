@@ -54,7 +54,7 @@ pub enum Behaviour {
     Hang,
     /// Not at all: nothing comes; records when the client disconnects.
     Silent,
-    /// With one event after the other, without end.
+    /// With one event after the other, without end; records when the client disconnects.
     Trickle,
     /// As a stream with a journal, until it has sent so many writes.
     Journaled(usize, End),
@@ -478,7 +478,7 @@ async fn answer(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap,
         Behaviour::CommentFirst => (headers, Body::from_stream(comment_first(pieces.concat()))).into_response(),
         Behaviour::Journaled(n_writes, end) => (headers, journaled(shared, &asked, (n_writes, end))).into_response(),
         Behaviour::JournaledWhole(n, end) => (headers, journaled_whole(shared, &asked, (n, end))).into_response(),
-        Behaviour::Trickle => (headers, Body::from_stream(trickle())).into_response(),
+        Behaviour::Trickle => (headers, Body::from_stream(trickle(shared))).into_response(),
         Behaviour::Silent => {
             let _guard = Left(shared);
             std::future::pending().await

@@ -206,10 +206,10 @@ pub(super) fn comment_first(events: String) -> impl Stream<Item = Result<Bytes, 
 }
 
 /// Returns endless events.
-pub(super) fn trickle() -> impl Stream<Item = Result<Bytes, std::io::Error>> {
-    futures::stream::unfold((), |()| async {
+pub(super) fn trickle(shared: Arc<Shared>) -> impl Stream<Item = Result<Bytes, std::io::Error>> {
+    futures::stream::unfold(Left(shared), |guard| async {
         tokio::time::sleep(Duration::from_millis(50)).await;
-        Some((Ok(Bytes::from_static(b"data: {\"n\": 1}\n\n")), ()))
+        Some((Ok(Bytes::from_static(b"data: {\"n\": 1}\n\n")), guard))
     })
 }
 

@@ -1,10 +1,12 @@
-//! Detects that a host has vanished while a request waits for it, even if the host may read requests late.
+//! Detects that the host at a connection's other end has vanished, even if it may read late what it is sent.
 //!
-//! Connections without unacknowledged data are checked by TCP keepalive instead. The system of a live host acknowledges
-//! each retransmission and each window probe, even if its program does not read. `TCP_INFO` gives the time of the last
-//! acknowledgement and the number of retransmissions and probes.
+//! Used for servers that requests wait for, and for clients that read responses. Connections without unacknowledged
+//! data are checked by TCP keepalive instead. The system of a live host acknowledges each retransmission and each
+//! window probe, even if its program does not read. `TCP_INFO` gives the time of the last acknowledgement and the
+//! number of retransmissions and probes.
 
 use std::future::Future as _;
+use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -25,13 +27,13 @@ const UNANSWERED_MIN: u32 = 3;
 /// Source: Linux counts in ticks of at most 10 ms; the rest allows for preemption of the thread.
 const TICKS: Duration = Duration::from_millis(50);
 
-/// Check of a connection's host while a request waits for its response.
-pub(super) struct Watch {
+/// Check of a connection's host from the time it is sent something until it sends something.
+pub(crate) struct Watch {
     patience: Duration,
     waiting: Option<Waiting>,
 }
 
-/// Request that waits for its response.
+/// Check in progress.
 struct Waiting {
     next_check: Pin<Box<Sleep>>,
     silence: Silence,
@@ -59,34 +61,39 @@ struct Sending {
 
 impl Watch {
     /// Returns a check that allows a host to be silent for `patience`.
-    pub(super) fn new(patience: Duration) -> Self {
+    pub(crate) fn new(patience: Duration) -> Self {
         Self { patience, waiting: None }
     }
 
-    /// Starts the check, unless a request waits already. Called when a part of a request is about to be sent.
-    pub(super) fn begin(&mut self, stream: &TcpStream) {
-        if self.waiting.is_some() {
-            return;
+    /// Starts the check, unless it is in progress. Called before something is sent.
+    ///
+    /// Errors: `TimedOut` if the host is gone.
+    pub(crate) fn begin(&mut self, stream: &TcpStream, cx: &mut Context<'_>) -> io::Result<()> {
+        if self.waiting.is_none() {
+            let Some(sending) = sending(stream) else { return Ok(()) };
+            let next_check = Box::pin(tokio::time::sleep(self.patience / CHECKS));
+            self.waiting = Some(Waiting { next_check, silence: Silence::of(sending) });
         }
-        let Some(sending) = sending(stream) else { return };
-        let next_check = Box::pin(tokio::time::sleep(self.patience / CHECKS));
-        self.waiting = Some(Waiting { next_check, silence: Silence::of(sending) });
+        match self.poll_gone(stream, cx) {
+            Poll::Ready(error) => Err(error),
+            Poll::Pending => Ok(()),
+        }
     }
 
-    /// Ends the check. Called when a part of the response has arrived.
-    pub(super) fn end(&mut self) {
+    /// Ends the check. Called when something has arrived.
+    pub(crate) fn end(&mut self) {
         self.waiting = None;
     }
 
-    /// Becomes ready when the host is gone; stays pending while no request waits.
+    /// Becomes ready when the host is gone; stays pending while no check is in progress.
     ///
-    /// Reads and writes must both poll it: after a request that it could send at once on an idle connection, hyper
-    /// reads again only when woken, and if the host has vanished, nothing but this timer wakes it.
-    pub(super) fn poll_gone(&mut self, stream: &TcpStream, cx: &mut Context<'_>) -> Poll<()> {
+    /// Reads and writes must both poll it: after data that it could send at once, hyper reads again only when woken,
+    /// and if the host has vanished, nothing but this timer wakes it.
+    pub(crate) fn poll_gone(&mut self, stream: &TcpStream, cx: &mut Context<'_>) -> Poll<io::Error> {
         let Some(Waiting { next_check, silence }) = &mut self.waiting else { return Poll::Pending };
         while next_check.as_mut().poll(cx).is_ready() {
             if sending(stream).is_some_and(|sending| silence.is_proof(sending, self.patience)) {
-                return Poll::Ready(());
+                return Poll::Ready(io::ErrorKind::TimedOut.into());
             }
             next_check.as_mut().reset(Instant::now() + self.patience / CHECKS);
         }
