@@ -6,7 +6,7 @@
 //!
 //! Not here: the other fields of messages (`messages`).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use serde_json::{Map, Value as Json, json};
 
@@ -50,8 +50,9 @@ fn fit_call(call: &mut Json, caps: &Caps) -> Result<(), String> {
     if let Some(id) = call.get_mut("id") {
         fit_id(id, caps);
     }
-    let arguments = call.get_mut("function").and_then(|function| function.get_mut("arguments"));
-    let Some(arguments) = arguments else { return Ok(()) };
+    let Some(Json::Object(function)) = call.get_mut("function") else { return Ok(()) };
+    // Some clients leave out arguments that are empty.
+    let arguments = function.entry("arguments").or_insert_with(|| json!({}));
     if caps.object_arguments {
         *arguments = fit_arguments(arguments.take(), caps);
     } else if !arguments.is_string() {
@@ -66,7 +67,7 @@ fn fit_call(call: &mut Json, caps: &Caps) -> Result<(), String> {
 fn fit_arguments(given: Json, caps: &Caps) -> Json {
     let (value, text) = match given {
         Json::String(text) if text.trim().is_empty() => (Some(json!({})), text),
-        Json::String(text) => (serde_json::from_str(&text).ok(), text),
+        Json::String(text) => (serde_json::from_str(&text).ok().map(decoded), text),
         value => {
             let text = if value.is_object() { String::new() } else { value.to_string() };
             (Some(value), text)
@@ -75,8 +76,6 @@ fn fit_arguments(given: Json, caps: &Caps) -> Json {
     match value {
         Some(Json::Object(fields)) => Json::Object(fields),
         Some(value) if !caps.refuses_other_arguments => value,
-        // A template that renders a text as it is also gets one that was encoded twice.
-        Some(Json::String(inner)) if caps.raw_arguments => Json::String(inner),
         Some(Json::Null) => json!({}),
         // PHP writes empty arguments as an empty list.
         Some(Json::Array(items)) if items.is_empty() => json!({}),
@@ -85,22 +84,68 @@ fn fit_arguments(given: Json, caps: &Caps) -> Json {
     }
 }
 
+/// Returns the object that a text contains, since some clients encode arguments twice; otherwise the value itself.
+fn decoded(value: Json) -> Json {
+    let object = value.as_str().and_then(|text| serde_json::from_str::<Json>(text).ok()).filter(Json::is_object);
+    object.unwrap_or(value)
+}
+
 /// Replaces an id that the template refuses by one made of its hash, the same for a call and its result.
 fn fit_id(id: &mut Json, caps: &Caps) {
     let Json::String(text) = id else { return };
     if !caps.refuses_long_call_ids || text.chars().count() == ID_CHARS {
         return;
     }
-    let digit = |byte: &u8| char::from(ID_DIGITS[usize::from(*byte) % ID_DIGITS.len()]);
-    *text = blake3::hash(text.as_bytes()).as_bytes().iter().take(ID_CHARS).map(digit).collect();
+    *text = short_id(text);
 }
 
-/// Splits a message with several calls, if the template refuses it, into one for each call with the result behind it.
+/// Returns an id that every template accepts, made of a text's hash.
+fn short_id(text: &str) -> String {
+    let digit = |byte: &u8| char::from(ID_DIGITS[usize::from(*byte) % ID_DIGITS.len()]);
+    blake3::hash(text.as_bytes()).as_bytes().iter().take(ID_CHARS).map(digit).collect()
+}
+
+/// Gives ids to calls and results that have none, if the template requires ids: to a call one made of its position, to
+/// a result that of the call in its place.
+///
+/// Cost: O(n).
+pub(crate) fn add_ids(messages: &mut [Map<String, Json>], caps: &Caps) {
+    if !caps.requires_call_ids {
+        return;
+    }
+    let mut n_calls = 0;
+    let mut ids: VecDeque<Json> = VecDeque::new();
+    for message in messages {
+        if has_role(message, &["tool"]) {
+            let id = next_place(&mut ids);
+            if let Some(id) = id.filter(|_| !message.get("tool_call_id").is_some_and(Json::is_string)) {
+                message.insert("tool_call_id".to_owned(), id);
+            }
+        } else if let Some(Json::Array(calls)) = message.get_mut("tool_calls") {
+            ids.clear();
+            for call in calls {
+                n_calls += 1;
+                if !call["id"].is_string() {
+                    call["id"] = short_id(&format!("call {n_calls}")).into();
+                }
+                ids.push_back(call["id"].clone());
+            }
+        }
+    }
+}
+
+/// Returns the first of the places that have no result yet, and removes it unless it is the last one.
+fn next_place<T: Clone>(places: &mut VecDeque<T>) -> Option<T> {
+    if places.len() > 1 { places.pop_front() } else { places.front().cloned() }
+}
+
+/// Splits a message with several calls, if the template does not render them all, into one for each call with the
+/// result behind it.
 ///
 /// Content and reasoning stay with the first call.
 /// Cost: O(n).
 pub(crate) fn one_call_each(messages: Vec<Map<String, Json>>, caps: &Caps) -> Vec<Map<String, Json>> {
-    if !caps.refuses_several_calls {
+    if !caps.one_call_only {
         return messages;
     }
     let mut split = Vec::with_capacity(messages.len());
@@ -115,7 +160,7 @@ pub(crate) fn one_call_each(messages: Vec<Map<String, Json>>, caps: &Caps) -> Ve
         let results = by_call(results, &calls);
         let mut first = Some(message);
         for (call, results) in calls.into_iter().zip(results) {
-            let mut caller = first.take().unwrap_or_else(silent);
+            let mut caller = first.take().unwrap_or_else(|| silent(caps));
             caller.insert("tool_calls".to_owned(), Json::Array(vec![call]));
             split.push(caller);
             split.extend(results);
@@ -124,21 +169,27 @@ pub(crate) fn one_call_each(messages: Vec<Map<String, Json>>, caps: &Caps) -> Ve
     split
 }
 
-/// Returns the results of each call: those with its id. A result with another id belongs to the call in its place.
+/// Returns the results of each call: those with its id, one for each if several calls have the same. A result with
+/// another id belongs to the call in its place.
 fn by_call(results: Vec<Map<String, Json>>, calls: &[Json]) -> Vec<Vec<Map<String, Json>>> {
-    let ids = calls.iter().enumerate().filter_map(|(idx, call)| Some((call.get("id")?.as_str()?, idx)));
-    let ids: HashMap<&str, usize> = ids.collect();
+    let mut places: HashMap<&str, VecDeque<usize>> = HashMap::new();
+    for (idx, call) in calls.iter().enumerate() {
+        if let Some(id) = call.get("id").and_then(Json::as_str) {
+            places.entry(id).or_default().push_back(idx);
+        }
+    }
     let mut of_calls = vec![Vec::new(); calls.len()];
     for (place, result) in results.into_iter().enumerate() {
-        let known = result.get("tool_call_id").and_then(Json::as_str).and_then(|id| ids.get(id));
-        let idx = known.copied().unwrap_or(place.min(calls.len() - 1));
+        let id = result.get("tool_call_id").and_then(Json::as_str);
+        let known = id.and_then(|id| next_place(places.get_mut(id)?));
+        let idx = known.unwrap_or(place.min(calls.len() - 1));
         of_calls[idx].push(result);
     }
     of_calls
 }
 
 /// Returns a message of the assistant without content.
-fn silent() -> Map<String, Json> {
-    let fields = [("role", "assistant"), ("content", "")];
-    fields.into_iter().map(|(name, value)| (name.to_owned(), Json::from(value))).collect()
+fn silent(caps: &Caps) -> Map<String, Json> {
+    let fields = [("role", json!("assistant")), ("content", caps.content_of_calls.clone())];
+    fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }

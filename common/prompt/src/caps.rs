@@ -14,14 +14,18 @@ use crate::template::ChatTemplate;
 /// Forms of content that a template renders for messages of one role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ContentShapes {
+    /// Whether a text is rendered.
     pub text: bool,
+    /// Whether a list of one part is rendered.
+    pub part: bool,
+    /// Whether all parts of a longer list are rendered; some templates render only the first one.
     pub parts: bool,
 }
 
 impl ContentShapes {
-    /// Returns whether texts are rendered only as parts.
-    pub fn parts_only(self) -> bool {
-        self.parts && !self.text
+    /// Returns a text as content that is rendered: as a part if the template renders only parts.
+    pub fn wrapped(self, text: &str) -> Json {
+        if self.part && !self.text { json!([{"type": "text", "text": text}]) } else { json!(text) }
     }
 }
 
@@ -38,8 +42,13 @@ pub(crate) struct Caps {
     pub raw_arguments: bool,
     /// Whether other JSON values in place of such an object are refused.
     pub refuses_other_arguments: bool,
-    /// Whether several calls in one message are refused.
-    pub refuses_several_calls: bool,
+    /// Content of a message with calls and no text: empty, or null if calls are rendered only with that, as by
+    /// DeepSeek R1's first template.
+    pub content_of_calls: Json,
+    /// Whether several calls in one message are refused, or all but one are left out.
+    pub one_call_only: bool,
+    /// Whether calls and results without ids are refused.
+    pub requires_call_ids: bool,
     /// Whether ids of calls are refused unless they have nine characters.
     pub refuses_long_call_ids: bool,
     /// Successive messages that are refused.
@@ -52,6 +61,8 @@ pub(crate) struct Caps {
     pub calls_without_content: bool,
     /// Whether the template reads reasoning only as a part of the content, of type `thinking`, as Ministral 3's does.
     pub thinking_parts: bool,
+    /// Whether an answer without text is refused as text and accepted as a part, as by Ministral 3's template.
+    pub empty_answer_as_part: bool,
     /// Positions at which the template renders system messages.
     pub system_places: SystemPlaces,
     /// Separators between the parts of a call's arguments; `None` if the template writes them in another way.
@@ -77,6 +88,8 @@ const SEPARATED: [(Separators, &str); 2] = [
 /// Positions at which a template renders system messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SystemPlaces {
+    /// Whether a system message at the beginning is rendered.
+    pub first: bool,
     /// Whether all system messages at the beginning are rendered if there are several.
     pub several_first: bool,
     /// Whether a system message after a user's message is rendered.
@@ -102,6 +115,8 @@ const SECOND_MARKER: &str = "warmpath second text";
 const CUT_ARGUMENTS: &str = "{\"warmpath_key\": \"warmpath";
 /// Id of a call that every template accepts. Source: Mistral's templates, which require nine letters and digits.
 const CALL_ID: &str = "call00001";
+/// Another such id.
+const SECOND_CALL_ID: &str = "call00002";
 
 impl Caps {
     /// Determines the capabilities by rendering.
@@ -109,31 +124,45 @@ impl Caps {
         let user = content_shapes(template, "user");
         let other = |role| {
             let shapes = content_shapes(template, role);
-            if shapes.text || shapes.parts { shapes } else { user }
+            if shapes.text || shapes.part { shapes } else { user }
         };
-        let assistant = other("assistant");
-        let object_arguments = takes_object_arguments(template);
-        let arguments = if object_arguments { json!({"place": "here"}) } else { json!("{\"place\": \"here\"}") };
-        let answered = called(&[CALL_ID], &arguments);
-        let refuses_calls = |ids: &[&str]| refuses(template, &called(ids, &arguments), &answered, Some(a_tool()));
+        let (system, assistant) = (other("system"), other("assistant"));
+        let content_of_calls = content_of_calls(template);
+        let object_arguments = takes_object_arguments(template, &content_of_calls);
+        let arguments = |place: &str| {
+            let object = json!({ "place": place });
+            if object_arguments { object } else { json!(object.to_string()) }
+        };
+        let called = |ids: &[&str], place: &str| called(ids, &content_of_calls, &arguments(place));
+        let answered = called(&[CALL_ID], "here");
+        let mut two_calls = called(&[CALL_ID, SECOND_CALL_ID], MARKER);
+        two_calls[1]["tool_calls"][1]["function"]["arguments"] = arguments(SECOND_MARKER);
+        let mut without_ids = answered.clone();
+        without_ids[1]["tool_calls"][0]["id"] = Json::Null;
+        without_ids[2]["tool_call_id"] = Json::Null;
+        let long_ids = called(&["call_of_warmpath"], "here");
+        let refuses_calls = |messages: &[Json]| refuses(template, messages, &answered, Some(a_tool()));
         Self {
-            system: other("system"),
+            system,
             user,
             assistant,
             tool: other("tool"),
             object_arguments,
-            raw_arguments: takes_raw_arguments(template),
-            refuses_other_arguments: refuses_other_arguments(template),
-            refuses_several_calls: refuses_calls(&[CALL_ID, "call00002"]),
-            refuses_long_call_ids: refuses_calls(&["call_of_warmpath"]),
+            raw_arguments: object_arguments && takes_raw_arguments(template, &content_of_calls),
+            refuses_other_arguments: object_arguments && refuses_other_arguments(template, &content_of_calls),
+            one_call_only: refuses_calls(&two_calls) || leaves_out_a_call(template, two_calls),
+            requires_call_ids: refuses_calls(&without_ids),
+            refuses_long_call_ids: refuses_calls(&long_ids),
             refused_pairs: refused_pairs(template, (user, assistant), &answered),
             developer_role: shows_developer(template),
             thinking_key: template.source().contains("message.thinking"),
             // Source: llama.cpp's test for gpt-oss in `common_chat_try_specialized_template`.
             calls_without_content: template.source().contains("<|channel|>"),
             thinking_parts: takes_thinking_parts(template),
-            system_places: system_places(template),
-            separators: separators(template),
+            empty_answer_as_part: takes_empty_answer_as_part(template, user),
+            system_places: system_places(template, [system, user, assistant]),
+            separators: separators(template, &content_of_calls),
+            content_of_calls,
         }
     }
 
@@ -149,15 +178,18 @@ impl Caps {
 }
 
 fn content_shapes(template: &ChatTemplate, role: &str) -> ContentShapes {
-    let shown = |content: Json| {
-        let text = render(template, &conversation(role, content), None)?;
+    let shown = |content: Json, texts: &[&str]| {
+        let Some(rendered) = render(template, &conversation(role, content), None) else { return false };
         // A template that prints the list itself writes it like Python or JSON.
-        let printed = ["'type'", "\"type\"", "\\\"type"].iter().any(|spelling| text.contains(spelling));
-        Some(text.contains(MARKER) && !printed)
+        let printed = ["'type'", "\"type\"", "\\\"type"].iter().any(|spelling| rendered.contains(spelling));
+        texts.iter().all(|text| rendered.contains(text)) && !printed
     };
+    let text = |text: &str| json!({"type": "text", "text": text});
+    let part = shown(json!([text(MARKER)]), &[MARKER]);
     ContentShapes {
-        text: shown(json!(MARKER)).unwrap_or(false),
-        parts: shown(json!([{"type": "text", "text": MARKER}])).unwrap_or(false),
+        text: shown(json!(MARKER), &[MARKER]),
+        part,
+        parts: part && shown(json!([text(MARKER), text(SECOND_MARKER)]), &[MARKER, SECOND_MARKER]),
     }
 }
 
@@ -179,32 +211,39 @@ fn takes_thinking_parts(template: &ChatTemplate) -> bool {
 
 /// Returns whether the template has the role `developer`; the word alone may occur in a text.
 fn shows_developer(template: &ChatTemplate) -> bool {
+    if !template.source().contains("developer") {
+        return false;
+    }
     let shapes = content_shapes(template, "developer");
-    template.source().contains("developer") && (shapes.text || shapes.parts)
+    shapes.text || shapes.part
 }
 
-/// Determines where system messages are rendered. A template that renders none counts as one that renders all, so that
-/// no message is moved.
-fn system_places(template: &ChatTemplate) -> SystemPlaces {
-    let message = |role: &str, text: &str| {
-        let shapes = content_shapes(template, role);
-        let content = if shapes.text { json!(text) } else { json!([{"type": "text", "text": text}]) };
-        json!({"role": role, "content": content})
-    };
+/// Determines where system messages are rendered.
+///
+/// If the template does not render a message of the user alone either, all system messages count as rendered, so that
+/// none is moved.
+fn system_places(template: &ChatTemplate, [system, user, assistant]: [ContentShapes; 3]) -> SystemPlaces {
     // Some templates keep the last system message instead of the first.
     let shows = |messages: Json, texts: &[&str]| {
         render(template, &messages, None).is_some_and(|shown| texts.iter().all(|text| shown.contains(text)))
     };
-    let (first, second) = (message("system", MARKER), message("system", SECOND_MARKER));
-    let user = message("user", "question");
-    if !shows(json!([first, user]), &[MARKER]) {
-        return SystemPlaces { several_first: true, later: true };
+    let (first, second) = (message("system", MARKER, system), message("system", SECOND_MARKER, system));
+    let asks = message("user", "question", user);
+    if !shows(json!([first, asks]), &[MARKER]) {
+        let is_kept = !shows(json!([message("user", SECOND_MARKER, user)]), &[SECOND_MARKER]);
+        return SystemPlaces { first: is_kept, several_first: is_kept, later: is_kept };
     }
     let both = [MARKER, SECOND_MARKER];
     SystemPlaces {
-        several_first: shows(json!([first, second, user]), &both),
-        later: shows(json!([first, user, second, message("assistant", "answer"), user]), &both),
+        first: true,
+        several_first: shows(json!([first, second, asks]), &both),
+        later: shows(json!([first, asks, second, message("assistant", "answer", assistant), asks]), &both),
     }
+}
+
+/// Returns a message with a text.
+fn message(role: &str, text: &str, shapes: ContentShapes) -> Json {
+    json!({"role": role, "content": shapes.wrapped(text)})
 }
 
 /// Returns a conversation in which a message of `role` has `content`.
@@ -218,46 +257,63 @@ fn conversation(role: &str, content: Json) -> Json {
             let mut result = message;
             result["name"] = json!("lookup");
             result["tool_call_id"] = json!(CALL_ID);
-            json!([user, calls(&[CALL_ID], &json!({"place": "here"})), result])
+            json!([user, calls(&[CALL_ID], &json!(""), &json!({"place": "here"})), result])
         }
         _ => json!([message]),
     }
 }
 
 /// Returns a message with a call for each id.
-fn calls(ids: &[&str], arguments: &Json) -> Json {
+fn calls(ids: &[&str], content: &Json, arguments: &Json) -> Json {
     let function = json!({"name": "lookup", "arguments": arguments});
     let call = |id: &&str| json!({"id": id, "type": "function", "function": function});
-    json!({"role": "assistant", "content": "", "tool_calls": ids.iter().map(call).collect::<Vec<_>>()})
+    json!({"role": "assistant", "content": content, "tool_calls": ids.iter().map(call).collect::<Vec<_>>()})
 }
 
 /// Returns a conversation with a call for each id, and the results.
-fn called(ids: &[&str], arguments: &Json) -> Vec<Json> {
+fn called(ids: &[&str], content: &Json, arguments: &Json) -> Vec<Json> {
     let result = |id: &&str| json!({"role": "tool", "content": "done", "name": "lookup", "tool_call_id": id});
-    let mut messages = vec![json!({"role": "user", "content": "question"}), calls(ids, arguments)];
+    let mut messages = vec![json!({"role": "user", "content": "question"}), calls(ids, content, arguments)];
     messages.extend(ids.iter().map(result));
     messages
 }
 
+/// Returns whether one of two calls is rendered and the other one is left out; their arguments are the markers.
+fn leaves_out_a_call(template: &ChatTemplate, two_calls: Vec<Json>) -> bool {
+    let shown = render(template, &Json::Array(two_calls), Some(a_tool()));
+    shown.is_some_and(|text| text.contains(MARKER) != text.contains(SECOND_MARKER))
+}
+
 /// Returns a conversation with a call of these arguments as the template renders it.
-fn rendered_call(template: &ChatTemplate, arguments: Json) -> Option<String> {
-    render(template, &Json::Array(called(&[CALL_ID], &arguments)), Some(a_tool()))
+fn rendered_call(template: &ChatTemplate, content: &Json, arguments: Json) -> Option<String> {
+    render(template, &Json::Array(called(&[CALL_ID], content, &arguments)), Some(a_tool()))
+}
+
+/// Returns the content with which calls are rendered: empty text, or null if they are rendered only with that.
+fn content_of_calls(template: &ChatTemplate) -> Json {
+    let shows = |content: &Json| {
+        let forms = [json!({"place": MARKER}), json!(format!("{{\"place\": \"{MARKER}\"}}"))];
+        let mut rendered = forms.into_iter().filter_map(|arguments| rendered_call(template, content, arguments));
+        rendered.any(|text| text.contains(MARKER))
+    };
+    let empty = json!("");
+    if !shows(&empty) && shows(&Json::Null) { Json::Null } else { empty }
 }
 
 /// Returns the separators between the parts of arguments; arguments that are passed as text count as the model's own.
-fn separators(template: &ChatTemplate) -> Option<Separators> {
+fn separators(template: &ChatTemplate, content: &Json) -> Option<Separators> {
     let nested = json!({"a": 1, "b": [1, 2]});
-    let shown = match rendered_call(template, json!({"warmpath_key": nested})) {
+    let shown = match rendered_call(template, content, json!({"warmpath_key": nested})) {
         Some(text) if !text.contains("'warmpath_key'") => text,
-        _ => rendered_call(template, json!(format!("{{\"warmpath_key\": {}}}", SEPARATED[0].1)))?,
+        _ => rendered_call(template, content, json!(format!("{{\"warmpath_key\": {}}}", SEPARATED[0].1)))?,
     };
     SEPARATED.into_iter().find(|(_, written)| shown.contains(written)).map(|(separators, _)| separators)
 }
 
 /// Returns whether a call's arguments are rendered correctly from an object: a template may print it like Python
 /// instead.
-fn takes_object_arguments(template: &ChatTemplate) -> bool {
-    let rendered = |arguments: Json| rendered_call(template, arguments);
+fn takes_object_arguments(template: &ChatTemplate, content: &Json) -> bool {
+    let rendered = |arguments: Json| rendered_call(template, content, arguments);
     let Some(text) = rendered(json!({"warmpath_key": MARKER})) else {
         return rendered(json!(format!("{{\"warmpath_key\": \"{MARKER}\"}}"))).is_none();
     };
@@ -265,13 +321,13 @@ fn takes_object_arguments(template: &ChatTemplate) -> bool {
 }
 
 /// Returns whether a text in place of arguments is rendered as it is; some templates write it as a string in JSON.
-fn takes_raw_arguments(template: &ChatTemplate) -> bool {
-    rendered_call(template, json!(CUT_ARGUMENTS)).is_some_and(|text| text.contains(CUT_ARGUMENTS))
+fn takes_raw_arguments(template: &ChatTemplate, content: &Json) -> bool {
+    rendered_call(template, content, json!(CUT_ARGUMENTS)).is_some_and(|text| text.contains(CUT_ARGUMENTS))
 }
 
 /// Returns whether JSON values that are no objects are refused as arguments.
-fn refuses_other_arguments(template: &ChatTemplate) -> bool {
-    let with = |arguments: Json| called(&[CALL_ID], &arguments);
+fn refuses_other_arguments(template: &ChatTemplate, content: &Json) -> bool {
+    let with = |arguments: Json| called(&[CALL_ID], content, &arguments);
     let refused = |value: Json| refuses(template, &with(value), &with(json!({})), Some(a_tool()));
     refused(json!([1])) || refused(json!(1))
 }
@@ -284,10 +340,6 @@ fn refused_pairs(
     (user, assistant): (ContentShapes, ContentShapes),
     answered: &[Json],
 ) -> RefusedPairs {
-    let message = |role: &str, text: &str, shapes: ContentShapes| {
-        let content = if shapes.parts_only() { json!([{"type": "text", "text": text}]) } else { json!(text) };
-        json!({"role": role, "content": content})
-    };
     let (asks, says) = (message("user", "question", user), message("assistant", "answer", assistant));
     let chat = |messages: &[&Json]| messages.iter().map(|message| (*message).clone()).collect::<Vec<Json>>();
     let behind_result = |messages: &[&Json]| [answered, chat(messages).as_slice()].concat();
@@ -297,6 +349,13 @@ fn refused_pairs(
         assistants: refuses(template, &chat(&[&asks, &says, &says, &asks]), &alternating, None),
         result_and_user: refuses(template, &behind_result(&[&asks]), &behind_result(&[&says, &asks]), Some(a_tool())),
     }
+}
+
+/// Returns whether an answer without text is refused as text and accepted as a part.
+fn takes_empty_answer_as_part(template: &ChatTemplate, user: ContentShapes) -> bool {
+    let asks = message("user", "question", user);
+    let answered = |content: Json| [asks.clone(), json!({"role": "assistant", "content": content}), asks.clone()];
+    refuses(template, &answered(json!("")), &answered(json!([{"type": "text", "text": ""}])), None)
 }
 
 /// Returns whether the template refuses a conversation and renders `similar`.

@@ -9,11 +9,11 @@ use minijinja::value::Value;
 use serde_json::{Map, Value as Json, json};
 use warmpath_common::openai::ChatPrompt;
 
-use crate::calls::{fit_calls, one_call_each};
+use crate::calls::{add_ids, fit_calls, one_call_each};
 use crate::caps::{Caps, ContentShapes, SystemPlaces};
 use crate::error::PromptError;
 use crate::media::{MediaKind, mark};
-use crate::turns::joined;
+use crate::turns::{is_answer, joined};
 
 /// Longest role.
 ///
@@ -39,6 +39,7 @@ pub(crate) fn variables(request: &ChatPrompt, caps: &Caps) -> Result<Map<String,
         let refused = |reason: String| PromptError::Messages { index, reason };
         messages.push(fit(&message, caps, &mut n_media).map_err(refused)?);
     }
+    add_ids(&mut messages, caps);
     // Media are counted by now, so messages may change places.
     let messages = joined(one_call_each(messages, caps), caps);
     variables.insert("messages".to_owned(), messages.into_iter().map(Json::Object).collect());
@@ -127,7 +128,7 @@ pub(crate) fn continued(request: &ChatPrompt) -> Result<Option<Continued<'_>>, P
 }
 
 /// Returns the messages with their indexes. System messages that the template does not render are joined to other
-/// messages: those at the beginning to the first one, later ones to the user's turn that they are in.
+/// messages: those at the beginning to the first one if that is rendered, others to the user's turn that they are in.
 ///
 /// A later system message stays in its place, so that the prompt still begins with the prompts of earlier turns.
 fn placed(messages: &[Map<String, Json>], places: SystemPlaces) -> Vec<(usize, Cow<'_, Map<String, Json>>)> {
@@ -138,10 +139,11 @@ fn placed(messages: &[Map<String, Json>], places: SystemPlaces) -> Vec<(usize, C
     for (index, message) in messages.iter().enumerate() {
         let is_system = has_role(message, &["system", "developer"]);
         is_beginning &= is_system;
-        let is_moved = is_system && !is_beginning && !places.later;
+        let is_rendered = if is_beginning { places.first } else { places.later };
+        let is_moved = is_system && !is_rendered;
         let is_joined = match placed.last() {
-            Some(_) if is_system && is_beginning => !places.several_first,
             Some((_, last)) if is_moved => has_role(last, &["user"]),
+            Some(_) if is_system && is_beginning => !places.several_first,
             Some((_, last)) => holds_system && has_role(message, &["user"]) && has_role(last, &["user"]),
             None => false,
         };
@@ -163,18 +165,23 @@ pub(crate) fn has_role(message: &Map<String, Json>, roles: &[&str]) -> bool {
     message.get("role").and_then(Json::as_str).is_some_and(|role| roles.contains(&role))
 }
 
-/// Appends `joint` and the content of `other` to a message; returns whether both are text, which can be joined.
+/// Appends `joint` and the content of `other` to a message's text, or to the text of its last part; returns whether
+/// both are texts, which can be joined.
 ///
-/// Every template renders a single text, whereas some render only the first of several parts.
+/// The earlier parts stay as they are, so the message is still rendered with the same beginning.
 /// Cost: that of the appended text, as many messages may be joined to one.
 pub(crate) fn join(message: &mut Map<String, Json>, other: &Map<String, Json>, joint: &str) -> bool {
     let Some(more) = other.get("content").and_then(text_of) else { return false };
-    let Some(content) = message.get_mut("content") else { return false };
-    if !content.is_string() {
-        let Some(text) = text_of(content).map(Cow::into_owned) else { return false };
-        *content = Json::String(text);
-    }
-    let Json::String(text) = content else { return false };
+    let last = match message.get_mut("content") {
+        Some(Json::Array(parts)) => {
+            if parts.is_empty() {
+                parts.push(json!({"type": "text", "text": ""}));
+            }
+            parts.last_mut().filter(|part| part_text(part).is_ok()).and_then(|part| part.get_mut("text"))
+        }
+        content => content,
+    };
+    let Some(Json::String(text)) = last else { return false };
     text.push_str(joint);
     text.push_str(&more);
     true
@@ -207,7 +214,23 @@ fn fit(message: &Map<String, Json>, caps: &Caps, n_media: &mut usize) -> Result<
     fitted.insert("role".to_owned(), Json::String(role));
     fit_calls(&mut fitted, caps)?;
     fit_thinking(&mut fitted, caps);
+    fit_empty(&mut fitted, caps);
     Ok(fitted)
+}
+
+/// Converts content without text, of calls or of an answer, to the form that the template accepts.
+fn fit_empty(message: &mut Map<String, Json>, caps: &Caps) {
+    let has_calls = message.contains_key("tool_calls");
+    let as_part = caps.empty_answer_as_part && is_answer(message);
+    let Some(content) = message.get_mut("content") else { return };
+    if *content != "" && !content.as_array().is_some_and(Vec::is_empty) {
+        return;
+    }
+    if has_calls {
+        *content = caps.content_of_calls.clone();
+    } else if as_part {
+        *content = json!([{"type": "text", "text": ""}]);
+    }
 }
 
 /// Moves reasoning to where the template reads it.
@@ -269,16 +292,14 @@ fn fit_parts(parts: &[Json], shapes: ContentShapes, n_media: &mut usize) -> Resu
         joined.push_str(&text);
         fitted.push(if is_medium { json!({"type": "text", "text": text}) } else { part.clone() });
     }
-    Ok(if shapes.parts { Json::Array(fitted) } else { Json::String(joined) })
+    Ok(if shapes.parts { Json::Array(fitted) } else { shapes.wrapped(&joined) })
 }
 
 /// Returns content without parts in a form that the template renders for `role`.
 fn fit_content(content: Option<&Json>, role: &str, caps: &Caps) -> Result<Json, String> {
-    let shapes = caps.content(role);
     match content {
-        None | Some(Json::Null) => Ok(Json::String(String::new())),
-        Some(Json::String(text)) if shapes.parts_only() => Ok(json!([{"type": "text", "text": text}])),
-        Some(Json::String(text)) => Ok(Json::String(text.clone())),
+        None | Some(Json::Null) => Ok(caps.content(role).wrapped("")),
+        Some(Json::String(text)) => Ok(caps.content(role).wrapped(text)),
         Some(_) => Err("content must be a string, an array of parts or null".to_owned()),
     }
 }

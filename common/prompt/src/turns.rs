@@ -36,7 +36,7 @@ pub(crate) fn joined(messages: Vec<Map<String, Json>>, caps: &Caps) -> Vec<Map<S
         });
         has_answered = !is_user && (has_answered || is_answer(&message));
         match turns.last_mut().filter(|_| is_joined) {
-            Some(last) => append(last, message, caps),
+            Some(last) => append(last, message),
             None => turns.push(message),
         }
     }
@@ -44,15 +44,16 @@ pub(crate) fn joined(messages: Vec<Map<String, Json>>, caps: &Caps) -> Vec<Map<S
 }
 
 /// Returns whether a message is an answer of the assistant, and not calls.
-fn is_answer(message: &Map<String, Json>) -> bool {
+pub(crate) fn is_answer(message: &Map<String, Json>) -> bool {
     has_role(message, &["assistant"]) && !message.contains_key("tool_calls")
 }
 
-/// Appends the content of `more` to a message: as text if the template renders texts, since the separator between parts
-/// is lost in templates that trim each of them.
-fn append(message: &mut Map<String, Json>, mut more: Map<String, Json>, caps: &Caps) {
-    let role = message.get("role").and_then(Json::as_str).unwrap_or_default();
-    if !caps.content(role).parts_only() && join(message, &more, JOINT) {
+/// Appends the content of `more` to a message: as text if both are texts, since a separator between parts is lost in
+/// templates that trim each of them.
+///
+/// Cost: that of the appended content, as many messages may be joined to one.
+fn append(message: &mut Map<String, Json>, mut more: Map<String, Json>) {
+    if join(message, &more, JOINT) {
         return;
     }
     let mut parts = take_parts(message);

@@ -25,6 +25,8 @@ const OTHER_PROMPTS: &[(&str, &[&str])] = &[
     ("CohereForAI-c4ai-command-r-plus-tool_use", &["question with tools", "result", THOUGHT]),
     ("Kimi-K2-Instruct", &["result", THOUGHT]),
     ("Kimi-K2-Thinking", &["result", THOUGHT]),
+    // It leaves out calls beside empty content, which llama.cpp passes.
+    ("deepseek-ai-DeepSeek-R1-Distill-Llama-8B", &["result"]),
     // It requires a variable that has no value.
     ("fireworks-ai-llama-3-firefunction-v2", &["question", "question with tools", "result", THOUGHT, "goes on"]),
     // It refuses tool results.

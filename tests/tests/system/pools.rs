@@ -147,7 +147,7 @@ async fn texts_are_embedded_by_the_least_loaded_worker() -> anyhow::Result<()> {
         assert_eq!((reply.status, reply.json()), (200, ask.direct("embed-0", path, &body).await?), "{path}");
     }
     let body = json!({"query": "river", "documents": ["a stone", "the sea", "a river bank"], "top_n": 2});
-    for path in ["/v1/rerank", "/rerank", "/v1/reranking", "/reranking"] {
+    for path in ["/v1/rerank", "/rerank", "/v1/reranking", "/reranking", "/v2/rerank"] {
         let reply = ask.post(path, body.clone()).await?;
         assert_eq!((reply.status, reply.json()), (200, ask.direct("rank-0", path, &body).await?), "{path}");
     }

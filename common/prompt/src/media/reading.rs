@@ -230,7 +230,7 @@ fn audio_file(part: &Json) -> Result<(Vec<u8>, MediaFormat), String> {
     let audio = part.get("input_audio");
     let data = audio.and_then(|audio| audio.get("data")).and_then(Json::as_str);
     let data = data.ok_or("a content part of type input_audio must have an input_audio with data in base64")?;
-    let text = match data.strip_prefix("data:audio/") {
+    let text = match data.strip_prefix("data:") {
         Some(url) => url.split_once(";base64,").ok_or("a data URL of audio must be written in base64")?.1,
         None => data,
     };

@@ -13,6 +13,10 @@ const TEXT_ONLY: &str = "{% for m in messages %}{{ m.role }}:{{ m.content }}{% f
 const PARTS_ONLY: &str =
     "{% for m in messages %}{{ m.role }}:{% for p in m.content %}[{{ p.text }}]{% endfor %};{% endfor %}";
 const BOTH: &str = "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endif %};{% endfor %}";
+/// A template that renders only the first part, as those of MiniMax M1 and Mistral Small do in system messages.
+const FIRST_PART: &str = "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}{{ m.content[0].text }}{% endif %};{% endfor %}";
+/// A template that renders only the first part, and no text.
+const FIRST_PART_ONLY: &str = "{% for m in messages %}{{ m.role }}:{% if m.content is not string %}{{ m.content[0].text }}{% endif %};{% endfor %}";
 const PRINTED_ARGUMENTS: &str = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}{{ c.function.arguments }}{% endfor %};{% endfor %}";
 
 fn rendered(template: &str, messages: Json) -> Result<String, PromptError> {
@@ -47,6 +51,13 @@ fn text_parts_are_joined_for_templates_that_take_text_only() {
 }
 
 #[test]
+fn text_parts_are_joined_for_templates_that_render_only_the_first() {
+    check(FIRST_PART, parts(), "user:a\nb;");
+    check(FIRST_PART_ONLY, parts(), "user:a\nb;");
+    check(FIRST_PART_ONLY, json!([{"role": "user", "content": "a"}]), "user:a;");
+}
+
+#[test]
 fn absent_content_is_empty() {
     check(TEXT_ONLY, json!([{"role": "assistant"}, {"role": "assistant", "content": null}]), "assistant:;assistant:;");
 }
@@ -68,6 +79,20 @@ fn arguments_become_objects_unless_the_template_prints_them() {
     check(TEXT_ONLY, call(json!("")), "assistant:{};");
     check(PRINTED_ARGUMENTS, call(json!("{\"a\": true}")), "{\"a\": true};");
     check(PRINTED_ARGUMENTS, call(json!({"a": true})), "{\"a\":true};");
+}
+
+#[test]
+fn absent_arguments_are_empty() {
+    let call = json!([{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]);
+    check(TEXT_ONLY, call.clone(), "assistant:{};");
+    check(PRINTED_ARGUMENTS, call, "{};");
+}
+
+#[test]
+fn arguments_that_were_encoded_twice_become_objects() {
+    let arguments = json!(json!({"a": 1}).to_string()).to_string();
+    let call = json!({"function": {"name": "f", "arguments": arguments}});
+    check(TEXT_ONLY, json!([{"role": "assistant", "tool_calls": [call]}]), "assistant:{\"a\": 1};");
 }
 
 /// Renders `thinking` and content, as LFM 2.5's template does.
@@ -163,6 +188,23 @@ fn system_messages_are_joined_if_the_template_renders_only_the_first() {
     check(TEXT_ONLY, later, "system:a;user:b;system:c;assistant:d;user:e;");
 }
 
+/// A template that drops all system messages.
+const NO_SYSTEM: &str = "{% for m in messages if m.role != 'system' %}{{ m.role }}:{{ m.content }};{% endfor %}";
+
+#[test]
+fn system_messages_at_the_beginning_become_the_user_s_if_the_template_renders_none() {
+    let say = |role: &str, text: &str| json!({"role": role, "content": text});
+    let alone = json!([say("system", "a"), say("developer", "b")]);
+    check(NO_SYSTEM, alone, "user:a\nb;");
+    let parts = json!({"role": "system", "content": parts()[0]["content"]});
+    let asks = json!([parts, say("user", "c"), say("assistant", "d"), say("user", "e")]);
+    check(NO_SYSTEM, asks, "user:a\nb\nc;assistant:d;user:e;");
+    let answer_first = json!([say("system", "a"), say("assistant", "b"), say("system", "c"), say("user", "d")]);
+    check(NO_SYSTEM, answer_first, "user:a;assistant:b;user:c\nd;");
+    let no_user = "{% for m in messages if m.role == 'critic' %}{{ m.role }}:{{ m.content }};{% endfor %}";
+    check(no_user, json!([say("system", "a"), say("critic", "b")]), "critic:b;");
+}
+
 #[test]
 fn a_later_system_message_stays_in_its_place_as_a_turn_of_the_user() {
     let say = |role: &str, text: &str| json!({"role": role, "content": text});
@@ -177,21 +219,33 @@ fn a_later_system_message_stays_in_its_place_as_a_turn_of_the_user() {
     assert!(matches!(error, PromptError::Messages { index: 1, .. }), "{error:?}");
 }
 
-const ONE_FIRST: SystemPlaces = SystemPlaces { several_first: false, later: false };
+const ONE_FIRST: SystemPlaces = SystemPlaces { first: true, several_first: false, later: false };
 
 fn say(role: &str, content: Json) -> Map<String, Json> {
     Map::from_iter([("role".to_owned(), Json::from(role)), ("content".to_owned(), content)])
 }
 
 #[test]
-fn a_system_message_of_parts_is_joined_only_if_all_of_them_are_text() {
-    let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+fn a_system_message_is_joined_only_to_text() {
+    let parts = parts()[0]["content"].clone();
     let image = json!([{"type": "text", "text": "c"}, {"type": "image_url"}]);
     let contents = [parts.clone(), json!("d"), parts, image.clone(), json!("e"), json!("f"), Json::Null];
     let messages = contents.map(|content| say("system", content));
     let placed = placed(&messages, ONE_FIRST);
     let contents: Vec<_> = placed.iter().map(|(index, message)| (*index, message["content"].clone())).collect();
-    assert_eq!(contents, [(0, json!("a\nb\nd\na\nb")), (3, image), (4, json!("e\nf")), (6, Json::Null)]);
+    let joined = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b\nd\na\nb"}]);
+    assert_eq!(contents, [(0, joined), (3, image), (4, json!("e\nf")), (6, Json::Null)]);
+}
+
+#[test]
+fn a_message_of_parts_that_grows_is_rendered_with_the_same_beginning() {
+    let both = BOTH.replace("[{{ p.text }}]", "{{ p.text }}");
+    let only_first = "{% if m.role == 'system' %}{{ raise_exception('none') }}{% endif %}{{ m.role }}:";
+    let template = both.replace("{{ m.role }}:", only_first);
+    let mut messages = parts();
+    check(&template, messages.clone(), "user:ab;");
+    messages.as_array_mut().unwrap().push(json!({"role": "system", "content": "c"}));
+    check(&template, messages, "user:ab\nc;");
 }
 
 #[test]
@@ -203,8 +257,9 @@ fn many_system_messages_are_joined_without_copies_of_the_earlier_ones() {
     let mut later = first.clone();
     later[0] = say("user", json!(TEXT));
     let expected = Json::from(vec![TEXT; N_MESSAGES].join("\n"));
-    for messages in [first, later] {
-        let placed = placed(&messages, ONE_FIRST);
+    let none = SystemPlaces { first: false, ..ONE_FIRST };
+    for (messages, places) in [(&first, ONE_FIRST), (&first, none), (&later, ONE_FIRST)] {
+        let placed = placed(messages, places);
         assert_eq!(placed.len(), 1);
         // The message of `assert_eq!` would have both texts.
         assert!(placed[0].1["content"] == expected);

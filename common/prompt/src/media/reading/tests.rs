@@ -212,3 +212,17 @@ fn files_without_a_media_type_are_the_same_media() {
     assert_eq!(deaf, "multimodal_data[1]: it is audio, and this model reads text and images");
     assert!(known.read_files(&vec![files[0].clone(); MEDIA_MAX + 1], (Scope::default(), BOTH)).is_err());
 }
+
+#[test]
+fn a_data_url_of_audio_may_name_any_media_type() {
+    let wav = wav(&[7; 2000]);
+    let read = |data: String| {
+        let audio = json!({"type": "input_audio", "input_audio": {"data": data}});
+        let message = json!({"role": "user", "content": [audio]});
+        let chat = [message.as_object().expect("an object").clone()];
+        KnownMedia::default().read(&chat, Scope::default()).expect("it is read")
+    };
+    for kind in ["audio/wav", "application/octet-stream", ""] {
+        assert_eq!(read(url(kind, &wav)), read(base64(&wav)), "{kind}");
+    }
+}

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use super::*;
 
 const GEMMA: &str = "google-gemma-2-2b-it";
+const GPT_OSS: &str = "openai-gpt-oss-120b";
 const LLAMA: &str = "meta-llama-Llama-3.1-8B-Instruct";
 const MINISTRAL: &str = "mistralai-Ministral-3-14B-Reasoning-2512";
 const NEMO: &str = "mistralai-Mistral-Nemo-Instruct-2407";
@@ -99,7 +100,7 @@ fn arguments_that_are_no_object_are_rendered_as_the_template_accepts_them() {
         (QWEN, "[1]", r#"{"name": "f", "arguments": [1]}"#),
         (MINISTRAL, CUT, r#"f[ARGS]{"a": "b<eos>"#),
         (LLAMA, CUT, r#"{"name": "f", "parameters": {"arguments": "{\"a\": \"b"}}"#),
-        ("openai-gpt-oss-120b", CUT, r#"<|message|>{"arguments": "{\"a\": \"b"}<|call|>"#),
+        (GPT_OSS, CUT, r#"<|message|>{"arguments": "{\"a\": \"b"}<|call|>"#),
         (QWEN_CODER, CUT, "<function=f>\n<parameter=arguments>\n{\"a\": \"b\n</parameter>\n</function>"),
         (QWEN_CODER, "[1]", "<function=f>\n<parameter=arguments>\n[1]\n</parameter>\n</function>"),
         (QWEN_CODER, "[]", "<function=f>\n</function>"),
@@ -136,8 +137,13 @@ fn what_a_template_renders_in_alternation_it_renders_in_every_order() {
     let (asks, says, says_more, asks_more) = (user("a"), assistant("b"), assistant("c"), user("d"));
     let mut empty_calls = says.clone();
     empty_calls["tool_calls"] = json!([]);
+    let without_calls = [json!([asks, empty_calls, asks_more]), json!([asks, assistant(""), asks_more])];
+    let system = say("system", json!("s"));
     let one = |id: &str| (calls("", json!([call(id, json!({"a": 1}))])), result(id, json!("r")));
     let ((calls_one, result_of_one), (calls_foreign, result_of_foreign)) = (one(ID), one(FOREIGN_ID));
+    let (mut calls_bare, mut result_of_bare) = (calls_one.clone(), result_of_one.clone());
+    calls_bare["tool_calls"] = json!([{"type": "function", "function": {"name": "f"}}]);
+    result_of_bare["tool_call_id"] = Json::Null;
     let calls_two = calls("", json!([call(ID, json!({"a": 1})), call("call00002", json!({"a": 2}))]));
     let second_result = result("call00002", json!("s"));
     let groups = [
@@ -146,7 +152,9 @@ fn what_a_template_renders_in_alternation_it_renders_in_every_order() {
             vec![
                 json!([asks, asks_more]),
                 json!([asks, says, says_more, asks_more]),
-                json!([asks, empty_calls, asks_more]),
+                json!([system, asks, says, asks_more]),
+                without_calls[0].clone(),
+                without_calls[1].clone(),
             ],
         ),
         (
@@ -155,6 +163,7 @@ fn what_a_template_renders_in_alternation_it_renders_in_every_order() {
                 json!([asks, calls_one, result_of_one, asks_more]),
                 json!([asks, calls_two, result_of_one, second_result, says, asks_more]),
                 json!([asks, calls_foreign, result_of_foreign, says, asks_more]),
+                json!([asks, calls_bare, result_of_bare, says, asks_more]),
             ],
         ),
     ];
@@ -201,8 +210,66 @@ const ALTERNATING_PARTS: &str = "{% for m in messages %}{% if (m.role == 'user')
 #[test]
 fn parts_are_joined_as_parts_if_the_template_renders_no_text() {
     let parts = json!([{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]);
-    let users = json!([user("a"), say("user", parts), assistant("d")]);
-    check(ALTERNATING_PARTS, users, "user:[a][\n\n][b][c];assistant:[d];");
+    let users = json!([user("a"), say("user", parts.clone()), assistant("d")]);
+    check(ALTERNATING_PARTS, users, "user:[a\n\nb\nc];assistant:[d];");
+    let users = json!([say("user", parts), user("d"), user("e")]);
+    check(ALTERNATING_PARTS, users, "user:[b][c\n\nd\n\ne];");
+}
+
+#[test]
+fn many_messages_are_joined_without_reading_the_earlier_parts() {
+    // Reading all parts for each message would take minutes.
+    const N: usize = 100_000;
+    let ministral = Fitted::named(MINISTRAL);
+    let parts = vec![json!({"type": "text", "text": "b"}); N];
+    let mut thought = say("assistant", json!("x"));
+    thought.insert("reasoning_content".to_owned(), json!("t"));
+    let mut messages = vec![say("user", json!("a")), say("assistant", json!(parts)), thought];
+    messages.extend(vec![say("assistant", json!("")); N]);
+    let variables = variables(&serde_json::from_value(json!({ "messages": messages })).unwrap(), &ministral.caps);
+    let messages = variables.unwrap()["messages"].take();
+    let parts = messages[1]["content"].as_array().unwrap();
+    assert_eq!((messages.as_array().unwrap().len(), parts.len()), (2, N + 3));
+    assert_eq!(parts[N + 2]["text"].as_str().unwrap().len(), 1 + 2 * N);
+}
+
+#[test]
+fn a_message_of_parts_keeps_its_beginning_when_others_are_joined_to_it() {
+    let parts = say("user", json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]));
+    for name in [SMALL, MINISTRAL] {
+        check_shown(name, json!([parts]), "[INST]ab[/INST]");
+        check_shown(name, json!([parts, user("c"), parts]), "[INST]ab\n\nc\n\na\nb[/INST]");
+    }
+}
+
+#[test]
+fn all_parts_are_rendered_by_templates_that_render_only_the_first() {
+    let parts = |role: &str| say(role, json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]));
+    check_shown(SMALL, json!([parts("system"), user("q")]), "[SYSTEM_PROMPT]a\nb[/SYSTEM_PROMPT]");
+    check_shown("MiniMax-M1", json!([parts("system"), user("q")]), "ai_setting=assistant\na\nb<end_of_sentence>");
+    let answered = json!([user("q"), parts("assistant"), user("r")]);
+    check_shown("unsloth-mistral-Devstral-Small-2507", answered, "[INST]q[/INST]a\nb<eos>[INST]r[/INST]");
+}
+
+#[test]
+fn system_messages_become_the_user_s_if_the_template_refuses_them() {
+    let messages = json!([say("system", json!("s")), user("a"), assistant("b"), user("c")]);
+    let gemma = "<start_of_turn>user\ns\na<end_of_turn>\n<start_of_turn>model\nb<end_of_turn>\n<start_of_turn>user\nc<";
+    check_shown(GEMMA, messages, gemma);
+}
+
+#[test]
+fn an_answer_without_text_is_a_part_if_the_template_refuses_it() {
+    for empty in [json!(""), json!([]), Json::Null] {
+        let messages = json!([user("a"), say("assistant", empty), user("c")]);
+        check_shown(MINISTRAL, messages, "[INST]a[/INST]<eos>[INST]c[/INST]");
+    }
+}
+
+#[test]
+fn calls_have_null_content_if_the_template_leaves_them_out_otherwise() {
+    let shown = "function<｜tool▁sep｜>f\n```json\n{\"a\": 1}\n```";
+    check_shown("deepseek-ai-DeepSeek-R1-Distill-Llama-8B", called(json!("{\"a\": 1}")), shown);
 }
 
 #[test]
@@ -280,6 +347,29 @@ fn several_calls_are_split_if_the_template_refuses_them() {
 }
 
 #[test]
+fn several_calls_are_split_if_the_template_leaves_out_all_but_one() {
+    let two = json!([call("one", json!({"n": 1})), call("two", json!({"n": 2}))]);
+    let messages = json!([user("a"), calls("", two), result("two", json!("2")), result("one", json!("1"))]);
+    let call = "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>";
+    let result = "<|start|>functions.f to=assistant<|channel|>commentary<|message|>";
+    let gpt_oss =
+        format!("{call}{{\"n\": 1}}<|call|>{result}\"1\"<|end|>{call}{{\"n\": 2}}<|call|>{result}\"2\"<|end|>");
+    check_shown(GPT_OSS, messages.clone(), &gpt_oss);
+    for name in ["GigaChat3-10B-A1.8B", "GigaChat3.1-10B-A1.8B"] {
+        check_shown(name, messages.clone(), "{\"n\": 2}}<|message_sep|>\n\nfunction result<|role_sep|>\n2<");
+    }
+}
+
+#[test]
+fn each_of_the_calls_with_one_id_has_a_result() {
+    let two = json!([call("x", json!({})), call("x", json!({}))]);
+    let results = ["1", "2", "3"].map(|text| result("x", json!(text)));
+    let [first, second, third] = &results;
+    let messages = json!([user("a"), calls("b", two), first, second, third]);
+    check(ONE_CALL, messages, "user:a;assistant:b<x>;tool:1;assistant:<x>;tool:2;tool:3;");
+}
+
+#[test]
 fn the_images_of_results_that_change_places_stay_theirs() {
     let image = json!([{"type": "image_url"}]);
     let messages = three_calls([image.clone(), image.clone(), image]);
@@ -301,21 +391,47 @@ fn an_empty_list_of_calls_is_left_out() {
     }
 }
 
+/// Returns the ids of calls in the prompt of Mistral Small, which are also those of the results.
+fn small_s_ids(messages: &Json) -> Vec<String> {
+    let shown = Fitted::named(SMALL).render(messages).unwrap();
+    let between = |start: &str, end: &str| -> Vec<String> {
+        shown.split(start).skip(1).filter_map(|rest| Some(rest.split_once(end)?.0.to_owned())).collect()
+    };
+    let ids = between("[CALL_ID]", "[ARGS]");
+    assert_eq!(ids, between("[TOOL_RESULTS]", "[TOOL_CONTENT]"), "{shown}");
+    ids
+}
+
+#[test]
+fn ids_that_are_missing_are_made_if_the_template_requires_them() {
+    let bare = json!({"type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let mut nulled = bare.clone();
+    nulled["id"] = Json::Null;
+    let nameless = |text: &str| say("tool", json!(text));
+    let called = [
+        calls("", json!([bare, call(ID, json!({})), nulled])).as_object().unwrap().clone(),
+        nameless("1"),
+        nameless("2"),
+        nameless("3"),
+    ];
+    let first = [vec![say("user", json!("q"))], called.to_vec()].concat();
+    let second = [first.clone(), vec![say("assistant", json!("a")), say("user", json!("r"))], called.to_vec()].concat();
+    let ids = small_s_ids(&json!(first));
+    assert_eq!((ids.len(), ids[1].as_str()), (3, ID));
+    let grown = small_s_ids(&json!(second));
+    assert_eq!(&grown[..3], ids.as_slice());
+    let different: std::collections::HashSet<&String> = grown.iter().collect();
+    assert_eq!((grown.len(), different.len()), (6, 5), "{grown:?}");
+    check_shown(NEMO, json!(first), &format!("\"call_id\": \"{}\"}}[/TOOL_RESULTS]", ids[2]));
+}
+
 #[test]
 fn ids_that_the_template_refuses_become_nine_letters_and_digits_alike_in_call_and_result() {
     let messages = |id: &str| {
         let two = json!([call(id, json!({})), call(ID, json!({}))]);
         json!([user("q"), calls("", two), result(id, json!("r")), result(ID, json!("r"))])
     };
-    let small = Fitted::named(SMALL);
-    let ids = |id: &str| {
-        let shown = small.render(&messages(id)).unwrap();
-        let between = |start: &str, end: &str| -> Vec<String> {
-            shown.split(start).skip(1).filter_map(|rest| Some(rest.split_once(end)?.0.to_owned())).collect()
-        };
-        assert_eq!(between("[CALL_ID]", "[ARGS]"), between("[TOOL_RESULTS]", "[TOOL_CONTENT]"), "{shown}");
-        between("[CALL_ID]", "[ARGS]")
-    };
+    let ids = |id: &str| small_s_ids(&messages(id));
     let foreign = ids(FOREIGN_ID);
     assert_eq!(foreign[1], ID);
     assert!(foreign[0].len() == 9 && foreign[0].bytes().all(|byte| byte.is_ascii_alphanumeric()), "{foreign:?}");
