@@ -145,6 +145,14 @@ MATRIX = {
         set(),
         {"PodDisruptionBudget"},
     ),
+    "disruption-budgets": (
+        {
+            "router": {"podDisruptionBudget": {"maxUnavailable": "25%"}},
+            "workerDefaults": {"podDisruptionBudget": {"maxUnavailable": 0}},
+        },
+        set(),
+        set(),
+    ),
     "ingress": (
         router(
             ingress={
@@ -329,6 +337,23 @@ REFUSED = {
         pool(autoscaling={"kind": "hpa", "minReplicas": 0, "keda": {"triggers": [OFFICE_HOURS]}}),
         "autoscaling.minReplicas",
     ),
+    "a minimum of routers above their maximum": (
+        router(autoscaling={"enabled": True, "minReplicas": 9}),
+        "router: autoscaling.minReplicas",
+    ),
+    "a minimum of workers above their maximum": (
+        pool(autoscaling={"kind": "hpa", "minReplicas": 5}),
+        'pool "p" has an autoscaling.minReplicas above',
+    ),
+    "a minimum of workers above their maximum under KEDA": (
+        pool(autoscaling={"kind": "keda", "minReplicas": 5}),
+        'pool "p" has an autoscaling.minReplicas above',
+    ),
+    "a disruption budget of routers below 0": (router(podDisruptionBudget={"maxUnavailable": -1}), "maxUnavailable"),
+    "a disruption budget of workers that is no share": (pool(podDisruptionBudget={"maxUnavailable": "half"}), "maxUnavailable"),
+    "a disruption budget of more than all workers": (pool(podDisruptionBudget={"maxUnavailable": "101%"}), "maxUnavailable"),
+    "a claim of a size that is no number": (pool(persistence={"size": "1.2.3Gi"}), "persistence"),
+    "a claim of a unit that Kubernetes does not know": (pool(persistence={"size": "16K"}), "persistence"),
     "an unknown kind of discovery": (router(discovery={"kind": "consul"}), "discovery"),
     "a route without a gateway": (router(httpRoute={"enabled": True}), "parentRefs"),
 }
@@ -545,6 +570,14 @@ class Chart(unittest.TestCase):
             if needs:
                 mounted = [mount for mount in main["volumeMounts"] if mount["mountPath"] == needs]
                 self.assertEqual([mount.get("readOnly", False) for mount in mounted], [False], document["metadata"]["name"])
+
+    @each_row
+    def test_an_install_has_time_until_workers_have_started(self, documents):
+        [deadline] = [document["spec"]["progressDeadlineSeconds"] for document in documents if document["kind"] == "Deployment"]
+        for spec, _, document in pods(documents):
+            if document["kind"] == "StatefulSet":
+                probe = spec["containers"][0]["startupProbe"]
+                self.assertGreater(deadline, probe["periodSeconds"] * probe["failureThreshold"])
 
     @each_row
     def test_a_pod_has_time_to_drain_before_it_is_killed(self, documents):

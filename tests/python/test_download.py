@@ -34,6 +34,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def answer(self, body):
         server = self.server
         server.requests.append((self.command, self.path, dict(self.headers)))
+        if self.path.startswith("/renamed"):
+            self.send_response(307)
+            self.send_header("Location", server.renamed_to)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         if self.path.startswith("/hub"):
             if server.hub_status != 302:
                 self.send_error(server.hub_status)
@@ -72,7 +78,7 @@ class Download(unittest.TestCase):
         self.path = self.folder / "models/m.gguf"
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.requests, self.server.ranges, self.server.most = [], True, len(MODEL)
-        self.server.hub_sha256, self.server.hub_status = SHA256, 302
+        self.server.hub_sha256, self.server.hub_status, self.server.renamed_to = SHA256, 302, "/hub"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.addCleanup(self.server.server_close)
         self.addCleanup(self.server.shutdown)
@@ -137,6 +143,26 @@ class Download(unittest.TestCase):
         result = self.run_from_hub()
         self.assertNotEqual(result.returncode, 0)
         self.assertIn("wanted " + "1" * 64, result.stderr)
+
+    def test_the_checksum_of_a_renamed_repository_is_found(self):
+        self.assert_downloaded(self.run_from_hub("/renamed"))
+        self.assertTrue(pathlib.Path(f"{self.path}.source").read_text().endswith("/renamed " + SHA256))
+        n_requests = len(self.server.requests)
+        self.assert_downloaded(self.run_from_hub("/renamed"))
+        again = [(method, path) for method, path, _ in self.server.requests[n_requests:]]
+        self.assertEqual(again, [("HEAD", "/renamed"), ("HEAD", "/hub")])
+        self.server.hub_sha256 = "1" * 64
+        result = self.run_from_hub("/renamed")
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("wanted " + "1" * 64, result.stderr)
+
+    def test_a_hub_that_redirects_without_end_is_not_followed(self):
+        self.server.renamed_to = "/renamed"
+        result = self.run_from_hub("/renamed", DOWNLOAD_TRIES="1")
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("the hub has no checksum of this file", result.stderr)
+        self.assertEqual([method for method, _, _ in self.server.requests[:3]], ["HEAD"] * 3)
+        self.assertNotEqual(self.server.requests[3][0], "HEAD")
 
     def test_a_complete_model_is_used_while_the_hub_is_away(self):
         self.assert_downloaded(self.run_from_hub())

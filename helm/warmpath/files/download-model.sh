@@ -26,10 +26,18 @@ fetch() {
 # Sets `wanted` to the hub's checksum of $url, or to nothing if the hub has none; fails if the hub does not answer. The
 # hub answers a large file with a redirect whose x-linked-etag is its SHA-256.
 ask_hub() {
-    answer=$(curl --silent --show-error --fail --head --proto '=http,https' --connect-timeout 10 --max-time 30 \
-        --header "@$headers" "$url") || return 1
-    wanted=$(printf '%s\n' "$answer" | tr -d '\r"' |
-        awk -F ': *' 'tolower($1) == "x-linked-etag" && length($2) == 64 && $2 !~ /[^0-9a-f]/ { print $2 }')
+    at=$url
+    # A renamed repository is a redirect to another path of the same hub, which has the checksum.
+    for _ in 1 2 3; do
+        answer=$(curl --silent --show-error --fail --head --proto '=http,https' --connect-timeout 10 --max-time 30 \
+            --header "@$headers" "$at") || return 1
+        answer=$(printf '%s\n' "$answer" | tr -d '\r"')
+        wanted=$(printf '%s\n' "$answer" |
+            awk -F ': *' 'tolower($1) == "x-linked-etag" && length($2) == 64 && $2 !~ /[^0-9a-f]/ { print $2 }')
+        moved=$(printf '%s\n' "$answer" | awk 'tolower($1) == "location:" && $2 ~ /^\/[^\/]/ { print $2 }')
+        [ -z "$wanted" ] && [ -n "$moved" ] || break
+        at=$(printf '%s' "$url" | sed 's|^\(https*://[^/]*\).*|\1|')$moved
+    done
     [ -n "$wanted" ] || echo "download: the hub has no checksum of this file" >&2
 }
 

@@ -97,6 +97,9 @@ warmpath/pool: {{ .name | quote }}
 {{- if and $autoscaled (eq (int $pool.autoscaling.minReplicas) 0) (not $ownTriggers) -}}
 {{- fail (printf "workers: pool %q cannot start again from autoscaling.minReplicas 0, because the chart's triggers stay at 0 without a worker; set 1, or kind keda with autoscaling.keda.triggers" $given.name) -}}
 {{- end -}}
+{{- if and $autoscaled (gt (int64 $pool.autoscaling.minReplicas) (int64 $pool.autoscaling.maxReplicas)) -}}
+{{- fail (printf "workers: pool %q has an autoscaling.minReplicas above its maxReplicas" $given.name) -}}
+{{- end -}}
 {{- $computed := dict "fullname" (printf "%s-%s" (include "warmpath.fullname" $) $given.name) "downloads" $downloads "modelPath" $path "autoscaled" $autoscaled -}}
 {{- $pools = append $pools (merge $computed $pool) -}}
 {{- end -}}
