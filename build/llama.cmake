@@ -1,5 +1,5 @@
-# Read by llama.cpp's CMakeLists.txt (CMAKE_PROJECT_INCLUDE in .cargo/config.toml); shortens the build by a fifth, and
-# leaves out the sets of CPU kernels that the compiler cannot compile. Changes no code that a worker runs.
+# Read by llama.cpp's CMakeLists.txt (CMAKE_PROJECT_INCLUDE in .cargo/config.toml); shortens the build by a fifth, leaves
+# out the sets of CPU kernels that the compiler cannot compile, and links LLVM's OpenMP.
 if(NOT PROJECT_NAME STREQUAL "llama.cpp" OR CMAKE_VERSION VERSION_LESS 3.19)
     return()
 endif()
@@ -37,6 +37,22 @@ function(warmpath_shorten)
     endif()
 endfunction()
 
+# Replaces GNU's OpenMP, which GCC links, by LLVM's, which has the same functions: its waiting threads let others use the
+# processor (docs/decisions/0061-openmp.md).
+function(warmpath_link_llvm_openmp)
+    if(NOT CMAKE_SYSTEM_NAME STREQUAL "Linux" OR NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+        return()
+    endif()
+    find_library(WARMPATH_OPENMP libomp.so.5)
+    if(NOT WARMPATH_OPENMP)
+        message(FATAL_ERROR "LLVM's OpenMP is missing: run `make setup`, or install libomp.so.5 (Debian: libomp-dev)")
+    endif()
+    # For libraries that CMake links.
+    set(OpenMP_gomp_LIBRARY "${WARMPATH_OPENMP}" CACHE FILEPATH "OpenMP" FORCE)
+    # For programs that cargo links with -lgomp; the build script of llama-cpp-sys-2 makes the linker look here first.
+    file(CREATE_LINK "${WARMPATH_OPENMP}" "${CMAKE_INSTALL_PREFIX}/libgomp.so" SYMBOLIC)
+endfunction()
+
 # Runs when every target is defined. Two of ggml's sets of CPU kernels are for Arm processors with SME, and ggml does not
 # ask whether the compiler knows it; GCC does from version 14 on. Neither a target nor its installation can be removed,
 # so these get no kernels, and a name that neither llama.cpp nor scripts/image-files.sh takes for a backend's.
@@ -65,5 +81,6 @@ function(warmpath_leave_out_unknown_processors)
     endforeach()
 endfunction()
 
+warmpath_link_llvm_openmp()
 cmake_language(DEFER DIRECTORY "${CMAKE_SOURCE_DIR}" CALL warmpath_shorten)
 cmake_language(DEFER DIRECTORY "${CMAKE_SOURCE_DIR}" CALL warmpath_leave_out_unknown_processors)

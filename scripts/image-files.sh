@@ -31,5 +31,5 @@ install "$target/dist/warmpath" "$target/dist/warmpath-router" "$target/dist/war
 for library in libllama libggml libggml-base libllama-common; do
     cp -a "$out/$library".so* "$dest/lib/"
 done
-install -m 644 "$(gcc -print-file-name=libgomp.so.1)" "$dest/lib/"
+install -m 644 "$(sed -n 's/^WARMPATH_OPENMP:FILEPATH=//p' "$out/../build/CMakeCache.txt")" "$dest/lib/"
 install -m 644 "$out"/../backends/libggml-*.so "$dest/lib/warmpath/"

@@ -27,8 +27,8 @@ for program in warmpath warmpath-router warmpath-worker; do
 done
 cp LICENSE THIRD-PARTY.txt README.md CHANGELOG.md "$share/doc/warmpath/"
 # The licence of the one library that comes from the build's system.
-if [ -e "$tree/lib/libgomp.so.1" ]; then
-    cp /usr/share/doc/libgomp1/copyright "$share/doc/warmpath/libgomp1.copyright"
+if [ -e "$tree/lib/libomp.so.5" ]; then
+    cat /usr/share/doc/libomp5*/copyright >"$share/doc/warmpath/libomp5.copyright"
 fi
 cp -R deploy/systemd "$share/warmpath/"
 chmod -R u+rwX,go+rX,go-w "$tree"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs the packages that the build needs besides Rust: a C++ compiler, CMake, libclang (for bindgen) and Python's
-# venv. Prints nothing if all of them are installed; only Debian's and Ubuntu's apt-get is supported.
+# Installs the packages that the build needs besides Rust: a C++ compiler, CMake, libclang (for bindgen), LLVM's OpenMP and
+# Python's venv. Prints nothing if all of them are installed; only Debian's and Ubuntu's apt-get is supported.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -21,6 +21,11 @@ have_libclang() {
     fi
 }
 
+# Succeeds if LLVM's OpenMP is installed where linkers look; a Mac's compiler does without.
+have_openmp() {
+    [ "$(uname -s)" = Darwin ] || ldconfig -p 2>/dev/null | grep -q 'libomp\.so\.5'
+}
+
 have cargo || {
     echo "setup: cargo is missing; install Rust first: https://rustup.rs" >&2
     exit 1
@@ -31,6 +36,7 @@ have cmake || need cmake
 have pkg-config || need pkg-config
 have clang || need clang
 have_libclang || need libclang-dev
+have_openmp || need libomp-dev
 if ! have python3; then
     need python3
     need python3-venv

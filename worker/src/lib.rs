@@ -26,6 +26,5 @@ pub mod store;
 mod summary;
 mod tools;
 mod version;
-pub mod waiting;
 
 pub use http::openapi;

@@ -13,10 +13,9 @@ use warmpath_shell::stop_signals::StopSignals;
 use warmpath_shell::{descriptors, log, runtime};
 use warmpath_worker::backends::{self, BackendConfig};
 use warmpath_worker::config::flags::Flags;
-use warmpath_worker::{config, engine, start, waiting};
+use warmpath_worker::{config, engine, start};
 
 fn main() -> ExitCode {
-    let spins = waiting::spin_shortly();
     let arguments: Vec<OsString> = std::env::args_os().collect();
     if let [_, command, library] = &arguments[..]
         && command == backends::CHECK_COMMAND
@@ -32,10 +31,6 @@ fn main() -> ExitCode {
         return list_devices(config::backends(&flags));
     }
     flags.log_ignored();
-    if let Err(error) = spins {
-        tracing::warn!(%error, "threads use the system's default way of waiting: this program could not execute itself again");
-    }
-    tracing::info!(threads_wait = waiting::described(), "starting");
     match runtime::block_on(run(flags)).context("cannot start the runtime").flatten() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

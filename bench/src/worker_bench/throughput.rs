@@ -1,8 +1,8 @@
 //! Prefill and decode throughput, for several numbers of sequences, context lengths and idle conversations.
 //!
-//! Reuse is measured in `traffic`. The servers run side by side, with one of them busy at a time, and take turns round
-//! by round, so that the ratios compare the same moment. Each prefill round has new prompts; all decode rounds have the
-//! same ones.
+//! Reuse is measured in `traffic`. The servers run side by side, with those of one kind busy at a time, and take turns
+//! round by round, so that the ratios compare the same moment. Each prefill round has new prompts; all decode rounds
+//! have the same ones.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -27,6 +27,8 @@ pub struct Load {
     pub context_tokens: u32,
     /// Number of idle conversations of that length that the server has cached.
     pub n_idle: u32,
+    /// Number of servers of each kind that share the processors and run that many sequences each, in decode only.
+    pub n_servers: usize,
     /// Servers to compare with.
     pub against: Against,
 }
@@ -63,7 +65,7 @@ impl Against {
 }
 
 /// Combinations that are measured.
-pub const LOADS: [Load; 8] = [
+pub const LOADS: [Load; 9] = [
     load(1, 256),
     load(4, 256),
     load(8, 256),
@@ -71,11 +73,12 @@ pub const LOADS: [Load; 8] = [
     load(4, 4000),
     load(8, 4000),
     Load { n_idle: 7, against: Against::ChosenInDecode, ..load(1, 2000) },
+    Load { n_servers: 2, against: Against::ChosenInDecode, ..load(1, 256) },
     Load { against: Against::DefaultsInDecode, ..load(8, 2000) },
 ];
 
 const fn load(n_sequences: u32, context_tokens: u32) -> Load {
-    Load { n_sequences, context_tokens, n_idle: 0, against: Against::Better }
+    Load { n_sequences, context_tokens, n_idle: 0, n_servers: 1, against: Against::Better }
 }
 
 /// Number of slots of the servers: the maximum number of sequences, including idle ones.
@@ -103,7 +106,11 @@ impl Load {
 
     fn describe(self) -> String {
         let sequences = format!("{} x {} tokens", self.n_sequences, self.context_tokens);
-        if self.n_idle == 0 { sequences } else { format!("{sequences}, {} idle beside", self.n_idle) }
+        match (self.n_idle, self.n_servers) {
+            (0, 1) => sequences,
+            (0, n_servers) => format!("{sequences} at each of {n_servers} servers"),
+            (n_idle, _) => format!("{sequences}, {n_idle} idle beside"),
+        }
     }
 }
 
@@ -125,29 +132,35 @@ pub async fn measure(programs: &Programs, texts: Texts, load: Load) -> anyhow::R
     let setup = Setup { n_slots: N_SLOTS, slot_context_tokens: SLOT_CONTEXT_TOKENS, ..Setup::default() };
     let mut servers = BTreeMap::new();
     for contender in contenders {
-        let server = programs.start(contender, &setup).await?;
-        if let Some(settled) = server.settled() {
-            eprintln!("  {}: {} has settled on {settled}", load.describe(), contender.name());
+        let mut of_kind = Vec::new();
+        for _ in 0..load.n_servers {
+            let server = programs.start(contender, &setup).await?;
+            if let Some(settled) = server.settled() {
+                eprintln!("  {}: {} has settled on {settled}", load.describe(), contender.name());
+            }
+            of_kind.push(server);
         }
-        servers.insert(contender, server);
+        servers.insert(contender, of_kind);
     }
     let under = Under { load, texts };
     let mut rates: BTreeMap<Contender, Rates> = BTreeMap::new();
-    for (&contender, server) in &servers {
-        under.fill_idle(server).await?;
-        rates.entry(contender).or_default().prefill.push(under.prefill(server, 0).await?);
+    for (&contender, servers) in &servers {
+        for server in servers {
+            under.fill_idle(server).await?;
+            rates.entry(contender).or_default().prefill.push(under.prefill(server, 0).await?);
+        }
     }
     for _ in 0..DECODE_ROUNDS {
-        for (&contender, server) in &servers {
-            rates.entry(contender).or_default().decode.push(under.decode(server).await?);
+        for (&contender, servers) in &servers {
+            rates.entry(contender).or_default().decode.push(under.decode(servers).await?);
         }
     }
     for round in 1..load.prefill_rounds() {
-        for (&contender, server) in &servers {
-            rates.entry(contender).or_default().prefill.push(under.prefill(server, round).await?);
+        for (&contender, servers) in &servers {
+            rates.entry(contender).or_default().prefill.push(under.prefill(&servers[0], round).await?);
         }
     }
-    for server in servers.into_values() {
+    for server in servers.into_values().flatten() {
         server.stop().await?;
     }
     Ok(rates)
@@ -186,8 +199,12 @@ impl Under {
         Ok(computed.sum::<u64>() as f64 / started.elapsed().as_secs_f64())
     }
 
-    async fn decode(&self, server: &Running) -> anyhow::Result<f64> {
-        measured_together(async || self.ask(server, 0, DECODE_TOKENS).await).await
+    async fn decode(&self, servers: &[Running]) -> anyhow::Result<f64> {
+        let ask = async || {
+            let answers = try_join_all(servers.iter().map(|server| self.ask(server, 0, DECODE_TOKENS))).await?;
+            Ok(answers.into_iter().flatten().collect())
+        };
+        measured_together(ask).await
     }
 }
 
@@ -353,7 +370,7 @@ mod tests {
 
     #[test]
     fn short_prompts_get_more_rounds() {
-        assert_eq!(LOADS.map(Load::prefill_rounds), [6, 6, 6, 4, 1, 1, 1, 1]);
+        assert_eq!(LOADS.map(Load::prefill_rounds), [6, 6, 6, 4, 1, 1, 1, 1, 1]);
     }
 
     #[test]
@@ -380,7 +397,7 @@ mod tests {
     #[test]
     fn the_defaults_must_be_beaten_threefold_in_decode() {
         let rates = [(Contender::Worker, rates(1.0, 290.0)), (Contender::PeerDefaults, rates(1.0, 100.0))].into();
-        let (row, verdicts) = row(LOADS[7], &rates);
+        let (row, verdicts) = row(LOADS[8], &rates);
         assert_eq!(row[2..4], ["", "290, 100"]);
         assert_eq!((verdicts.len(), verdicts[0].passed, verdicts[0].reached.as_str()), (1, false, "2.900x"));
     }
