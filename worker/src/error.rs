@@ -257,9 +257,12 @@ impl RequestError {
             | Self::Query { .. }
             | Self::Cache(CacheError::TooManyPins | CacheError::SlotEmpty { .. } | CacheError::Unfit { .. })
             | Self::SlotFile { source: SlotFileError::Damaged { .. } | SlotFileError::Foreign { .. }, .. }
-            | Self::Engine(EngineError::InvalidPrompt(_) | EngineError::Sampler { .. } | EngineError::Shift(_)) => {
-                Class::Client
-            }
+            | Self::Engine(
+                EngineError::InvalidPrompt(_)
+                | EngineError::Sampler { .. }
+                | EngineError::Shift(_)
+                | EngineError::NotFinite,
+            ) => Class::Client,
             Self::ModelUnknown { .. }
             | Self::NotStored { .. }
             | Self::PinUnknown { .. }
@@ -325,7 +328,9 @@ impl RequestError {
             Self::ModelUnknown { .. } => Some("model_not_found"),
             Self::OtherModel => Some("other_model"),
             Self::PromptTooLong { .. } | Self::TextTooLong { .. } => Some("context_length_exceeded"),
-            Self::Prompt(_) | Self::Engine(EngineError::InvalidPrompt(_)) => Some("invalid_prompt"),
+            Self::Prompt(_) | Self::Engine(EngineError::InvalidPrompt(_) | EngineError::NotFinite) => {
+                Some("invalid_prompt")
+            }
             Self::Engine(EngineError::QueueFull { .. }) | Self::PreparingFull { .. } => Some("queue_full"),
             Self::Engine(EngineError::Draining) | Self::Cache(CacheError::Engine(EngineError::Draining)) => {
                 Some("draining")

@@ -111,6 +111,8 @@ metrics! {
     prefix_wait: Counter = total_seconds("prefix_wait_seconds_total");
     /// Time that sequences waited for state to be read from disk, counted when they got a slot.
     disk_wait: Counter = total_seconds("disk_wait_seconds_total");
+    /// Whether a read from disk was late in the last step, so that requests start without the disk: 1 or 0.
+    disk_late: IntGauge = gauge("disk_late");
     /// Chunks that were not read from or written to disk, by operation: read, write, or write_refused if too many
         /// were waiting.
     disk_failures: IntCounterVec = counters("disk_failures_total", &["operation"]);
@@ -187,7 +189,8 @@ metrics! {
     decode_tokens: IntCounter = counter("decode_tokens_total");
     /// Batches that llama.cpp has computed.
     steps: IntCounter = counter("steps_total");
-    /// Batches that llama.cpp failed to compute.
+    /// Batches that failed: llama.cpp could not compute them, their logits were not finite, or their adapter could not
+    /// be applied.
     decode_failures: IntCounter = counter("decode_failures_total");
     /// Sequences that were completed.
     finished: IntCounter = counter("sequences_finished_total");
@@ -310,6 +313,7 @@ impl Metrics {
             (&self.busy_slots, values.busy_slots),
             (&self.queued, values.queued),
             (&self.held_tokens, values.held_tokens),
+            (&self.disk_late, values.disk_late),
         ];
         for (gauge, value) in measured {
             gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
@@ -411,6 +415,7 @@ mod tests {
         let values = CounterValues {
             prompt_tokens: 7,
             busy_slots: 2,
+            disk_late: 1,
             cached_tokens: 6,
             cached_ram_tokens: 2,
             cached_disk_tokens: 1,
@@ -430,6 +435,7 @@ mod tests {
         assert!(text.contains("warmpath_worker_prompt_tokens_total 7\n"), "{text}");
         for line in [
             "slots_busy 2",
+            "disk_late 1",
             "prefix_cache_tokens_total{tier=\"resident\"} 2",
             "prefix_cache_tokens_total{tier=\"shifted\"} 1",
             "prefix_cache_tokens_total{tier=\"ram\"} 2",

@@ -204,6 +204,7 @@ impl Kv {
     }
 
     fn inputs(&self) -> PlanInputs<'_> {
-        PlanInputs { table: &self.table, index: &self.index, at_hand: &self.at_hand, costs: &self.costs }
+        let Self { table, index, at_hand, costs, .. } = self;
+        PlanInputs { table, index, at_hand, costs, is_disk_late: false }
     }
 }

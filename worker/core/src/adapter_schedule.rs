@@ -2,8 +2,9 @@
 //!
 //! The contents of the batch are in `batch_plan`; the shell applies the adapter.
 //!
-//! - If prompts and single tokens go through the model in one pass, adapters are served in a fixed order. With n
-//!   adapters a stream is in every n-th batch, and no adapter waits longer than one round. A medium comes between two
+//! - If prompts and single tokens go through the model in one pass, adapters are served in rounds, each in ascending
+//!   order. With n adapters a stream is in every n-th batch. A round has the adapters that are ready at its start,
+//!   because a client chooses an adapter's scale, so ever larger adapters could arrive. A medium comes between two
 //!   rounds.
 //! - If they go in separate passes, an adapter with prompts and streams needs two batches. In a fixed order, another
 //!   adapter's prompts would use up the turns of its prompts, because a stream waits for at most one micro-batch of
@@ -21,8 +22,8 @@ use crate::batch_plan::{Passes, PromptRest, RunningSequence, Work};
 pub struct AdapterTurns<'a, K> {
     /// Sequences whose next tokens can be computed, with their adapters.
     pub ready: &'a [(K, RunningSequence)],
-    /// Adapter of the last batch of tokens; `None` before the first one.
-    pub last: Option<K>,
+    /// Adapters whose turn in this round is still to come, ascending.
+    pub round: &'a [K],
     /// Passes of prompts and single tokens through the model.
     pub passes: Passes,
     /// Time to compute a prompt of average length.
@@ -55,9 +56,21 @@ impl<K: Ord + Copy> AdapterTurns<'_, K> {
     /// Returns whether a round has begun and not ended. Within a round, no medium is computed.
     pub fn is_within_round(&self) -> bool {
         match self.passes {
-            Passes::Together => self.in_order() > self.last,
+            Passes::Together => self.next_in_round().is_some(),
             Passes::Apart => self.of_waiting_stream().is_some(),
         }
+    }
+
+    /// Returns the adapters whose turn in the round is still to come after a batch of `adapter`, ascending.
+    pub fn round_after(&self, adapter: K) -> Vec<K> {
+        let mut round = match self.next_in_round() {
+            Some(_) => self.round.to_vec(),
+            None => self.ready.iter().map(|(other, _)| *other).collect(),
+        };
+        round.retain(|other| *other != adapter);
+        round.sort_unstable();
+        round.dedup();
+        round
     }
 
     /// Returns whether tokens come before the next medium if a medium was computed after the last round.
@@ -73,11 +86,15 @@ impl<K: Ord + Copy> AdapterTurns<'_, K> {
         streams.map(|(adapter, stream)| (*adapter, stream))
     }
 
-    /// Returns the adapter that follows the last one in ascending order; the smallest one follows the largest.
+    /// Returns the next adapter of the round; after the round, the smallest one.
     fn in_order(&self) -> Option<K> {
-        let present = || self.ready.iter().map(|(adapter, _)| *adapter);
-        let following = present().filter(|adapter| self.last.is_some_and(|last| *adapter > last)).min();
-        following.or_else(|| present().min())
+        self.next_in_round().or_else(|| self.ready.iter().map(|(adapter, _)| *adapter).min())
+    }
+
+    /// Returns the next adapter of the round; `None` if the round has ended.
+    fn next_in_round(&self) -> Option<K> {
+        let is_ready = |adapter: &K| self.ready.iter().any(|(other, _)| other == adapter);
+        self.round.iter().copied().find(is_ready)
     }
 
     /// Returns the adapter of the stream that has waited for the most prompt tokens; `None` if no stream has waited.

@@ -176,8 +176,8 @@ impl PromptRest {
     }
 
     /// Returns whether the prompt is computed before the streams: it is the first one since their last token, or it
-    /// ends within the same micro-batch. `n_passed` is the number of prompt tokens computed since that token. A prompt
-    /// of a single token is computed with the streams.
+    /// ends within the same micro-batch. `n_passed` is the number of prompt tokens for which a stream has waited since
+    /// that token ([`passed_tokens`]). A prompt of a single token is computed with the streams.
     fn passes(&self, n_passed: u32, ubatch_tokens: u32) -> bool {
         let n_tokens = self.share.n_tokens;
         n_tokens > 1 && (n_passed == 0 || self.ends && n_passed.saturating_add(n_tokens) <= ubatch_tokens)

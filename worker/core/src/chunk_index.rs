@@ -30,11 +30,11 @@ use warmpath_common::ids::Token;
 use warmpath_common::summary::Tier;
 
 use entry::Chunk;
-pub use entry::{ChunkRecord, StateKind};
+pub use entry::{ChunkRecord, StateKind, StoreOrder};
 pub use pins::{PIN_MAX, PinId, PinView, TooManyPins};
 pub use runs::ChunkPart;
 use tier_queue::TierQueue;
-pub use tiers::{NewChunk, NotStored, StoreOrder};
+pub use tiers::{NewChunk, NotStored};
 pub use views::{EntryView, Evicted, Reason, ShareTotals, ShareView, TierChange, Totals};
 
 use crate::tenants::Tenant;
@@ -97,6 +97,15 @@ impl StoredPrefix {
             n_left -= n_used;
             (n_used > 0).then_some((piece.chunk, n_used))
         })
+    }
+
+    /// Drops the first piece for which `is_absent` returns true, and all pieces after it.
+    pub(crate) fn cut_before(&mut self, is_absent: impl Fn(&ChunkPiece) -> bool, block_size_tokens: usize) {
+        let Some(n_pieces) = self.pieces.iter().position(is_absent) else { return };
+        self.pieces.truncate(n_pieces);
+        // Only the last piece can be used partially, and it was dropped.
+        self.n_blocks = self.pieces.iter().map(|piece| piece.n_blocks).sum();
+        self.n_tokens = self.n_blocks * block_size_tokens;
     }
 }
 
@@ -262,13 +271,6 @@ impl ChunkIndex {
     /// Returns the record of a chunk or checkpoint, `None` if it is no longer stored.
     pub fn record(&self, id: ChunkId) -> Option<&Arc<ChunkRecord>> {
         self.chunks.get(&id).map(|chunk| &chunk.record)
-    }
-
-    /// Returns the number of a chain's blocks before the first of these chunks and checkpoints of the chain: a look-up
-    /// of that many blocks finds none of them. 0 if none of them is stored.
-    pub fn n_blocks_before(&self, chunks: &[ChunkId]) -> usize {
-        let stored = chunks.iter().filter_map(|id| self.chunks.get(id));
-        stored.map(|chunk| chunk.record.key_block().0).min().unwrap_or(0)
     }
 
     /// Returns the fastest tier that has a chunk, `None` if it is no longer stored.

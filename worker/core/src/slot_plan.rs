@@ -12,25 +12,21 @@
 //! and the slots stay free for others.
 //!
 //! If sequences cannot be rewound, a prefix can be used up to a stored checkpoint, or completely if a slot's state ends
-//! exactly there.
+//! exactly there. While the disk is late (`disk_reads`), state that would have to be read counts as not stored.
 
 mod decision;
+mod inputs;
 
-use std::collections::HashSet;
-use std::ops::Range;
-
-use warmpath_common::block_hash::BlockHash;
-use warmpath_common::ids::{SlotId, Token};
+use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::Tier;
 
-use crate::chunk_index::{ChunkId, ChunkIndex, Prefix, StoredCheckpoint, StoredPrefix};
-use crate::restore_costs::Costs;
+use crate::chunk_index::{ChunkId, Prefix, StoredCheckpoint, StoredPrefix};
 use crate::slot_shares::SlotShares;
 use crate::slot_table::{Slot, SlotTable};
-use crate::tenants::TenantId;
 
 pub use decision::{PrefixSource, Save, SlotDecision, SlotPlan};
+pub use inputs::{PlanInputs, Reuse, Wish};
 
 /// Probability that state which one request has used so far will be needed again.
 ///
@@ -48,62 +44,6 @@ const NEEDED_AGAIN_IF_REUSED: f64 = 0.45;
 /// Source: users do not notice 5 ms, and in return the worker reuses the whole blocks that it announced to routers.
 const NEARLY_EQUAL_MS: f64 = 5.0;
 
-/// A request, with the properties on which a plan depends.
-#[derive(Debug, Clone, Copy)]
-pub struct Wish<'a> {
-    /// Prompt, at least one token.
-    pub prompt: &'a [Token],
-    /// Hash chain of the prompt, whole blocks only.
-    pub chain: &'a [BlockHash],
-    /// Root of the chain.
-    pub root: &'a BlockHash,
-    /// Tenant of the request; `None` if it has no share of the slots.
-    pub tenant: Option<TenantId>,
-    /// Whether the request may start from existing KV state.
-    pub reuse: Reuse,
-    /// Slot that the client requested; decides only between equally good slots.
-    pub wanted: Option<SlotId>,
-    /// Positions of the prompt's media, ascending. No sequence can resume within a medium.
-    pub media: &'a [Range<u32>],
-}
-
-impl<'a> Wish<'a> {
-    /// Returns the prompt as a key for the store.
-    pub fn prefix(&self) -> Prefix<'a> {
-        Prefix { root: *self.root, chain: self.chain, tokens: self.prompt }
-    }
-
-    /// Returns the largest position up to `n_tokens` at which the prompt can resume: before its last token and not
-    /// within a medium.
-    fn resumable(&self, n_tokens: usize) -> usize {
-        let n_tokens = n_tokens.min(self.prompt.len() - 1);
-        let is_within = |medium: &&Range<u32>| (medium.start as usize) < n_tokens && n_tokens < medium.end as usize;
-        self.media.iter().find(is_within).map_or(n_tokens, |medium| medium.start as usize)
-    }
-}
-
-/// Whether a request may start from existing KV state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reuse {
-    /// The request may reuse state.
-    Allowed,
-    /// The request computes its whole prompt.
-    Forbidden,
-}
-
-/// State, other than the request, on which a plan depends.
-#[derive(Debug, Clone, Copy)]
-pub struct PlanInputs<'a> {
-    /// Slots.
-    pub table: &'a SlotTable,
-    /// Index of the store.
-    pub index: &'a ChunkIndex,
-    /// Chunks on disk whose bytes are in memory because they were read for a request that has not started yet.
-    pub at_hand: &'a HashSet<ChunkId>,
-    /// Costs of moving and computing.
-    pub costs: &'a Costs,
-}
-
 /// Returns the decision on a request.
 ///
 /// Cost: O(slots + prompt). Deterministic.
@@ -114,9 +54,8 @@ pub fn plan(inputs: &PlanInputs<'_>, wish: &Wish<'_>) -> SlotDecision {
         return wait;
     }
     let Some(best) = planner.best(planner.options(affine, victim)) else { return SlotDecision::NoSlot };
-    let on_disk = planner.needs(&best.plan).into_iter().filter(|(_, tier, _)| *tier == Tier::Disk);
-    let missing = on_disk.map(|(chunk, ..)| chunk).filter(|chunk| !inputs.at_hand.contains(chunk));
-    let missing: Vec<ChunkId> = missing.collect();
+    let missing = planner.needs(&best.plan).into_iter().filter(|(chunk, tier, _)| inputs.must_read(*chunk, *tier));
+    let missing: Vec<ChunkId> = missing.map(|(chunk, ..)| chunk).collect();
     if missing.is_empty() { SlotDecision::Start(planner.rounded(best.plan)) } else { SlotDecision::Fetch(missing) }
 }
 
@@ -184,6 +123,11 @@ impl<'a> Planner<'a> {
                 checkpoints = inputs.index.checkpoints(&wish.prefix());
                 let place = |stored: &StoredCheckpoint| stored.n_blocks * inputs.table.block_size_tokens() as usize;
                 checkpoints.retain(|stored| wish.resumable(place(stored)) == place(stored));
+            }
+            if inputs.is_disk_late {
+                let block_size = inputs.table.block_size_tokens() as usize;
+                found.cut_before(|piece| inputs.must_read(piece.chunk, piece.tier), block_size);
+                checkpoints.retain(|stored| !inputs.must_read(stored.chunk, stored.tier));
             }
         }
         let resident = if may_reuse { resident(inputs.table, wish) } else { Vec::new() };
@@ -394,8 +338,8 @@ impl<'a> Planner<'a> {
         let n_tokens = self.reach_in_store();
         let mut option = self.option(target, PrefixSource::Import { n_tokens: to_u32(n_tokens) }, 0.0);
         let costs = self.inputs.costs;
-        for (_, tier, n_bytes) in self.needs(&option.plan) {
-            let read_ms = if tier == Tier::Disk { costs.read_ms(n_bytes) } else { 0.0 };
+        for (chunk, tier, n_bytes) in self.needs(&option.plan) {
+            let read_ms = if self.inputs.must_read(chunk, tier) { costs.read_ms(n_bytes) } else { 0.0 };
             option.cost_ms += costs.import_ms(n_bytes) + read_ms;
         }
         (n_tokens > 0).then_some(option)

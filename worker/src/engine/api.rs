@@ -407,6 +407,9 @@ pub enum EngineError {
         /// llama.cpp's error.
         reason: String,
     },
+    /// The prompt, or the response to it, gave logits that only wrong state gives.
+    #[error("the model gives no finite logits for this prompt")]
+    NotFinite,
     /// A medium of the prompt could not be encoded; contains the reason.
     #[error("an image or audio file could not be encoded: {0}")]
     Encode(String),

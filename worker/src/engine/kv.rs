@@ -25,6 +25,7 @@ use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::Change;
 use warmpath_worker_core::checkpoints::CheckpointPolicy;
+use warmpath_worker_core::chunk_index::{ChunkId, Prefix};
 use warmpath_worker_core::slot_plan::{PlanInputs, Reuse, Wish};
 use warmpath_worker_core::slot_table::{AfterUse, SlotTable};
 use warmpath_worker_core::tenants::{Tenant, TenantId};
@@ -132,6 +133,7 @@ impl KvState<'_> {
             index: self.cache.index(),
             at_hand: self.cache.passing(),
             costs: self.cache.costs(),
+            is_disk_late: self.cache.is_disk_late(),
         }
     }
 
@@ -181,6 +183,19 @@ impl KvState<'_> {
         self.table.forget(slot);
         self.unsaved.remove(&slot);
         self.idle_ms[usize::from(slot.0)] = 0.0;
+    }
+
+    /// Removes the stored state of a slot's tokens, which may be as wrong as the slot's state.
+    pub(crate) fn discard_stored(&mut self, slot: SlotId) {
+        let held = self.table.slot(slot);
+        let (Some(root), tokens) = (held.root().copied(), held.exact_tokens()) else { return };
+        let chain = self.table.tree().chain_of(&root, tokens);
+        let prefix = Prefix { root, chain: &chain, tokens };
+        let index = self.cache.index();
+        let first = index.find(&prefix).pieces.first().map(|piece| piece.chunk);
+        let checkpoints = index.checkpoints(&prefix);
+        let wrong: Vec<ChunkId> = checkpoints.iter().map(|stored| stored.chunk).chain(first).collect();
+        self.cache.discard(&wrong);
     }
 
     /// Removes the state of all slots with the data of every cell; busy slots stay busy.

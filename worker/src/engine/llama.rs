@@ -178,6 +178,8 @@ pub(crate) struct Llama<'m> {
     n_shared: Vec<u32>,
     /// Buffer of exports, and of states to import.
     staging: StagingBuffer,
+    /// Whether a copy or shift could not be computed since [`Self::take_failed_move`].
+    has_failed_move: bool,
 }
 
 impl<'m> Llama<'m> {
@@ -199,6 +201,7 @@ impl<'m> Llama<'m> {
             has_recurrent: model.is_recurrent() || model.is_hybrid(),
             n_shared: vec![0; usize::from(config.n_slots) + 1],
             staging: StagingBuffer::new(devices::host_memory(&config.placement)),
+            has_failed_move: false,
         })
     }
 

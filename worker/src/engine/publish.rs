@@ -64,12 +64,13 @@ impl EnginePublisher {
         self.view.slots.store(Arc::new(schedule.running.all().map(view).collect()));
     }
 
-    /// Updates the counters of running and waiting requests and of used cells.
-    pub(crate) fn count(&self, schedule: &Scheduler, table: &SlotTable) {
-        let counters = &self.view.counters;
+    /// Updates the counters of running and waiting requests, of used cells and of the disk.
+    pub(crate) fn count(&self, schedule: &Scheduler, kv: &KvState<'_>) {
+        let (counters, table) = (&self.view.counters, &kv.table);
         counters.busy_slots.store(schedule.running.iter().count() as u64, Relaxed);
         counters.queued.store(schedule.queue.len() as u64, Relaxed);
         counters.held_tokens.store(table.held_tokens(), Relaxed);
+        counters.disk_late.store(u64::from(kv.cache.is_disk_late()), Relaxed);
         let longest = table.iter().map(|(_, slot)| slot.tokens().len()).max().unwrap_or(0);
         counters.sequence_tokens_max.fetch_max(longest as u64, Relaxed);
     }

@@ -44,8 +44,8 @@ pub(crate) struct Scheduler {
     last_was_media: bool,
     /// Adapter of the planned batch's sequences; `None` if they have none.
     adapter: Option<Applied>,
-    /// Adapter of the last batch of tokens, or `Some(None)` for no adapter; `None` before the first batch.
-    last_adapter: Option<Option<Applied>>,
+    /// Adapters whose turn in this round is still to come, ascending; `None` stands for no adapter.
+    round: Vec<Option<Applied>>,
     n_started: u64,
     counters: Arc<Counters>,
 }
@@ -77,7 +77,7 @@ impl Scheduler {
             encoder,
             last_was_media: false,
             adapter: None,
-            last_adapter: None,
+            round: Vec::new(),
             n_started: 0,
             counters,
         }

@@ -31,7 +31,8 @@ pub(crate) struct Sequence {
     pub(super) truncated: bool,
     /// Number of the sequence in the order in which sequences got their slots.
     pub(super) order: u64,
-    /// Prompt tokens of other sequences that were computed since this one's last token.
+    /// Prompt tokens of other sequences for which this one has waited since its last token
+    /// (`warmpath_worker_core::batch_plan::passed_tokens`).
     pub(super) passed_tokens: u32,
     /// Next token of the response, which was chosen and not sent yet.
     pub(super) untold: Option<Chosen>,
@@ -48,6 +49,8 @@ pub(crate) struct Sequence {
     decoding: Vec<Token>,
     /// Positions of the remaining checkpoints, ascending.
     checkpoints: Vec<u32>,
+    /// Positions whose state other requests wait for, ascending.
+    stops: Vec<u32>,
     /// Parked state that is not yet appended to the prompt.
     parked: VecDeque<ParkedRun>,
     /// Media after the cached part of the prompt, in their order.
@@ -121,6 +124,7 @@ impl Sequence {
             held: VecDeque::new(),
             decoding: Vec::new(),
             checkpoints,
+            stops: Vec::new(),
             parked,
             media: Vec::new(),
             times,
@@ -177,6 +181,13 @@ impl Sequence {
         }
     }
 
+    /// Requests that its prompt is computed up to `n_tokens` before the rest, for a request that waits for that part.
+    pub(super) fn want_stop(&mut self, n_tokens: u32) {
+        if let Err(idx) = self.stops.binary_search(&n_tokens) {
+            self.stops.insert(idx, n_tokens);
+        }
+    }
+
     /// Returns whether a checkpoint must be made now; true once for each position.
     pub(super) fn reaches_checkpoint(&mut self, n_held: u32) -> bool {
         let n_passed = self.checkpoints.iter().take_while(|stop| **stop <= n_held).count();
@@ -213,7 +224,8 @@ impl Sequence {
     }
 
     /// Returns the next work of the sequence, of which `n_held` tokens have KV state. A prompt is computed at most up
-    /// to the next checkpoint, parked state, or start or end of a medium. A run without a causal mask is never cut.
+    /// to the next checkpoint, parked state, start or end of a medium, or position that other requests wait for. A run
+    /// without a causal mask is never cut.
     pub(super) fn work(&self, n_held: u32) -> Work {
         // After a context shift, a sequence that generates may have fewer tokens than its prompt had.
         if self.is_stream() {
@@ -224,10 +236,11 @@ impl Sequence {
             return Work::Prefill { n_tokens: end - n_held, ends: end == self.n_prompt() };
         }
         let checkpoint = self.checkpoints.iter().copied().find(|stop| *stop > n_held);
+        let stop = self.stops.iter().copied().find(|stop| *stop > n_held);
         let parked = self.parked.front().map(|run| run.positions.start);
         let edges = self.media.iter().flat_map(|medium| [medium.place.start, medium.place.end]);
         let edge = edges.into_iter().find(|edge| *edge > n_held);
-        let until = checkpoint.into_iter().chain(parked).chain(edge).fold(self.n_prompt(), u32::min);
+        let until = checkpoint.into_iter().chain(stop).chain(parked).chain(edge).fold(self.n_prompt(), u32::min);
         match until.saturating_sub(n_held) {
             0 => Work::Decode,
             n_tokens => Work::Prefill { n_tokens, ends: until == self.n_prompt() },

@@ -84,6 +84,7 @@ impl EngineState<'_> {
         self.admit();
         self.fail_unencoded();
         self.shift_full();
+        self.check_moves();
         self.count();
         let batch = self.fill_batch();
         if !batch.shares.is_empty() {
@@ -219,6 +220,7 @@ impl EngineState<'_> {
         self.schedule.count_passed_tokens(batch);
         self.record(batch);
         self.append_parked();
+        self.check_moves();
         let n_streams = batch.shares.iter().filter(|share| self.is_stream(share.slot)).count() as u32;
         let n_chosen = self.use_logits(batch);
         if self.schedule.is_over() {
@@ -361,7 +363,7 @@ impl EngineState<'_> {
     }
 
     fn count(&self) {
-        self.publisher.count(&self.schedule, &self.kv.table);
+        self.publisher.count(&self.schedule, &self.kv);
     }
 
     fn counters(&self) -> &Counters {

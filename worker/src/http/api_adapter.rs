@@ -232,7 +232,11 @@ impl<W: DialectWriter> DialectStream<W> {
             let silence_max = self.messages.answer().form().silence_max;
             match sse::unless_silent(silence_max, self.messages.next()).await {
                 Err(sse::Silent) => {
-                    self.writer.keep_alive(out);
+                    // The client has items of a continued response, and an event without items would replace them.
+                    match self.messages.answer().form().past.is_some() && self.parts.list().is_empty() {
+                        true => out.extend_from_slice(sse::COMMENT),
+                        false => self.writer.keep_alive(out),
+                    }
                     self.messages.end_write(None, out);
                 }
                 Ok(Ok(Some(MessageStep::Delta { delta, .. }))) => {

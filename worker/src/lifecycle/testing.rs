@@ -7,14 +7,15 @@ use warmpath_common::ids::RequestId;
 use warmpath_shell::trace::Span;
 
 use super::Arrival;
-use super::journal::{ResponseIdentity, RouterInstructions};
+use super::journal::{PastOutput, ResponseIdentity, RouterInstructions};
 use super::response_stream::{ChoiceState, RequestTimer, ResponseSpec, StartedResponse};
 use crate::engine::{EventReceiver, Generation};
 use crate::metrics::Metrics;
 use crate::request::{AnswerFields, CompletionRequest, Delivery};
 
 /// Returns a response of one choice to a prompt of `prompt_tokens` with these events; the first must be `Started`.
-pub(crate) async fn scripted(prompt_tokens: usize, events: EventReceiver) -> StartedResponse {
+/// `past` is the earlier part of a continued response.
+pub(crate) async fn scripted(prompt_tokens: usize, past: Option<PastOutput>, events: EventReceiver) -> StartedResponse {
     let mut arrival = Arrival {
         span: Span::none(),
         id: RequestId::new("r-1").expect("a name"),
@@ -40,7 +41,7 @@ pub(crate) async fn scripted(prompt_tokens: usize, events: EventReceiver) -> Sta
         left_out: Vec::new(),
         identity: ResponseIdentity::fresh(),
         is_journaled: false,
-        past: None,
+        past,
     };
     StartedResponse::begin(form, vec![(ChoiceState::new((prompt_tokens, 0), 0), events)], clock)
         .await

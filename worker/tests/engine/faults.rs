@@ -19,7 +19,7 @@ use warmpath_worker::engine::{
 
 use super::support::{ask, config, model, start, stop, tokens, until};
 use super::tiers::store;
-use super::transfers::{base, offer};
+use super::transfers::{base, offer, slow};
 
 const N_PROMPTS: u32 = 4;
 
@@ -277,6 +277,36 @@ async fn state_in_memory_is_sent_to_another_engine_while_the_disk_hangs() {
     disk.end();
     stop(holder).await;
     stop(other).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_request_waits_for_another_engine_while_the_blocks_before_are_on_a_disk_that_hangs() {
+    let folder = tempfile::tempdir().unwrap();
+    let (holder, _holder_updates) = start(base());
+    let prompt = tokens(1, 300);
+    ask(&prompt, 2).answer(&holder).await;
+    let config = EngineConfig { costs: slow(1.0), store: store(64 << 20, Some(&folder)), ..base() };
+    let (engine, _updates) = start(config.clone());
+    for stored in [&prompt[..200], &tokens(2, 200)] {
+        ask(stored, 2).answer(&engine).await;
+    }
+    until("both prompts are stored and written", || {
+        let totals = engine.cache_totals();
+        let written = files(folder.path()).iter().filter(|file| is_whole(file)).count();
+        totals.ram.n_tokens >= 2 * 192 && totals.disk == totals.ram && written as u64 == totals.disk.n_chunks
+    })
+    .await;
+    stop(engine).await;
+    let (engine, _updates) = start(config);
+    let disk = HangingDisk::new(folder.path());
+    ask(&[tokens(2, 200), tokens(3, 20)].concat(), 2).answer(&engine).await;
+    assert!(engine.counters().disk_wait_us > 0 && engine.counters().disk_late == 1, "{:?}", engine.counters());
+    let answer = ask(&prompt, 2).submit_with(&engine, offer(&holder, &engine, &prompt)).unwrap().answer().await;
+    assert_eq!((answer.cached_tokens(), answer.started.unwrap().fetched), (0, None));
+    disk.end();
+    until("the reads fail", || engine.counters().disk_read_failures > 0).await;
+    stop(holder).await;
+    stop(engine).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -3,6 +3,8 @@
 //! The leader's prompt takes many small batches, so that the followers arrive while it is computed. Not here: which
 //! request waits for which (`slot_plan`'s tests), random traffic (`property`).
 
+use std::time::Instant;
+
 use tokio::task::JoinSet;
 use warmpath_bench::model::Preset;
 use warmpath_common::ids::Token;
@@ -116,6 +118,23 @@ async fn followers_wait_for_the_leader_and_start_from_its_state() {
         stop(engine).await;
         stop(cold).await;
     }
+}
+
+/// A prompt has priority by its length, so the leader alone would come after the other prompt.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_prefix_that_a_follower_waits_for_has_the_priority_of_its_own_length() {
+    let (engine, _updates) = start(small_batches(Preset::Tiny, Switch::On));
+    let prefix = tokens(1, 300);
+    let leader = ask(&[&prefix[..], &tokens(2, 1100)].concat(), 1).submit(&engine).unwrap();
+    let follower = ask(&[&prefix[..], &tokens(3, 20)].concat(), 1).submit(&engine).unwrap();
+    let other = ask(&tokens(4, 700), 1).submit(&engine).unwrap();
+    let end = async |answering: Answering| {
+        assert!(answering.answer().await.finished.is_some());
+        Instant::now()
+    };
+    let (follower, other, _) = tokio::join!(end(follower), end(other), end(leader));
+    assert!(follower <= other, "the follower waited for the other prompt");
+    stop(engine).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

@@ -27,57 +27,80 @@ fn prompt(adapter: u32, n_tokens: u32) -> (u32, RunningSequence) {
     sequence(adapter, Work::Prefill { n_tokens, ends: true })
 }
 
-fn turns(passes: Passes, ready: &[(u32, RunningSequence)], last: Option<u32>) -> AdapterTurns<'_, u32> {
-    AdapterTurns { ready, last, passes, usual_prompt: BATCH }
+fn turns<'a>(passes: Passes, ready: &'a [(u32, RunningSequence)], round: &'a [u32]) -> AdapterTurns<'a, u32> {
+    AdapterTurns { ready, round, passes, usual_prompt: BATCH }
 }
 
 #[track_caller]
-fn check(passes: Passes, ready: &[(u32, RunningSequence)], last: Option<u32>, expected: Option<u32>) {
-    assert_eq!(turns(passes, ready, last).next_adapter(), expected);
+fn check(passes: Passes, ready: &[(u32, RunningSequence)], round: &[u32], expected: Option<u32>) {
+    assert_eq!(turns(passes, ready, round).next_adapter(), expected);
 }
 
 #[test]
 fn every_adapter_gets_its_turn_while_others_are_added_or_removed() {
     for passes in [Passes::Together, Passes::Apart] {
-        let check = |present: &[u32], last, expected| {
+        let check = |present: &[u32], round: &[u32], expected, round_after: &[u32]| {
             let ready: Vec<(u32, RunningSequence)> = present.iter().map(|adapter| stream(*adapter, 0)).collect();
-            check(passes, &ready, last, expected);
+            check(passes, &ready, round, expected);
+            let after = expected.map(|adapter| turns(passes, &ready, round).round_after(adapter));
+            assert_eq!(after.unwrap_or_default(), round_after);
         };
-        check(&[], None, None);
-        check(&[], Some(1), None);
-        check(&[3, 1, 2, 1], None, Some(1));
-        check(&[3, 1, 2], Some(1), Some(2));
-        check(&[3, 1], Some(1), Some(3));
-        check(&[3, 1], Some(3), Some(1));
-        check(&[2], Some(2), Some(2));
-        check(&[1, 5], Some(3), Some(5));
+        check(&[], &[], None, &[]);
+        check(&[], &[2], None, &[]);
+        check(&[3, 1, 2, 1], &[], Some(1), &[2, 3]);
+        check(&[3, 1, 2], &[2, 3], Some(2), &[3]);
+        check(&[3, 1], &[2, 3], Some(3), &[2]);
+        check(&[3, 1], &[2], Some(1), &[3]);
+        check(&[2], &[], Some(2), &[]);
+        check(&[1, 5], &[4, 5], Some(5), &[4]);
     }
 }
 
 #[test]
+fn adapters_that_arrive_within_a_round_wait_for_the_next_one() {
+    // A stream without an adapter, and requests with ever larger scales of an adapter.
+    let mut arrivals = [1, 2];
+    let (mut round, mut n_of_stream) = (Vec::new(), 0);
+    for newest in 3..33 {
+        let ready = [stream(0, 0), prompt(arrivals[0], 1), prompt(arrivals[1], 1)];
+        let turns = turns(Passes::Together, &ready, &round);
+        let adapter = turns.next_adapter().unwrap();
+        round = turns.round_after(adapter);
+        match arrivals.iter().position(|arrival| *arrival == adapter) {
+            Some(idx) => arrivals[idx] = newest,
+            None => n_of_stream += 1,
+        }
+    }
+    assert_eq!(n_of_stream, 10);
+}
+
+#[test]
 fn in_one_pass_the_order_does_not_depend_on_the_work() {
-    check(Passes::Together, &[stream(1, 0), prompt(1, 5), prompt(2, 500)], Some(1), Some(2));
-    check(Passes::Together, &[stream(1, 20), prompt(1, 5), stream(2, 0)], Some(1), Some(2));
+    check(Passes::Together, &[stream(1, 0), prompt(1, 5), prompt(2, 500)], &[2], Some(2));
+    check(Passes::Together, &[stream(1, 20), prompt(1, 5), stream(2, 0)], &[2], Some(2));
 }
 
 #[test]
 fn in_separate_passes_waiting_streams_come_first_and_then_the_first_prompt_of_all_adapters() {
-    check(Passes::Apart, &[stream(1, 16), prompt(2, 5), stream(3, 20)], Some(1), Some(3));
-    check(Passes::Apart, &[stream(3, 20), prompt(2, 5), stream(1, 20)], Some(1), Some(1));
-    check(Passes::Apart, &[stream(1, 0), prompt(1, 30), prompt(2, 4000)], Some(1), Some(1));
-    check(Passes::Apart, &[stream(1, 0), prompt(1, 30), prompt(2, 20)], Some(2), Some(2));
+    check(Passes::Apart, &[stream(1, 16), prompt(2, 5), stream(3, 20)], &[2, 3], Some(3));
+    check(Passes::Apart, &[stream(3, 20), prompt(2, 5), stream(1, 20)], &[2, 3], Some(1));
+    check(Passes::Apart, &[stream(1, 0), prompt(1, 30), prompt(2, 4000)], &[2], Some(1));
+    check(Passes::Apart, &[stream(1, 0), prompt(1, 30), prompt(2, 20)], &[], Some(2));
 }
 
 #[test]
 fn a_single_token_takes_a_turn_only_without_streams_of_its_adapter() {
-    check(Passes::Apart, &[stream(1, 0), prompt(1, 1), stream(2, 0), prompt(2, 30)], Some(1), Some(2));
-    check(Passes::Apart, &[stream(1, 0), prompt(1, 1)], Some(1), Some(1));
-    check(Passes::Apart, &[prompt(1, 1), stream(2, 0)], Some(1), Some(1));
+    check(Passes::Apart, &[stream(1, 0), prompt(1, 1), stream(2, 0), prompt(2, 30)], &[2], Some(2));
+    check(Passes::Apart, &[stream(1, 0), prompt(1, 1)], &[], Some(1));
+    check(Passes::Apart, &[prompt(1, 1), stream(2, 0)], &[2], Some(1));
 }
 
 #[test]
 fn a_short_prompt_goes_before_streams_unless_other_adapters_have_streams() {
-    let n_own = |passes, ready: &[(u32, RunningSequence)]| turns(passes, ready, Some(2)).sequences(1).len();
+    let n_own = |passes, ready: &[(u32, RunningSequence)]| {
+        let turns = turns(passes, ready, &[]);
+        turns.sequences(1).len()
+    };
     assert_eq!(n_own(Passes::Apart, &[stream(1, 8), prompt(1, 5), prompt(2, 5)]), 2);
     let several = [stream(1, 8), prompt(1, 5), prompt(1, 1), stream(2, 0)];
     assert_eq!(n_own(Passes::Apart, &several), 2);
@@ -155,7 +178,7 @@ struct Worker {
     passes: Passes,
     /// Whether a medium without an end is computed.
     has_medium: bool,
-    last: Option<u32>,
+    round: Vec<u32>,
     last_was_medium: bool,
     /// Number of batches so far.
     now: u32,
@@ -164,7 +187,7 @@ struct Worker {
 
 impl Worker {
     fn new(sequences: Vec<Sequence>, passes: Passes, has_medium: bool) -> Self {
-        Self { sequences, passes, has_medium, last: None, last_was_medium: false, now: 0, last_medium: 0 }
+        Self { sequences, passes, has_medium, round: Vec::new(), last_was_medium: false, now: 0, last_medium: 0 }
     }
 
     /// Computes the next batch.
@@ -173,7 +196,7 @@ impl Worker {
         let sequences = (0..).zip(&self.sequences);
         let ready: Vec<(u32, RunningSequence)> =
             sequences.filter_map(|(slot, sequence)| sequence.ready(slot, now)).collect();
-        let turns = turns(self.passes, &ready, self.last);
+        let turns = turns(self.passes, &ready, &self.round);
         let is_within_round = turns.is_within_round();
         let adapter = turns.next_adapter();
         if self.has_medium && !is_within_round && !(self.last_was_medium && turns.follows_medium()) {
@@ -182,7 +205,7 @@ impl Worker {
         } else if let Some(adapter) = adapter {
             let shares = self.plan(&turns.sequences(adapter));
             let n_decode = self.n_tokens(&shares, Sequence::is_stream);
-            self.last = Some(adapter);
+            self.round = turns.round_after(adapter);
             self.last_was_medium &= self.passes == Passes::Apart && (is_within_round || n_decode > 0);
             self.pass(self.n_tokens(&shares, |sequence| !sequence.is_stream()), n_decode);
             for share in shares {

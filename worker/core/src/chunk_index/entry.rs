@@ -49,6 +49,17 @@ pub struct ChunkRecord {
     pub tenant: Option<TenantId>,
 }
 
+/// Order to the shell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StoreOrder {
+    /// Write a chunk's bytes, which are in RAM, to a file; report `written` or `write_failed`.
+    Write(ChunkId),
+    /// Drop a chunk's bytes from RAM.
+    DropRam(ChunkId),
+    /// Delete a chunk's file, even if it is still being written. The index may have removed the chunk already.
+    DropFile(ChunkId, Arc<ChunkRecord>),
+}
+
 impl ChunkRecord {
     /// Returns whether the record is valid in a store whose blocks have `block_size_tokens`.
     pub(super) fn is_well_formed(&self, block_size_tokens: usize) -> bool {

@@ -11,7 +11,7 @@ use hashbrown::HashSet;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::summary::Tier;
 
-use super::entry::{Chunk, ChunkFile, ChunkRecord, StateKind};
+use super::entry::{Chunk, ChunkFile, ChunkRecord, StateKind, StoreOrder};
 use super::shares::Need;
 use super::tier_queue::Evictability;
 use super::views::Reason;
@@ -33,17 +33,6 @@ pub struct NewChunk<'a> {
     pub tenant: Tenant,
     /// Current time.
     pub now_ms: u64,
-}
-
-/// Order to the shell.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum StoreOrder {
-    /// Write a chunk's bytes, which are in RAM, to a file; report `written` or `write_failed`.
-    Write(ChunkId),
-    /// Drop a chunk's bytes from RAM.
-    DropRam(ChunkId),
-    /// Delete a chunk's file, even if it is still being written. The index may have removed the chunk already.
-    DropFile(ChunkId, Arc<ChunkRecord>),
 }
 
 /// Reason why a chunk or checkpoint was not stored.
@@ -192,6 +181,14 @@ impl ChunkIndex {
         if chunk.in_ram {
             self.unwritten.insert((chunk.record.first_block, id));
             self.drop_file(id, Reason::Lost);
+            return;
+        }
+        self.discard(id);
+    }
+
+    /// Removes a chunk or checkpoint from all tiers, with all its descendants, because its state cannot be used.
+    pub fn discard(&mut self, id: ChunkId) {
+        if !self.chunks.contains_key(&id) {
             return;
         }
         let mut family = vec![id];

@@ -49,7 +49,7 @@ pub enum Reason {
     Capacity,
     /// Another tenant needed the space, and the chunk's tenant was above its share.
     OverShare,
-    /// Its file, or that of a chunk before it, could not be used.
+    /// Its file or its state, or that of a chunk before it, could not be used.
     Lost,
     /// The whole store was cleared.
     Cleared,

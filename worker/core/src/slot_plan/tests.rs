@@ -1,12 +1,19 @@
 //! Examples of slot plans: the slot, the source of the prompt's tokens, and the spared slots.
 
-use warmpath_common::block_hash::{ChainRoot, block_chain, block_hash};
+mod late_disk;
+
+use std::collections::HashSet;
+use std::ops::Range;
+
+use warmpath_common::block_hash::{BlockHash, ChainRoot, block_chain, block_hash};
+use warmpath_common::ids::Token;
 use warmpath_common::model::MemoryKind;
 
 use super::*;
-use crate::chunk_index::{NewChunk, StoreLimits};
+use crate::chunk_index::{ChunkIndex, NewChunk, StoreLimits};
+use crate::restore_costs::Costs;
 use crate::slot_table::{Acquire, AfterUse, SlotSizes};
-use crate::tenants::Tenant;
+use crate::tenants::{Tenant, TenantId};
 
 const BUSY: bool = true;
 const IDLE: bool = false;
@@ -95,7 +102,8 @@ impl World {
     }
 
     fn inputs(&self) -> PlanInputs<'_> {
-        PlanInputs { table: &self.table, index: &self.index, at_hand: &self.at_hand, costs: &self.costs }
+        let World { table, index, at_hand, costs, .. } = self;
+        PlanInputs { table, index, at_hand, costs, is_disk_late: false }
     }
 
     fn decide(&self, prompt: &[Token]) -> SlotDecision {
@@ -326,6 +334,8 @@ fn waits_for_the_disk_unless_the_bytes_are_at_hand() {
     let SlotDecision::Fetch(chunks) = world.decide(&prompt) else { panic!("{:?}", world.decide(&prompt)) };
     assert!(!chunks.is_empty());
     world.at_hand.extend(chunks);
+    // No read is charged a second time.
+    world.costs.read_ms_per_byte = 2.0;
     check(&world, &prompt, (0, PrefixSource::Import { n_tokens: 64 }));
 }
 

@@ -143,7 +143,8 @@ impl Model {
             media: &[],
         };
         let (index, at_hand, costs) = (empty_index(), HashSet::new(), costs(self.memory));
-        let outlook = PlanInputs { table: &self.table, index: &index, at_hand: &at_hand, costs: &costs };
+        let (table, index, at_hand, costs) = (&self.table, &index, &at_hand, &costs);
+        let outlook = PlanInputs { table, index, at_hand, costs, is_disk_late: false };
         let plan = match plan(&outlook, &wish) {
             SlotDecision::Start(plan) => plan,
             SlotDecision::WaitFor { slot, n_tokens } => return self.check_wait(&prompt, (slot, n_tokens)),

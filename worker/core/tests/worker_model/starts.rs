@@ -7,7 +7,6 @@ use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::Tier;
 use warmpath_worker_core::chunk_index::{ChunkId, StateKind, StoredPrefix};
-use warmpath_worker_core::disk_reads::plan_without_reads;
 use warmpath_worker_core::slot_plan::{PlanInputs, PrefixSource, Reuse, Save, SlotDecision, SlotPlan, Wish, plan};
 use warmpath_worker_core::slot_table::{Acquire, AfterUse};
 
@@ -24,7 +23,8 @@ impl World {
                 idx += 1;
                 continue;
             }
-            match self.decide(&self.waiting[idx]) {
+            let waiting = &self.waiting[idx];
+            match plan(&self.outlook(), &self.wish(waiting, &root(waiting.request.salt))) {
                 SlotDecision::NoSlot => {
                     assert!(self.running.iter().all(Option::is_some), "a request waits although a slot is idle");
                     return;
@@ -48,17 +48,9 @@ impl World {
         }
     }
 
-    fn decide(&self, waiting: &Waiting) -> SlotDecision {
-        let root = root(waiting.request.salt);
-        let (inputs, wish) = (self.outlook(), self.wish(waiting, &root));
-        match self.is_disk_late {
-            true => plan_without_reads(&inputs, &wish),
-            false => plan(&inputs, &wish),
-        }
-    }
-
     pub fn outlook(&self) -> PlanInputs<'_> {
-        PlanInputs { table: &self.table, index: &self.index, at_hand: &self.passing, costs: &self.costs }
+        let Self { table, index, passing: at_hand, costs, is_disk_late, .. } = self;
+        PlanInputs { table, index, at_hand, costs, is_disk_late: *is_disk_late }
     }
 
     pub fn wish<'a>(&self, waiting: &'a Waiting, root: &'a BlockHash) -> Wish<'a> {
@@ -90,7 +82,7 @@ impl World {
     }
 
     fn fetch(&mut self, idx: usize, chunks: Vec<ChunkId>) {
-        assert!(!chunks.is_empty());
+        assert!(!chunks.is_empty() && !self.is_disk_late, "a request waits for a disk that is late");
         for id in &chunks {
             assert_eq!(self.index.tier(*id), Some(Tier::Disk), "a chunk is read that is not on disk");
             self.index.hold(*id);

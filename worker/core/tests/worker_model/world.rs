@@ -14,7 +14,7 @@ use warmpath_worker_core::chunk_index::{
 };
 use warmpath_worker_core::prefix_tree::BlockHasher;
 use warmpath_worker_core::restore_costs::Costs;
-use warmpath_worker_core::slot_plan::best_usable;
+use warmpath_worker_core::slot_plan::{PlanInputs, best_usable};
 use warmpath_worker_core::slot_table::{AfterUse, SlotSizes, SlotTable};
 use warmpath_worker_core::tenants::{Tenant, TenantId};
 
@@ -465,8 +465,10 @@ impl World {
 
     /// Compares the router's expected reuse of every request with the worker's.
     fn check_expected(&self) {
+        // A router is not told that the disk is late.
+        let outlook = PlanInputs { is_disk_late: false, ..self.outlook() };
         for waiting in self.waiting.iter().filter(|waiting| waiting.request.keeps == Keeps::State) {
-            let usable = best_usable(&self.outlook(), &self.wish(waiting, &root(waiting.request.salt))) / BLOCK;
+            let usable = best_usable(&outlook, &self.wish(waiting, &root(waiting.request.salt))) / BLOCK;
             let n_most = (waiting.request.prompt.len() - 1) / BLOCK as usize;
             let expected = self.announced.n_expected(&waiting.chain[..n_most.min(waiting.chain.len())]);
             assert_eq!(expected, usable as usize, "a router expects another reuse for {:?}", waiting.request);

@@ -305,6 +305,12 @@ impl KvState<'_> {
         };
         let (ordered, inbox) = (Instant::now(), Arc::new(Inbox::default()));
         let deadline = ordered + wait;
+        // Received state could not be used, because a request can restore only a whole prefix.
+        let is_absent = |(chunk, _): (ChunkId, usize)| self.cache.payload(chunk).is_none();
+        let is_in_vain = self.cache.is_disk_late() && found.first(start).any(is_absent);
+        if wanted.purpose == TransferPurpose::Request && is_in_vain {
+            return None;
+        }
         let order = FetchOrder { run, prefill_ms_per_block, deadline, inbox: Arc::clone(&inbox) };
         offer.order.send(order).ok()?;
         let held: Vec<ChunkId> = found.first(start).map(|(chunk, _)| chunk).collect();

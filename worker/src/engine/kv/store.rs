@@ -366,6 +366,12 @@ impl Cache {
         cached
     }
 
+    /// Removes chunks and checkpoints whose state cannot be used, with all that follows them.
+    pub(crate) fn discard(&mut self, ids: &[ChunkId]) {
+        ids.iter().for_each(|id| self.index.discard(*id));
+        self.execute_orders();
+    }
+
     /// Removes all stored state.
     pub(crate) fn clear(&mut self) {
         self.index.clear();

@@ -7,8 +7,9 @@
 
 /// Returns whether a token's logits come from finite state.
 ///
-/// Products with quantized weights can turn NaN into 0, so logits that are all equal come from such state, too. Minus
-/// infinity is a valid logit of a token that the model excludes.
+/// Products with quantized weights can turn NaN into 0, so logits that are all equal come from such state, too, unless
+/// the model's output has a bias: then such state is not recognized. Minus infinity is a valid logit of a token that
+/// the model excludes.
 /// Cost: O(1), unless the first logits are equal.
 /// Source: ggml's `quantize_q8_1` (CUDA) and `quantize_row_q8_K_ref` make zeros of a block of NaN, because their maxima
 /// ignore NaN.

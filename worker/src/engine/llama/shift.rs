@@ -18,9 +18,9 @@ use crate::engine::config::{CacheType, EngineConfig, ShiftObstacle};
 
 /// Architectures whose state llama.cpp cannot shift.
 ///
-/// Source: its `get_can_shift`, which the bindings lack; `smollm3` has layers without rotation, whose keys
-/// `build_graph_shift` would rotate too, because it does not know them.
-const UNSHIFTED: [&str; 3] = ["step35", "deepseek4", "smollm3"];
+/// Source: its `get_can_shift`, which the bindings lack; `smollm3`, and without a sliding window `llama4` and `afmoe`,
+/// have layers without rotation, whose keys `build_graph_shift` would rotate too, because it does not know them.
+const UNSHIFTED: [&str; 5] = ["step35", "deepseek4", "smollm3", "llama4", "afmoe"];
 
 /// Returns why this model's state cannot be shifted; `None` if it can.
 pub(in crate::engine) fn obstacle(model: &LlamaModel, config: &EngineConfig, probed: &Probed) -> Option<ShiftObstacle> {

@@ -16,6 +16,7 @@ mod tests;
 
 use std::ops::Range;
 
+use llama_cpp_2::DecodeError;
 use llama_cpp_2::context::session::LlamaStateSeqFlags;
 use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::token::LlamaToken;
@@ -275,10 +276,16 @@ impl Llama<'_> {
         let added = batch.add(LlamaToken(0), position, &[i32::from(slot.0)], false);
         added.expect("the batch has room for one token");
         if let Err(error) = self.context.decode(&mut batch) {
+            self.has_failed_move |= matches!(error, DecodeError::Unknown(_));
             self.clear(slot);
             return Err(StateError::Decode { reason: error.to_string() });
         }
         self.cut_back(slot, n_tokens)
+    }
+
+    /// Returns whether llama.cpp has failed to compute a copy or shift since the last call.
+    pub(in crate::engine) fn take_failed_move(&mut self) -> bool {
+        std::mem::take(&mut self.has_failed_move)
     }
 
     fn n_held(&self, slot: SlotId) -> u32 {

@@ -67,9 +67,11 @@ counters! {
     prompt_tokens;
     /// Prompt tokens of these requests that were reused.
     cached_tokens;
-    /// Maximum number of prompt tokens computed between two tokens of a stream.
+    /// Maximum number of prompt tokens that a stream waited for between two of its tokens, without single tokens
+    /// computed beside streams in their own pass.
     passed_tokens_max;
-    /// Batches that llama.cpp failed to decode.
+    /// Batches that failed: llama.cpp could not compute them, their logits were not finite, or their adapter could not
+    /// be applied.
     decode_failures;
     /// Requests that were completed.
     finished;
@@ -129,6 +131,8 @@ counters! {
     queued;
     /// Cells with KV state.
     held_tokens;
+    /// Whether a read from disk was late in the last step, so that requests start without the disk: 1 or 0.
+    disk_late;
 }
 
 impl Counters {

@@ -45,7 +45,7 @@ impl Scheduler {
     /// Returns whether the batch in progress is still valid: no other sequence is ready, and no share is too long.
     pub(crate) fn continues(&self, table: &SlotTable) -> bool {
         let has_come = |(_, sequence): (SlotId, &Sequence)| !self.planned.ready.contains(&sequence.order);
-        // A share must not go past a checkpoint that another request has started to wait for.
+        // A share must not go past a position that another request has started to wait for.
         let is_cut = |share: &Share| match self.running.in_slot(share.slot).work(table.n_held(share.slot)) {
             Work::Decode => true,
             Work::Prefill { n_tokens, .. } => n_tokens < share.n_tokens,
@@ -134,8 +134,8 @@ impl Scheduler {
         let (media, ready): (Vec<SlotId>, Vec<SlotId>) = ready.into_iter().partition(is_at_media);
         let pending = self.with_adapters(&ready, table);
         let (room, pace) = (self.limits.room, self.averages.pace());
-        let (last, passes, usual_prompt) = (self.last_adapter, room.passes, pace.usual_prompt);
-        let turns = AdapterTurns { ready: &pending, last, passes, usual_prompt };
+        let (passes, usual_prompt) = (room.passes, pace.usual_prompt);
+        let turns = AdapterTurns { ready: &pending, round: &self.round, passes, usual_prompt };
         // A medium comes after a stream's token, not after a prompt for which the stream has waited already.
         let is_within_round = turns.is_within_round();
         let is_turn = !(is_within_round || (self.last_was_media && turns.follows_medium()));
@@ -144,9 +144,9 @@ impl Scheduler {
             return self.plan_media(&media, table);
         }
         let Some(adapter) = turns.next_adapter() else { return };
-        self.last_adapter = Some(adapter);
-        self.adapter = adapter;
         let next = turns.sequences(adapter);
+        self.round = turns.round_after(adapter);
+        self.adapter = adapter;
         let is_short = pending.iter().any(|(other, _)| *other != adapter)
             || has_new_prompt(ready.iter().map(|slot| (self.running.in_slot(*slot), table.n_held(*slot))));
         let batch_tokens = if is_short { room.ubatch_tokens } else { room.batch_tokens };

@@ -4,14 +4,13 @@
 //! for another worker keeps its place, and later requests may start before it. No request waits for the disk while a
 //! read is late.
 //!
-//! Not here: the decision (`warmpath_worker_core::slot_plan`, `disk_reads`), the start in a slot (`kv::restoring`).
+//! Not here: the decision (`warmpath_worker_core::slot_plan`), the start in a slot (`kv::restoring`).
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use warmpath_common::ids::SlotId;
 use warmpath_worker_core::chunk_index::ChunkId;
-use warmpath_worker_core::disk_reads;
 use warmpath_worker_core::slot_plan::{self, Reuse, SlotDecision, SlotPlan};
 
 use super::Scheduler;
@@ -77,7 +76,9 @@ impl Scheduler {
             Reuse::Allowed => admission.submission.expected_tokens,
             Reuse::Forbidden => 0,
         };
-        let held_until = (n_usable < n_expected).then(|| Instant::now() + SIBLING_WAIT_MAX);
+        // While the disk is late, blocks that the router expects may be missing because they are only on disk.
+        let lacks_blocks = n_usable < n_expected && !kv.cache.is_disk_late();
+        let held_until = lacks_blocks.then(|| Instant::now() + SIBLING_WAIT_MAX);
         let (transfer, n_reached) = kv.await_transfer(&mut admission, n_usable).unzip();
         self.queue.push_back(QueuedSubmission {
             admission,
@@ -106,7 +107,7 @@ impl Scheduler {
                 *idx += 1;
                 continue;
             }
-            match decide(&waiting.admission, kv) {
+            match slot_plan::plan(&kv.outlook(), &kv.wish(&waiting.admission)) {
                 SlotDecision::NoSlot => return None,
                 SlotDecision::WaitFor { slot, n_tokens } => self.wait_for(*idx, (slot, n_tokens), kv),
                 SlotDecision::Fetch(chunks) => {
@@ -121,27 +122,18 @@ impl Scheduler {
         None
     }
 
-    /// Makes a submission wait for a running sequence's prefix. If the model's state cannot be rewound, the running
-    /// sequence keeps a checkpoint at the prefix's end.
+    /// Makes a submission wait for a running sequence's prefix. The running sequence stops at the prefix's end, so that
+    /// its priority is that of the prefix. If the model's state cannot be rewound, it keeps a checkpoint there.
     fn wait_for(&mut self, idx: usize, (slot, n_tokens): (SlotId, u32), kv: &KvState<'_>) {
         let waiting = &mut self.queue[idx];
         if waiting.shares_since.is_none() {
             waiting.shares_since = Some(Instant::now());
             self.counters.prefix_waits.fetch_add(1, Relaxed);
         }
-        if !kv.table.memory().rewinds_anywhere()
-            && let Some(leader) = self.running.get_mut(slot)
-        {
-            leader.want_checkpoint(n_tokens);
+        let Some(leader) = self.running.get_mut(slot) else { return };
+        match kv.table.memory().rewinds_anywhere() {
+            true => leader.want_stop(n_tokens),
+            false => leader.want_checkpoint(n_tokens),
         }
-    }
-}
-
-/// Returns the decision on a request. While the disk is late, the request does without state that is only on disk.
-fn decide(admission: &Admission, kv: &KvState<'_>) -> SlotDecision {
-    let (inputs, wish) = (kv.outlook(), kv.wish(admission));
-    match kv.cache.is_disk_late() {
-        true => disk_reads::plan_without_reads(&inputs, &wish),
-        false => slot_plan::plan(&inputs, &wish),
     }
 }

@@ -1,5 +1,7 @@
 //! Tests of the dialects' events, compared exactly: a short response, reasoning, a call, a limit and a failure.
 
+mod silence;
+
 use std::time::Duration;
 
 use axum::body::to_bytes;
@@ -10,7 +12,7 @@ use super::super::anthropic::MessageWriter;
 use super::super::responses::ResponseWriter;
 use super::*;
 use crate::engine::{CachedTokens, Drafted, EngineError, EngineEvent, EventSender, Finished, Started};
-use crate::lifecycle::journal::ResponseIdentity;
+use crate::lifecycle::journal::{PastOutput, ResponseIdentity};
 use crate::lifecycle::message_stream::ToolCallDelta;
 use crate::lifecycle::testing::scripted;
 
@@ -51,6 +53,14 @@ fn ended(reason: FinishReason) -> EngineEvent {
 
 /// Returns a response in progress whose engine sends `events` after its start, and the engine's end of the channel.
 async fn writing<W: DialectWriter>(body: Value, events: Vec<EngineEvent>) -> (DialectStream<W>, EventSender) {
+    continued(body, (None, events)).await
+}
+
+/// Like [`writing`], for a response whose earlier part the client may have.
+async fn continued<W: DialectWriter>(
+    body: Value,
+    (past, events): (Option<PastOutput>, Vec<EngineEvent>),
+) -> (DialectStream<W>, EventSender) {
     let (engine, receiver) = crate::engine::events();
     for event in std::iter::once(started()).chain(events) {
         engine.send(event);
@@ -64,7 +74,7 @@ async fn writing<W: DialectWriter>(body: Value, events: Vec<EngineEvent>) -> (Di
         tools: W::convert(&body.0).map(|converted| converted.tools).unwrap_or_default(),
     };
     let writer = W::new(beginning, W::read_repeated(&body).expect("it can be read"));
-    let messages = Messages::new(scripted(PROMPT_TOKENS, receiver).await);
+    let messages = Messages::new(scripted(PROMPT_TOKENS, past, receiver).await);
     (DialectStream { writer, messages, parts: MessageParts::default(), ending: None }, engine)
 }
 
@@ -460,41 +470,4 @@ async fn calls_have_the_clients_names_and_formats() {
     assert_eq!((&done.1["input"], &done.1["item_id"]), (&json!("a\nb"), &json!("ctc")));
     let last = &events.last().expect("there are events").1;
     assert_eq!(last["response"]["output"], json!([function, custom]));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_silent_stream_gets_keep_alive_events() {
-    let (mut message, engine) = writing::<MessageWriter>(json!({}), Vec::new()).await;
-    let began = tokio::time::Instant::now();
-    let mut out = Vec::new();
-    assert!(message.write_next(&mut out).await);
-    assert_eq!(
-        (began.elapsed(), parse(&out)),
-        (std::time::Duration::from_secs(15), vec![named(json!({"type": "ping"}))])
-    );
-    // An engine that is gone ends the stream.
-    drop(engine);
-    out.clear();
-    assert!(!message.write_next(&mut out).await);
-    assert_eq!(parse(&out)[0].1["error"]["type"], "api_error");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_silent_response_repeats_its_second_event_until_it_has_an_item() {
-    let (mut writing, engine) = writing::<ResponseWriter>(json!({}), Vec::new()).await;
-    let mut out = Vec::new();
-    writing.writer.begin(&mut out);
-    let opening = parse(&out);
-    let in_progress = json!({"type": "response.in_progress", "response": response("in_progress", json!({}))});
-    assert_eq!(opening[1..], numbered(1, [in_progress]));
-    out.clear();
-    assert!(writing.write_next(&mut out).await);
-    assert_eq!(parse(&out), opening[1..], "a repetition takes no number");
-    engine.send(text("Hel"));
-    out.clear();
-    assert!(writing.write_next(&mut out).await);
-    let next = &parse(&out)[0];
-    assert_eq!((next.0.as_str(), &next.1["sequence_number"]), ("response.output_item.added", &json!(2)));
-    out.clear();
-    assert!(writing.write_next(&mut out).await && out.starts_with(b": ") && out.ends_with(b"\n\n"));
 }

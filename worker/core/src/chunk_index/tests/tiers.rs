@@ -182,6 +182,29 @@ fn a_lost_chunk_is_removed_with_all_its_descendants() {
 }
 
 #[test]
+fn a_discarded_chunk_is_removed_from_all_tiers_with_all_its_descendants() {
+    let mut index = ChunkIndex::new(limits(100, 100));
+    let sequence = Sequence::new(0..24);
+    let branch = Sequence::new((0..4).chain(100..104));
+    let ids = sequence.store(&mut index, 1);
+    branch.store(&mut index, 1);
+    let checkpoint = index.insert_checkpoint(&sequence.new_checkpoint(10, 1)).unwrap();
+    write_all(&mut index);
+    index.hold(ids[2]);
+    index.discard(ids[1]);
+    assert_eq!((sequence.n_stored(&index), branch.n_stored(&index)), (4, 4));
+    assert_eq!(index.take_orders().len(), 4, "two files and the bytes of both");
+    index.release(ids[2]);
+    index.discard(ids[1]);
+    assert_eq!(index.take_orders(), []);
+    index.discard(checkpoint);
+    assert!(index.checkpoints(&sequence.prefix()).is_empty());
+    index.discard(ids[0]);
+    assert_eq!(branch.n_stored(&index), 0);
+    index.check_invariants();
+}
+
+#[test]
 fn a_chunk_in_ram_survives_the_loss_of_its_file_and_is_written_again() {
     let mut index = ChunkIndex::new(limits(12, 100));
     let sequence = Sequence::new(0..8);
