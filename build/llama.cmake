@@ -49,8 +49,12 @@ function(warmpath_link_llvm_openmp)
     endif()
     # For libraries that CMake links.
     set(OpenMP_gomp_LIBRARY "${WARMPATH_OPENMP}" CACHE FILEPATH "OpenMP" FORCE)
-    # For programs that cargo links with -lgomp; the build script of llama-cpp-sys-2 makes the linker look here first.
-    file(CREATE_LINK "${WARMPATH_OPENMP}" "${CMAKE_INSTALL_PREFIX}/libgomp.so" SYMBOLIC)
+    # For programs that cargo links with -lgomp: the build script of llama-cpp-sys-2 names a folder of its own, and makes
+    # the linker look there first.
+    if(NOT CMAKE_INSTALL_PREFIX_INITIALIZED_TO_DEFAULT)
+        file(MAKE_DIRECTORY "${CMAKE_INSTALL_PREFIX}")
+        file(CREATE_LINK "${WARMPATH_OPENMP}" "${CMAKE_INSTALL_PREFIX}/libgomp.so" SYMBOLIC)
+    endif()
 endfunction()
 
 # Runs when every target is defined. Two of ggml's sets of CPU kernels are for Arm processors with SME, and ggml does not
