@@ -71,7 +71,7 @@ impl Watch {
     pub(crate) fn begin(&mut self, stream: &TcpStream, cx: &mut Context<'_>) -> io::Result<()> {
         if self.waiting.is_none() {
             let Some(sending) = sending(stream) else { return Ok(()) };
-            let next_check = Box::pin(tokio::time::sleep(self.patience / CHECKS));
+            let next_check = Box::pin(tokio::time::sleep(pause(self.patience)));
             self.waiting = Some(Waiting { next_check, silence: Silence::of(sending) });
         }
         match self.poll_gone(stream, cx) {
@@ -95,10 +95,15 @@ impl Watch {
             if sending(stream).is_some_and(|sending| silence.is_proof(sending, self.patience)) {
                 return Poll::Ready(io::ErrorKind::TimedOut.into());
             }
-            next_check.as_mut().reset(Instant::now() + self.patience / CHECKS);
+            next_check.as_mut().reset(Instant::now() + pause(self.patience));
         }
         Poll::Pending
     }
+}
+
+/// Returns the time between two checks; with a patience of 0 they must not follow each other at once.
+fn pause(patience: Duration) -> Duration {
+    (patience / CHECKS).max(TICKS)
 }
 
 impl Silence {
@@ -174,6 +179,11 @@ mod tests {
         };
         let mut silence = Silence::of(sending(0));
         (1..600).find(|second| silence.is_proof(sending(*second), PATIENCE))
+    }
+
+    #[test]
+    fn checks_have_pauses_whatever_the_patience() {
+        assert_eq!([Duration::ZERO, PATIENCE].map(pause), [TICKS, Duration::from_secs(1)]);
     }
 
     type Case<'a> = (&'a str, &'a dyn Fn(u32) -> State, Option<u32>);
