@@ -43,9 +43,10 @@ function(warmpath_link_llvm_openmp)
     if(NOT CMAKE_SYSTEM_NAME STREQUAL "Linux" OR NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
         return()
     endif()
-    find_library(WARMPATH_OPENMP libomp.so.5)
+    # Debian's file name has a version, others' has none.
+    find_library(WARMPATH_OPENMP NAMES libomp.so.5 omp)
     if(NOT WARMPATH_OPENMP)
-        message(FATAL_ERROR "LLVM's OpenMP is missing: run `make setup`, or install libomp.so.5 (Debian: libomp-dev)")
+        message(FATAL_ERROR "LLVM's OpenMP is missing: run `make setup`, or install libomp (Debian: libomp-dev)")
     endif()
     # For libraries that CMake links.
     set(OpenMP_gomp_LIBRARY "${WARMPATH_OPENMP}" CACHE FILEPATH "OpenMP" FORCE)

@@ -23,7 +23,8 @@ have_libclang() {
 
 # Succeeds if LLVM's OpenMP is installed where linkers look; a Mac's compiler does without.
 have_openmp() {
-    [ "$(uname -s)" = Darwin ] || ldconfig -p 2>/dev/null | grep -q 'libomp\.so\.5'
+    # Not all users have the folder of ldconfig in their path.
+    [ "$(uname -s)" = Darwin ] || PATH=$PATH:/usr/sbin:/sbin ldconfig -p 2>/dev/null | grep -q 'libomp\.so'
 }
 
 have cargo || {
