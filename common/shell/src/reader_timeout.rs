@@ -35,7 +35,7 @@ const PROBE_PAUSE: Duration = Duration::from_secs(10);
 const PROBES_MAX: u32 = 3;
 
 /// Longest silence of the client's system while sent bytes are unacknowledged. Source: as long as keepalive waits.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = KEEPALIVE.saturating_add(PROBE_PAUSE.saturating_mul(PROBES_MAX));
 
 /// Most bytes of a connection that wait in the system to be sent. Units: bytes.
 ///

@@ -7,8 +7,6 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use warmpath_router::server::Server;
-
 use crate::support::network::{Cut, FAR, NEAR, Network};
 use crate::support::stock::FakeStock;
 use crate::support::worker::{Behaviour, FakeWorker};
@@ -197,10 +195,7 @@ fn client_is_cut_off(cut: Cut) {
         runtime().block_on(async {
             let mut config = config(&[&worker], &["--idle-timeout", "2", "--allowed-host", NEAR]);
             config.listen = format!("{NEAR}:0").parse().expect("an address");
-            let server = Server::start(config).await.expect("port 0 is free");
-            let client = reqwest::Client::builder().no_proxy().build().expect("a client");
-            let router = TestRouter { server, client };
-            eventually("the router is ready", || async { router.get("/readyz").await.0 == 200 }).await;
+            let router = TestRouter::start_with(config).await.wait_until_ready().await;
             worker.with(|script| script.behaviour = Behaviour::Trickle);
             let address = router.server.address;
             let connection = tokio::task::block_in_place(|| far.inside(|| begun_stream(address)));

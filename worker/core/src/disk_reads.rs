@@ -94,7 +94,7 @@ impl DiskReads {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::sync::Arc;
 
     use warmpath_common::block_hash::BlockHash;
@@ -102,7 +102,8 @@ mod tests {
 
     use super::*;
 
-    const COSTS: Costs = Costs {
+    /// Costs with which stored state is always cheaper than computing.
+    pub(crate) const COSTS: Costs = Costs {
         prefill_ms_per_token: 100.0,
         copy_ms_per_token: None,
         export_ms_per_token: Some(0.0),

@@ -74,7 +74,11 @@ pub struct TestRouter {
 impl TestRouter {
     /// Starts a router in front of `workers`, with further flags.
     pub async fn start(workers: &[&FakeWorker], flags: &[&str]) -> Self {
-        let config = config(workers, flags);
+        Self::start_with(config(workers, flags)).await
+    }
+
+    /// Starts a router with a configuration.
+    pub async fn start_with(config: Config) -> Self {
         let server = Server::start(config).await.expect("port 0 is free");
         let client = reqwest::Client::builder().no_proxy().build().expect("a client");
         Self { server, client }
@@ -88,12 +92,11 @@ impl TestRouter {
 
     /// Starts a router in front of workers of any kind, each as on the command line, and waits until it is ready.
     pub async fn ready_for(workers: &[String], flags: &[&str]) -> Self {
-        let server = Server::start(config_of(workers, flags)).await.expect("port 0 is free");
-        let client = reqwest::Client::builder().no_proxy().build().expect("a client");
-        Self { server, client }.wait_until_ready().await
+        Self::start_with(config_of(workers, flags)).await.wait_until_ready().await
     }
 
-    async fn wait_until_ready(self) -> Self {
+    /// Waits until the router is ready.
+    pub async fn wait_until_ready(self) -> Self {
         let router = self;
         eventually("the router is ready", || async { router.get("/readyz").await.0 == 200 }).await;
         router

@@ -7,21 +7,13 @@ use warmpath_common::ids::Token;
 use warmpath_common::model::MemoryKind;
 
 use crate::chunk_index::{ChunkId, ChunkIndex, ChunkRecord, StateKind, StoreLimits};
-use crate::restore_costs::Costs;
+use crate::disk_reads::tests::COSTS;
 use crate::slot_plan::{PlanInputs, PrefixSource, Reuse, SlotDecision, Wish, best_usable, plan};
 use crate::slot_table::{SlotSizes, SlotTable};
 
 const ROOT: BlockHash = BlockHash([7; 32]);
 const BLOCK: u32 = 2;
 const PROMPT: [Token; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
-const COSTS: Costs = Costs {
-    prefill_ms_per_token: 100.0,
-    copy_ms_per_token: None,
-    export_ms_per_token: Some(0.0),
-    import_ms_per_byte: 0.0,
-    read_ms_per_byte: 0.0,
-    suffix_rounding: None,
-};
 
 /// Returns the record of the blocks of `tokens` from `first_block` to before `end`.
 fn record(kind: StateKind, tokens: &[Token], (first_block, end): (usize, usize)) -> ChunkRecord {
