@@ -20,7 +20,7 @@ use std::path::PathBuf;
 
 pub use hash_net::Oracle;
 pub use preset::Preset;
-pub use write::{write_model, write_split_model};
+pub use write::{write_model, write_model_with, write_split_model};
 
 /// Flags of `model`.
 #[derive(Debug, clap::Args)]

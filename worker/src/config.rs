@@ -35,11 +35,12 @@ use crate::download::ModelSource;
 use crate::embedder::TEXTS_PER_BATCH_DEFAULT;
 use crate::embedder::vector::Norm;
 use crate::engine::{
-    AtContextEnd, CacheType, EngineConfig, Fit, Generation, IdleState, PrefixCache, SLOT_CELLS_STEP,
+    AtContextEnd, CacheType, EngineConfig, Fit, IdleState, PrefixCache, SLOT_CELLS_STEP,
     SLOT_CONTEXT_TOKENS_DEFAULT_MAX, SelfTest, ShiftConfig, Switch,
 };
 use crate::request;
 use flags::Flags;
+use generation::GivenDefaults;
 use kv_transfer::KvTransferConfig;
 use media::MediaConfig;
 
@@ -81,8 +82,8 @@ pub struct Config {
     pub identity: IdentityConfig,
     /// Settings of the prompt maker.
     pub prompt: PromptConfig,
-    /// Default generation parameters of requests.
-    pub generation: Generation,
+    /// Defaults of requests that flags set; the model's file may set others.
+    pub generation: GivenDefaults,
     /// Destination of traces; `None` if tracing is off.
     pub trace: Option<TraceConfig>,
     /// Time for running responses to finish after the signal to stop.
@@ -195,7 +196,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
         adapter_in_force: adapters::in_force(&flags, &adapters::files(&flags)?)?,
         embedding: embedding::embedding_config(&flags)?,
         prompt: PromptConfig { chat_template: chat_template(&flags)?, tools_first: flags.tools_first },
-        generation: generation::defaults(&flags.generation)?,
+        generation: GivenDefaults::new(&flags.generation)?,
         trace: flags.trace.config(),
         drain_timeout: timeout("drain-timeout", flags.drain_timeout)?,
         identity: identity_config(flags, &source)?,

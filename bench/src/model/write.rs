@@ -23,6 +23,15 @@ pub fn write_model(preset: Preset, seed: u64, vocab: Option<&Path>, out: &Path) 
     write_file(writer, &tensors, (preset.name(), out))
 }
 
+/// Writes the model of `preset` and `seed` to `out`, with further metadata.
+///
+/// Errors: a key cannot be written, or `out` cannot.
+pub fn write_model_with(preset: Preset, seed: u64, metadata: &[(&str, Value<'_>)], out: &Path) -> anyhow::Result<()> {
+    let (mut writer, tensors) = made(preset, seed, None)?;
+    metadata.iter().try_for_each(|(key, value)| writer.set(key, *value))?;
+    write_file(writer, &tensors, (preset.name(), out))
+}
+
 /// Writes the model of `preset` and `seed` as files whose names begin with `prefix`; returns the path of the first.
 ///
 /// Shape: one file for each of the first `n_files - 1` tensors, the rest in the last one, the metadata in the first

@@ -14,6 +14,7 @@ use llama_cpp_sys_2 as sys;
 
 use crate::context::Context;
 use crate::error::GgufError;
+use crate::scalar::MetadataValue;
 use crate::shards;
 
 /// A checked header: metadata and tensor infos.
@@ -52,6 +53,11 @@ impl Header {
     /// Returns the whole number under `key`, whatever its width; absent if there is none or it is negative.
     pub fn unsigned(&self, key: &str) -> Option<u64> {
         self.context.unsigned(key)
+    }
+
+    /// Returns the value under `key`; absent if there is none or it is a list.
+    pub fn scalar(&self, key: &str) -> Option<MetadataValue> {
+        self.context.scalar(key)
     }
 
     /// Returns the list of texts under `key` as bytes; absent if there is none.

@@ -10,6 +10,8 @@ use std::ptr::NonNull;
 
 use llama_cpp_sys_2 as sys;
 
+use crate::scalar::MetadataValue;
+
 /// Owner of one `gguf_context`.
 #[derive(Debug)]
 pub(crate) struct Context(NonNull<sys::gguf_context>);
@@ -101,6 +103,27 @@ impl Context {
                 _ => None,
             }
         }
+    }
+
+    /// Returns the value of `key` if it is not a list. A whole number beyond 63 bits becomes a float.
+    pub(crate) fn scalar(&self, key: &str) -> Option<MetadataValue> {
+        let idx = self.find(key)?;
+        let raw = self.raw();
+        // SAFETY: each getter is called for exactly the type that the key has.
+        let whole: i128 = unsafe {
+            match self.key_type(idx) {
+                sys::GGUF_TYPE_FLOAT32 => return Some(MetadataValue::Float(sys::gguf_get_val_f32(raw, idx).into())),
+                sys::GGUF_TYPE_FLOAT64 => return Some(MetadataValue::Float(sys::gguf_get_val_f64(raw, idx))),
+                sys::GGUF_TYPE_BOOL => return Some(MetadataValue::Bool(sys::gguf_get_val_bool(raw, idx))),
+                sys::GGUF_TYPE_STRING => return self.text(key).map(MetadataValue::Str),
+                sys::GGUF_TYPE_INT8 => sys::gguf_get_val_i8(raw, idx).into(),
+                sys::GGUF_TYPE_INT16 => sys::gguf_get_val_i16(raw, idx).into(),
+                sys::GGUF_TYPE_INT32 => sys::gguf_get_val_i32(raw, idx).into(),
+                sys::GGUF_TYPE_INT64 => sys::gguf_get_val_i64(raw, idx).into(),
+                _ => self.unsigned(key)?.into(),
+            }
+        };
+        Some(i64::try_from(whole).map_or(MetadataValue::Float(whole as f64), MetadataValue::Int))
     }
 
     /// Returns the value of `key` if it is a list of texts.

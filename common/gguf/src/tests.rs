@@ -190,6 +190,7 @@ proptest! {
         if let Ok(header) = check(&path) {
             for key in header.keys() {
                 let _ = (header.text(&key), header.unsigned(&key), header.texts(&key), header.numbers(&key));
+                let _ = header.scalar(&key);
             }
         }
     }

@@ -1,14 +1,19 @@
 //! Flags for the defaults of requests.
 //!
-//! Not here: the fields of requests and their checks (`crate::request::generation`), which also check the flags.
+//! Not here: the fields of requests and their checks (`crate::request::generation`), which also check the flags and the
+//! values of a model's file (`of_model`).
+
+mod of_model;
 
 use clap::Args;
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::ConfigError;
 use crate::engine::Generation;
+use crate::error::RequestError;
 use crate::request::generation::{CheckContext, GenerationFields};
+pub use of_model::{ModelDefaults, UnusableDefault};
 
 /// Flags for the values of absent request fields, named as in llama-server. Each field has the request field's name.
 #[derive(Debug, Clone, Default, Args, Serialize)]
@@ -131,24 +136,55 @@ pub struct GenerationFlags {
 /// Value that means no breakers. Source: llama-server.
 const NO_BREAKERS: &str = "none";
 
-/// Returns the default generation parameters.
+/// Defaults of requests that the command line sets, by the names of request fields.
+#[derive(Debug, Clone, Default)]
+pub struct GivenDefaults(Map<String, Value>);
+
+impl GivenDefaults {
+    /// Returns the defaults that the flags set.
+    ///
+    /// Errors: `Range`, naming the flag.
+    pub(super) fn new(flags: &GenerationFlags) -> Result<Self, ConfigError> {
+        let mut body = serde_json::to_value(flags).expect("flags are numbers and texts");
+        if let Some(letters) = &flags.sampler_seq {
+            body["samplers"] = json!(letters);
+        }
+        if flags.dry_sequence_breakers.as_ref().is_some_and(|breakers| *breakers == [NO_BREAKERS]) {
+            body["dry_sequence_breakers"] = json!([]);
+        }
+        let mut fields = body.as_object().cloned().expect("a struct is an object");
+        fields.retain(|_, value| !value.is_null());
+        let given = Self(fields);
+        match resolved(given.fields(), &Generation::default()) {
+            Ok(_) => Ok(given),
+            Err(error) => Err(ConfigError::Range {
+                flag: error.param().map_or_else(String::new, |field| flag_of(&field)).into(),
+                reason: error.to_string(),
+            }),
+        }
+    }
+
+    /// Returns the generation parameters of a request without fields, as in llama-server: each is that of the flag,
+    /// else that of the model, else llama.cpp's.
+    pub fn over(&self, model: &ModelDefaults) -> Generation {
+        resolved(self.fields(), &model.generation()).expect("the flags' ranges are checked")
+    }
+
+    /// Returns whether a flag sets a field.
+    pub fn has(&self, field: &str) -> bool {
+        self.0.contains_key(field)
+    }
+
+    fn fields(&self) -> GenerationFields {
+        serde_json::from_value(Value::Object(self.0.clone())).expect("the flags have the types of the fields")
+    }
+}
+
+/// Returns the generation parameters of a request with these fields, of which none has tokens.
 ///
-/// Errors: `Range`, naming the flag.
-pub(super) fn defaults(flags: &GenerationFlags) -> Result<Generation, ConfigError> {
-    let mut body = serde_json::to_value(flags).expect("flags are numbers and texts");
-    if let Some(letters) = &flags.sampler_seq {
-        body["samplers"] = json!(letters);
-    }
-    if flags.dry_sequence_breakers.as_ref().is_some_and(|breakers| *breakers == [NO_BREAKERS]) {
-        body["dry_sequence_breakers"] = json!([]);
-    }
-    let fields: GenerationFields = serde_json::from_value(body).expect("the flags have the types of the fields");
-    let own = Generation::default();
-    let resolved = fields.resolve(&CheckContext { n_vocab: 0, tokenize: &|_| Vec::new(), defaults: &own });
-    resolved.map_err(|error| ConfigError::Range {
-        flag: error.param().map_or_else(String::new, |field| flag_of(&field)).into(),
-        reason: error.to_string(),
-    })
+/// Errors: `Field`, for a value out of its range.
+fn resolved(fields: GenerationFields, defaults: &Generation) -> Result<Generation, RequestError> {
+    fields.resolve(&CheckContext { n_vocab: 0, tokenize: &|_| Vec::new(), defaults })
 }
 
 /// Returns the flag for a request field.
@@ -161,6 +197,10 @@ fn flag_of(field: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn defaults(flags: &GenerationFlags) -> Result<Generation, ConfigError> {
+        GivenDefaults::new(flags).map(|given| given.over(&ModelDefaults::default()))
+    }
 
     #[test]
     fn absent_flags_have_llama_servers_defaults() {

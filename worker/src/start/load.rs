@@ -21,11 +21,13 @@ use warmpath_prompt::{MediaReader, PromptMaker, PromptOptions};
 use super::{RunError, WorkerIdentity, kernels};
 use crate::app_state::{Phase, Preparing, Serving, VocabularyFile};
 use crate::backends;
+use crate::config::generation::{ModelDefaults, UnusableDefault};
 use crate::config::{Config, EmbeddingConfig, HttpConfig, PromptConfig};
 use crate::embedder::vector::Norm;
 use crate::embedder::{self, EmbedConfig, EmbedHandle};
 use crate::engine::{
-    self, Engine, EngineConfig, EngineHandle, EngineUpdate, MemoryUse, Projector, ProjectorConfig, ProjectorNeed,
+    self, Engine, EngineConfig, EngineHandle, EngineUpdate, Generation, MemoryUse, Projector, ProjectorConfig,
+    ProjectorNeed,
 };
 use crate::metrics::Metrics;
 use crate::model_kind::{Embedding, LoadedModel};
@@ -58,6 +60,7 @@ struct LoadedParts {
     computes: Computes,
     prompts: PromptMaker,
     vocabulary: Vec<u8>,
+    defaults: Generation,
     updates: mpsc::UnboundedReceiver<EngineUpdate>,
 }
 
@@ -110,7 +113,7 @@ pub async fn load(job: LoadJob) -> Result<LoadedModel, RunError> {
         Computes::Engine(engine) => LoadedModel::Generator(Arc::new(Serving {
             engine,
             prompts,
-            defaults: config.generation,
+            defaults: parts.defaults,
             silence_max: config.http.silence_max,
             vocabulary,
             model,
@@ -200,6 +203,7 @@ fn load_parts(config: &Config, mut progress: LoadProgress) -> Result<LoadedParts
     let changes = VocabularyChanges { chat_template: chat_template.as_deref(), tools_first };
     let vocabulary = warmpath_gguf::changed_vocabulary(path, changes).map_err(RunError::Model)?;
     kernels::warn_of_weights(path, &config.engine.placement);
+    let defaults = request_defaults(config)?;
     let options = PromptOptions { chat_template, tools_first, ..PromptOptions::default() };
     let prompts = PromptMaker::open(path, options).map_err(RunError::Prompt)?;
     let (sender, updates) = mpsc::unbounded_channel();
@@ -213,7 +217,27 @@ fn load_parts(config: &Config, mut progress: LoadProgress) -> Result<LoadedParts
         Some(projector) => prompts.with_media(Arc::clone(projector) as Arc<dyn MediaReader>),
         None => prompts,
     };
-    Ok(LoadedParts { computes, prompts, vocabulary, updates })
+    Ok(LoadedParts { computes, prompts, vocabulary, defaults, updates })
+}
+
+/// Returns the defaults of requests, and logs those of the model's file.
+///
+/// Errors: `Model`.
+fn request_defaults(config: &Config) -> Result<Generation, RunError> {
+    let header = warmpath_gguf::check(&config.engine.model).map_err(RunError::Model)?;
+    let of_model = ModelDefaults::read(&header, &config.engine.metadata_overrides);
+    // An embedding worker has no use for them.
+    if config.embedding.is_none() {
+        for UnusableDefault { key, reason } in of_model.unusable() {
+            warn!(key, reason, "a default of requests in the model's file is not used");
+        }
+        let in_force = of_model.fields().filter(|(field, _)| !config.generation.has(field));
+        let in_force: Vec<_> = in_force.map(|(field, value)| format!("{field} {value}")).collect();
+        if !in_force.is_empty() {
+            info!(defaults = in_force.join(", "), "the model's file sets defaults of requests");
+        }
+    }
+    Ok(config.generation.over(&of_model))
 }
 
 /// Returns the model's projector.

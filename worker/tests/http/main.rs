@@ -28,6 +28,7 @@ mod images;
 mod kv_transfer;
 mod life;
 mod looks;
+mod model_defaults;
 mod native;
 mod pins;
 mod prefetch;

@@ -3,6 +3,8 @@
 //! llama.cpp applies replacements when it loads a model, but its metadata functions return the file's values. So this
 //! worker reads metadata only through `Metadata`, which has both. Not here: flags (`crate::config::rope`).
 
+pub use warmpath_gguf::MetadataValue;
+
 use crate::engine::config::EngineConfig;
 
 /// Longest key. Source: llama.cpp's `llama_model_kv_override`, less the byte at its end.
@@ -16,32 +18,8 @@ pub const TEXT_BYTES_MAX: usize = 127;
 pub struct MetadataOverride {
     /// Name of the value.
     pub key: String,
-    /// New value.
+    /// New value; a text has at most [`TEXT_BYTES_MAX`] bytes.
     pub value: MetadataValue,
-}
-
-/// A value of a type that llama.cpp can replace.
-#[derive(Debug, Clone, PartialEq)]
-pub enum MetadataValue {
-    /// Whole number.
-    Int(i64),
-    /// Number.
-    Float(f64),
-    /// Yes or no.
-    Bool(bool),
-    /// Text, of at most [`TEXT_BYTES_MAX`] bytes.
-    Str(String),
-}
-
-impl std::fmt::Display for MetadataValue {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Int(value) => write!(out, "{value}"),
-            Self::Float(value) => write!(out, "{value}"),
-            Self::Bool(value) => write!(out, "{value}"),
-            Self::Str(value) => out.write_str(value),
-        }
-    }
 }
 
 /// Metadata as llama.cpp uses it.

@@ -37,7 +37,7 @@ pub(super) fn schemas(mut generator: SchemaGenerator) -> Map<String, Value> {
     schemas
 }
 
-/// Adds other names, descriptions of samplers, and defaults to the fields of a generation request.
+/// Adds other names, descriptions of samplers, and defaults that no worker changes to the fields of a generation request.
 fn describe(properties: &mut Value, sampling: &Value) {
     properties["n_cache_reuse"] = properties["cache_reuse"].clone();
     properties["n_cmpl"] = properties["n"].clone();
@@ -48,8 +48,14 @@ fn describe(properties: &mut Value, sampling: &Value) {
             property.entry("description").or_insert_with(|| text.clone());
         }
         let has_default = !matches!(name.as_str(), "seed" | "grammar" | "logit_bias" | "max_tokens" | "n_predict");
-        if let Some(default) = defaults.get(name).filter(|_| has_default) {
-            property.insert("default".to_owned(), shortened(default));
+        let Some(default) = defaults.get(name).filter(|_| has_default).map(shortened) else { continue };
+        // A client that is generated from this document may send a default, which then precedes the worker's own.
+        if sampling.get(name).is_some() || name == "ignore_eos" {
+            let text = property.get("description").and_then(Value::as_str).unwrap_or_default();
+            let text = format!("{text} Absent means the worker's default (`/props`), which is {default} unless set.");
+            property.insert("description".to_owned(), text.trim_start().into());
+        } else {
+            property.insert("default".to_owned(), default);
         }
     }
 }
