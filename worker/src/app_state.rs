@@ -172,7 +172,7 @@ impl Serving {
     ///
     /// Errors: `Prompt` for messages, `PromptTooLong` if it is far longer than `COUNTED_CONTEXTS_MAX` contexts.
     pub fn count_tokens(&self, chat: &ChatPrompt) -> Result<usize, RequestError> {
-        let room = SlotRoom::of(&self.model);
+        let room = self.room();
         let n_tokens_max = (room.context_tokens as usize).saturating_mul(COUNTED_CONTEXTS_MAX);
         let prompt = self.prompts.chat_within(chat, n_tokens_max);
         Ok(prompt.map_err(|error| RequestError::of_chat(error, room))?.tokens.len())
@@ -191,12 +191,17 @@ impl Serving {
         Err(EngineError::QueueFull { queue_max }.into())
     }
 
+    /// Returns the context of a slot.
+    pub fn room(&self) -> SlotRoom {
+        SlotRoom { is_limited: self.engine.facts().is_limited, ..SlotRoom::of(&self.model) }
+    }
+
     /// Checks that a slot can run a prompt with these runs of media tokens.
     ///
     /// Errors: `Field` if it is empty or has a token that the vocabulary lacks; `PromptTooLong`.
     pub fn check_prompt(&self, prompt: &[Token], runs: &[MediaRun]) -> Result<(), RequestError> {
         let checked = self.engine.check_prompt(prompt, runs);
-        checked.map_err(|fault| RequestError::of_fault(fault, SlotRoom::of(&self.model)))
+        checked.map_err(|fault| RequestError::of_fault(fault, self.room()))
     }
 
     /// Returns the tokens of a text that is not a prompt by itself.

@@ -32,7 +32,6 @@ use warmpath_shell::trace::export::TraceConfig;
 
 use crate::backends::BackendConfig;
 use crate::download::ModelSource;
-use crate::embedder::TEXTS_PER_BATCH_DEFAULT;
 use crate::embedder::vector::Norm;
 use crate::engine::{
     AtContextEnd, CacheType, EngineConfig, Fit, IdleState, PrefixCache, SLOT_CELLS_STEP,
@@ -43,9 +42,6 @@ use flags::Flags;
 use generation::GivenDefaults;
 use kv_transfer::KvTransferConfig;
 use media::MediaConfig;
-
-/// Default number of sequences that run at the same time. Source: llama-server.
-const SLOTS_DEFAULT: u16 = 4;
 
 /// Longest time that a flag may set. Source: a day, longer than any request or drain takes.
 const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
@@ -227,9 +223,23 @@ fn check_ranges(flags: &Flags) -> Result<(), ConfigError> {
     }
 }
 
+/// Returns the cells of all slots together; 0 for those of the trained context. Slots that are limited cannot use more.
+fn context_tokens_total(flags: &Flags, n_slots: u16) -> u32 {
+    let usable = flags.slot_limit().map(|limit| limit.saturating_mul(n_slots.into()));
+    match (flags.ctx_size, usable) {
+        (Some(0), _) | (None, None) => 0,
+        (Some(given), usable) => usable.map_or(given, |usable| given.min(usable)),
+        (None, Some(usable)) => usable,
+    }
+}
+
 /// Refuses a context in which a slot has less than llama.cpp's minimum, because llama.cpp would enlarge it beyond the
 /// configured memory.
 fn check_context(flags: &Flags, n_slots: u16) -> Result<(), ConfigError> {
+    if flags.slot_limit().is_some_and(|limit| limit < SLOT_CELLS_STEP) {
+        let reason = format!("must be 0, or at least {SLOT_CELLS_STEP} tokens");
+        return Err(ConfigError::Range { flag: "kv-unified-per-slot".into(), reason });
+    }
     let total = flags.ctx_size.unwrap_or(0);
     let each = total / u32::from(n_slots).max(1);
     if total == 0 || each >= SLOT_CELLS_STEP || embedding::is_asked_for(flags) {
@@ -281,15 +291,16 @@ fn engine_config(flags: &Flags, source: &ModelSource) -> Result<EngineConfig, Co
         let n = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         u16::try_from(n).unwrap_or(u16::MAX)
     });
-    let slots_default = if embedding::is_asked_for(flags) { TEXTS_PER_BATCH_DEFAULT } else { SLOTS_DEFAULT };
-    let n_slots = flags.slots.unwrap_or(slots_default);
+    let n_slots = flags.n_slots();
     check_context(flags, n_slots)?;
+    let slot_tokens_default = flags.ctx_size.map_or(SLOT_CONTEXT_TOKENS_DEFAULT_MAX, |_| u32::MAX);
     Ok(EngineConfig {
         // The path of a model that is downloaded is not known yet.
         model: source.local().cloned().unwrap_or_default(),
         n_slots,
-        context_tokens_total: flags.ctx_size.unwrap_or(0),
-        slot_tokens_max: flags.ctx_size.map_or(SLOT_CONTEXT_TOKENS_DEFAULT_MAX, |_| u32::MAX),
+        context_tokens_total: context_tokens_total(flags, n_slots),
+        slot_tokens_max: flags.slot_limit().unwrap_or(slot_tokens_default),
+        slot_limit: flags.slot_limit(),
         fit: flags
             .fit
             .then(|| Fit { spare_bytes: flags.fit_target.saturating_mul(1 << 20), slot_tokens_min: flags.fit_ctx }),

@@ -14,14 +14,17 @@ pub struct SlotRoom {
     pub context_tokens: u32,
     /// Slots that share the whole context.
     pub n_slots: u16,
+    /// Whether `--kv-unified-per-slot` makes it so short.
+    pub is_limited: bool,
     /// Context size in training; `None` if the model's file does not have it. Units: tokens.
     pub n_ctx_train: Option<u32>,
 }
 
 impl SlotRoom {
-    /// Returns the context of a slot of a worker with this model.
+    /// Returns the context of a slot of a worker with this model and without a limit of its own.
     pub fn of(model: &ModelInfo) -> Self {
-        Self { context_tokens: model.context_tokens, n_slots: model.n_slots, n_ctx_train: model.n_ctx_train }
+        let ModelInfo { context_tokens, n_slots, n_ctx_train, .. } = *model;
+        Self { context_tokens, n_slots, is_limited: false, n_ctx_train }
     }
 
     /// Returns the largest useful `--ctx-size`, by the context size in training; `None` if the given one is not larger.
@@ -39,11 +42,14 @@ impl SlotRoom {
         if let Some(n_ctx_train) = self.n_ctx_train.filter(is_beyond) {
             return format!("; the model was trained for {n_ctx_train} tokens");
         }
+        let (name, n_needed) =
+            if self.is_limited { ("--kv-unified-per-slot", n_needed) } else { ("--ctx-size", n_needed * n_slots) };
         let flag = match n_tokens {
-            TokenCount::Exactly(_) => format!("start the worker with --ctx-size {} or more", n_needed * n_slots),
-            TokenCount::AtLeast(_) => "start the worker with a larger --ctx-size".to_owned(),
+            TokenCount::Exactly(_) => format!("start the worker with {name} {n_needed} or more"),
+            TokenCount::AtLeast(_) => format!("start the worker with a larger {name}"),
         };
         match n_slots {
+            _ if self.is_limited => format!("; {flag}"),
             1 => format!("; {flag}"),
             _ => format!("; --ctx-size is divided among {n_slots} slots: {flag}, or with fewer --slots"),
         }
@@ -57,7 +63,7 @@ mod tests {
     #[test]
     fn a_context_is_useful_up_to_the_trained_size() {
         let check = |n_slots, n_ctx_train, given, expected| {
-            let room = SlotRoom { context_tokens: 2048, n_slots, n_ctx_train };
+            let room = SlotRoom { context_tokens: 2048, n_slots, is_limited: false, n_ctx_train };
             assert_eq!(room.useful_ctx_size(given), expected, "{given} for {n_slots} slots");
         };
         check(2, Some(8192), 65536, Some(16384));
@@ -71,7 +77,7 @@ mod tests {
     #[test]
     fn the_message_names_the_setting_for_a_longer_prompt() {
         let check = |(n_slots, n_ctx_train), n_tokens, expected: &str| {
-            let room = SlotRoom { context_tokens: 2048, n_slots, n_ctx_train };
+            let room = SlotRoom { context_tokens: 2048, n_slots, is_limited: false, n_ctx_train };
             assert_eq!(room.remedy(n_tokens), expected);
         };
         let divided = "; --ctx-size is divided among 4 slots: start the worker with";
@@ -80,6 +86,8 @@ mod tests {
         check((4, Some(4096)), exactly(3583), &format!("{divided} --ctx-size 14336 or more, or with fewer --slots"));
         check((4, Some(4096)), exactly(3584), &format!("{divided} --ctx-size 15360 or more, or with fewer --slots"));
         check((1, Some(4096)), exactly(4095), "; start the worker with --ctx-size 4096 or more");
+        let limited = SlotRoom { context_tokens: 2048, n_slots: 4, is_limited: true, n_ctx_train: None };
+        assert_eq!(limited.remedy(exactly(3578)), "; start the worker with --kv-unified-per-slot 3584 or more");
         check((4, Some(4096)), exactly(4096), "; the model was trained for 4096 tokens");
         let far = format!("{divided} a larger --ctx-size, or with fewer --slots");
         check((4, None), TokenCount::AtLeast(2049), &far);

@@ -16,6 +16,7 @@ use warmpath_shell::log::LogFormat;
 use warmpath_shell::tls::TlsFlags;
 use warmpath_shell::trace::export::TraceFlags;
 
+use super::embedding;
 use super::generation::GenerationFlags;
 use super::kv_transfer::KvTransferFlags;
 use super::llama_server::{self, IgnoredFlag, NoTranslation, Translated};
@@ -24,7 +25,11 @@ use super::placement::PlacementFlags;
 use super::rope::RopeFlags;
 use super::source::SourceFlags;
 use super::speculation::SpeculationFlags;
+use crate::embedder::TEXTS_PER_BATCH_DEFAULT;
 use crate::version;
+
+/// Default number of sequences that run at the same time. Source: llama-server.
+const SLOTS_DEFAULT: u16 = 4;
 
 /// Flags of the command line, unchecked.
 #[derive(Debug, Clone, Parser)]
@@ -72,6 +77,12 @@ pub struct Flags {
     /// at most 2048.
     #[arg(short, long, env = "WARMPATH_CTX_SIZE", value_name = "TOKENS")]
     pub ctx_size: Option<u32>,
+
+    /// Longest sequence of a slot, in tokens; 0 is no limit. Without --ctx-size the context of all slots together is
+    /// this times --slots. Unlike in llama-server, a slot has at most its share of --ctx-size.
+    #[arg(long, env = "WARMPATH_KV_UNIFIED_PER_SLOT", value_name = "TOKENS")]
+    #[arg(conflicts_with_all = ["embedding", "rerank"])]
+    pub kv_unified_per_slot: Option<u32>,
 
     /// Whether a default context that does not fit into memory is reduced (-fit).
     #[arg(long, env = "WARMPATH_FIT", value_name = "WHEN", default_value = "on", action = ArgAction::Set)]
@@ -309,8 +320,8 @@ pub struct Flags {
     pub ignored: Vec<IgnoredFlag>,
 }
 
-/// Prefix of llama-server's variables.
-const VARIABLES: &str = "LLAMA_ARG_";
+/// Prefixes of llama-server's variables that the worker does not read.
+const VARIABLES: [&str; 2] = ["LLAMA_ARG_", "LLAMA_API_KEY"];
 
 /// Adds a reference to the list of llama-server's flags to an error about an unknown flag.
 fn with_page(error: clap::Error) -> clap::Error {
@@ -394,15 +405,34 @@ impl Flags {
         Ok(asked.map(|flags| Self { ignored, ..flags }))
     }
 
-    /// Logs the dropped flags, and the variables of llama-server that are set but not read.
+    /// Returns the number of slots.
+    pub(super) fn n_slots(&self) -> u16 {
+        let default = if embedding::is_asked_for(self) { TEXTS_PER_BATCH_DEFAULT } else { SLOTS_DEFAULT };
+        self.slots.unwrap_or(default)
+    }
+
+    /// Returns the longest sequence of a slot that a flag allows.
+    pub(super) fn slot_limit(&self) -> Option<u32> {
+        self.kv_unified_per_slot.filter(|limit| *limit > 0)
+    }
+
+    /// Logs the flags that have no effect, and the variables of llama-server that are set but not read.
     pub fn log_ignored(&self) {
         for IgnoredFlag { name, reason } in &self.ignored {
             tracing::info!(flag = name, reason, "this flag of llama-server has no effect here");
         }
-        let is_theirs = |name: &OsString| name.to_str().is_some_and(|name| name.starts_with(VARIABLES));
+        let is_theirs =
+            |name: &OsString| name.to_str().is_some_and(|name| VARIABLES.iter().any(|prefix| name.starts_with(prefix)));
         for name in std::env::vars_os().map(|(name, _)| name).filter(is_theirs) {
             let variable = name.to_string_lossy();
             tracing::warn!(%variable, page = llama_server::PAGE, "variables of llama-server are not read");
+        }
+        if let (Some(limit), Some(total)) = (self.slot_limit(), self.ctx_size.filter(|total| *total > 0)) {
+            let (slots, share) = (self.n_slots(), total / u32::from(self.n_slots()).max(1));
+            if limit > share {
+                let reason = "it is more than a slot's share of --ctx-size";
+                tracing::warn!(limit, share, slots, reason, "--kv-unified-per-slot has no effect");
+            }
         }
     }
 }

@@ -118,6 +118,7 @@ pub const ROWS: &[FlagRow] = &[
         Nothing,
         Ignored("decided by the worker"),
     ),
+    row("--moe-cache-mib", Value, Ignored("experts in the CPU's memory have no cache on the GPU")),
     row(
         "-lzm --lazy-mode -dt --defrag-thold -sps --slot-prompt-similarity -ctxcp --ctx-checkpoints \
          --swa-checkpoints -cms --checkpoint-min-step -to --timeout \
@@ -206,8 +207,7 @@ pub const ROWS: &[FlagRow] = &[
         Refused("devices of other machines are not supported; start a worker on each machine, and a router"),
     ),
     row(
-        "--control-vector --control-vector-scaled --control-vector-layer-range --keep --kv-unified-per-slot -bs \
-         --backend-sampling",
+        "--control-vector --control-vector-scaled --control-vector-layer-range --keep -bs --backend-sampling",
         Value,
         Refused("not supported"),
     ),

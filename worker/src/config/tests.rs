@@ -86,6 +86,20 @@ fn a_default_context_is_fitted_and_0_is_the_whole_context_of_the_model() {
 }
 
 #[test]
+fn a_limit_of_each_slot_decides_the_context_and_bounds_a_given_one() {
+    let wanted = |flags: &str| {
+        let engine = config(&format!("-m a.gguf -np 2 {flags}")).unwrap().engine;
+        (engine.cells_wanted(131_072), engine.context_tokens_total, engine.slot_limit)
+    };
+    assert_eq!(wanted("--kv-unified-per-slot 1024"), (2048, 2048, Some(1024)));
+    assert_eq!(wanted("--kv-unified-per-slot 1024 -c 8192"), (2048, 2048, Some(1024)));
+    assert_eq!(wanted("--kv-unified-per-slot 8192 -c 8192"), (8192, 8192, Some(8192)));
+    assert_eq!(wanted("--kv-unified-per-slot 1024 -c 0"), (2048, 0, Some(1024)));
+    assert_eq!(wanted("--kv-unified-per-slot 0 -c 8192"), (8192, 8192, None));
+    assert_eq!(wanted("--kv_unified_per_slot=1000"), (2000, 2000, Some(1000)));
+}
+
+#[test]
 fn a_chat_template_is_a_name_or_jinja() {
     let template = |flags: &[&str]| {
         let arguments = ["warmpath-worker", "-m", "a.gguf"].iter().chain(flags);
@@ -103,6 +117,7 @@ fn a_chat_template_is_a_name_or_jinja() {
 fn names_the_flag_whose_value_cannot_be_used() {
     let cases = [
         ("--slots 0", "--slots: must be at least 1"),
+        ("--kv-unified-per-slot 255", "--kv-unified-per-slot: must be 0, or at least 256"),
         (
             "-c 100 --slots 8",
             "--ctx-size: 100 tokens for 8 slots are 12 per slot, and the minimum is 256: set 2048 or more, or \

@@ -52,6 +52,8 @@ pub struct EngineConfig {
     pub context_tokens_total: u32,
     /// Maximum cells of a slot if `context_tokens_total` is 0. Units: tokens.
     pub slot_tokens_max: u32,
+    /// Maximum tokens of a slot, also if its share of the cells is larger; `None` for its share.
+    pub slot_limit: Option<u32>,
     /// Settings for fitting a default context to the memory; `None` if it is not fitted.
     pub fit: Option<Fit>,
     /// Threads that compute a step with one token per sequence; 0 means one per processor.
@@ -230,6 +232,7 @@ impl Default for EngineConfig {
             n_slots: 4,
             context_tokens_total: 0,
             slot_tokens_max: SLOT_CONTEXT_TOKENS_DEFAULT_MAX,
+            slot_limit: None,
             fit: None,
             threads: 0,
             threads_batch: 0,

@@ -14,6 +14,8 @@ use crate::store::Identity;
 pub struct EngineFacts {
     /// Longest sequence, prompt and response together, of one slot; a prompt must be shorter.
     pub context_tokens: u32,
+    /// Whether `slot_limit` makes it so short.
+    pub is_limited: bool,
     /// Number of slots.
     pub n_slots: u16,
     /// Kind of memory, which decides how far a slot can be rewound; determined by a probe at start-up.

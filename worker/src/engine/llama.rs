@@ -406,7 +406,8 @@ impl<'m> Llama<'m> {
         let spare_cells = if self.spare == Spare::One { SPARE_CELLS } else { 0 };
         let per_slot = (self.context.n_ctx() - spare_cells) / u32::from(config.n_slots);
         let n_ctx_train = n_ctx_train(model, config);
-        if n_ctx_train == 0 { per_slot } else { per_slot.min(n_ctx_train) }
+        let limited = per_slot.min(config.slot_limit.unwrap_or(u32::MAX));
+        if n_ctx_train == 0 { limited } else { limited.min(n_ctx_train) }
     }
 
     /// Returns the properties of the loaded model and context.
@@ -414,6 +415,7 @@ impl<'m> Llama<'m> {
         EngineFacts {
             shift_obstacle: shift_obstacle(model, config, &probed),
             context_tokens: self.slot_tokens(model, config),
+            is_limited: config.slot_limit == Some(self.slot_tokens(model, config)),
             n_slots: config.n_slots,
             memory: probed.memory,
             n_vocab: model.n_vocab().unsigned_abs(),

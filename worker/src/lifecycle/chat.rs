@@ -16,7 +16,6 @@ use super::prompts::ReadPrompt;
 use crate::app_state::Serving;
 use crate::engine::{Begin, CallGrammar, CallStart, Generation, ReasoningFirst};
 use crate::error::RequestError;
-use crate::room::SlotRoom;
 use crate::tools::{ReasoningOutput, ToolFields};
 
 /// Constraints and format of the response to a chat.
@@ -87,7 +86,7 @@ impl ChatAnswer {
 /// Errors: `Field` for tools, `Prompt` for messages, `PromptTooLong` if it is far too long.
 pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<ReadPrompt, RequestError> {
     let (wish, reasoning_output) = tools.resolve()?;
-    let room = SlotRoom::of(&serving.model);
+    let room = serving.room();
     let prompt = serving.prompts.chat_within(chat, room.context_tokens as usize);
     let prompt = prompt.map_err(|error| RequestError::of_chat(error, room))?;
     let CallFormat { format, kept, unconstrained } = arguments::calls(serving, (chat, &prompt), (&wish, tools))?;

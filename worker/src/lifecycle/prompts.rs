@@ -12,7 +12,6 @@ use super::chat::{self, ChatAnswer};
 use crate::app_state::Serving;
 use crate::error::RequestError;
 use crate::request::{Repeats, UntokenizedPrompts};
-use crate::room::SlotRoom;
 
 /// One prompt of a request.
 #[derive(Debug, Clone)]
@@ -95,7 +94,7 @@ pub fn raw(serving: &Serving, prompts: &[RawPrompt], salt: &str) -> Result<Vec<P
 }
 
 fn tokens(serving: &Serving, prompt: &RawPrompt, salt: &str) -> Result<PromptTokens, RequestError> {
-    let room = SlotRoom::of(&serving.model);
+    let room = serving.room();
     let made = serving.prompts.raw(prompt, room.context_tokens, Scope::of(salt));
     let made = made.map_err(|error| RequestError::of_raw(error, room))?;
     made.whole().map_err(|reason| RequestError::field("prompt", reason))

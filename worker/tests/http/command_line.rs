@@ -100,8 +100,26 @@ fn variables_may_be_empty_and_switches_accept_the_usual_words() {
         check_taken(&[], &[("WARMPATH_DISABLE_PREFIX_CACHE", word), ("WARMPATH_CONTEXT_SHIFT", word)]);
     }
     check_refused(&[], &[("WARMPATH_DISABLE_PREFIX_CACHE", "maybe")], "maybe");
-    let log = check_taken(&[], &[("LLAMA_ARG_CTX_SIZE", "4096")]);
-    assert!(log.contains("LLAMA_ARG_CTX_SIZE") && log.contains("not read"), "{log}");
+    for (name, value) in [("LLAMA_ARG_CTX_SIZE", "4096"), ("LLAMA_API_KEY", "secret")] {
+        let log = check_taken(&[], &[(name, value)]);
+        assert!(log.contains(name) && log.contains("not read") && !log.contains(value), "{log}");
+    }
+}
+
+#[tokio::test]
+async fn a_slot_has_no_more_than_its_limit() {
+    let worker = TestWorker::start("--slots 2 --ctx-size 2048 --kv-unified-per-slot 300").await;
+    let props = worker.get_json("/props").await;
+    assert_eq!((&props["default_generation_settings"]["n_ctx"], &props["total_slots"]), (&json!(300), &json!(2)));
+    let whole = worker.ask("/completion", json!({"prompt": "One", "ignore_eos": true})).await;
+    let n_tokens = whole["tokens_evaluated"].as_u64().zip(whole["tokens_predicted"].as_u64()).map(|(p, n)| p + n);
+    // The last token is not computed, so it needs no cell.
+    assert_eq!((n_tokens, &whole["stop_type"]), (Some(301), &json!("limit")), "{whole}");
+    let (status, refused) = worker.try_ask("/completion", &json!({"prompt": vec![1; 400]})).await;
+    let message = refused["error"]["message"].as_str().unwrap_or_default();
+    assert!(status == 400 && message.contains("--kv-unified-per-slot 512"), "{refused}");
+    let log = check_taken(&["-c", "2048", "--slots", "2", "--kv-unified-per-slot", "1500"], &[]);
+    assert!(log.contains("has no effect") && log.contains("share=1024"), "{log}");
 }
 
 #[tokio::test]

@@ -5,8 +5,8 @@ use clap::CommandFactory as _;
 use super::*;
 use crate::config::flags::Flags;
 
-/// All flags of llama-server, one setting per line. Source: llama.cpp's `common/arg.cpp`, as of llama-cpp-sys-2
-/// 0.1.161.
+/// All flags of llama-server, one setting per line. Source: llama.cpp's `common/arg.cpp`, 0.6.0 of 2026-10 (build
+/// 11549, the sources of xllamacpp 2026.10.11549 on PyPI), and flags of earlier versions.
 const SERVER_FLAGS: &str = include_str!("server_flags.txt");
 
 fn line(text: &str) -> Vec<OsString> {
@@ -103,6 +103,59 @@ fn every_flag_of_llama_server_is_accepted_ignored_or_refused_by_its_name() {
         let names: Vec<_> = row.names.split_whitespace().collect();
         assert!(names.iter().all(|name| !own(name)), "the worker has one of {names:?} itself");
     }
+}
+
+#[test]
+fn the_list_has_every_flag_of_the_llama_cpp_that_is_linked() {
+    let arguments = llama_cpp_folder().join("common/arg.cpp");
+    let source = std::fs::read_to_string(&arguments).unwrap_or_else(|error| panic!("{arguments:?}: {error}"));
+    let linked: Vec<_> = server_flags(&source).collect();
+    assert!(linked.len() > 300, "only {} flags were found in {arguments:?}", linked.len());
+    let listed: Vec<_> = SERVER_FLAGS.split_whitespace().collect();
+    let missing: Vec<_> = linked.iter().filter(|name| !listed.contains(name)).collect();
+    assert!(missing.is_empty(), "server_flags.txt lacks {missing:?}");
+}
+
+#[test]
+fn flags_of_other_programs_are_told_from_those_of_llama_server() {
+    let source = r#"
+        add_opt(common_arg({"-a", "--all"}, {"--no-all"}, "for all programs", f));
+        add_opt(common_arg({ "--served" }, "N", "", f).set_env("E").set_examples({LLAMA_EXAMPLE_SERVER, LLAMA_EXAMPLE_CLI}));
+        add_opt(common_arg({"--trained"}, "-- no flag", f).set_examples({LLAMA_EXAMPLE_FINETUNE}));
+        add_opt(common_arg({"-p"}, "", f).set_excludes({LLAMA_EXAMPLE_SERVER}));
+    "#;
+    assert_eq!(server_flags(source).collect::<Vec<_>>(), ["-a", "--all", "--no-all", "--served"]);
+}
+
+/// Returns the folder of llama.cpp's sources, which cargo may keep anywhere.
+fn llama_cpp_folder() -> std::path::PathBuf {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let metadata = ["metadata", "--format-version", "1", "--offline", "--filter-platform", "x86_64-unknown-linux-gnu"];
+    let output = std::process::Command::new(cargo).args(metadata).output().expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("cargo writes JSON");
+    let packages = metadata["packages"].as_array().expect("a list of packages");
+    let package = packages.iter().find(|package| package["name"] == "llama-cpp-sys-2").expect("it is linked");
+    let manifest = std::path::Path::new(package["manifest_path"].as_str().expect("a path"));
+    manifest.parent().expect("a file is in a folder").join("llama.cpp")
+}
+
+/// Returns the flags that llama-server has, from the text of `common/arg.cpp`.
+fn server_flags(source: &str) -> impl Iterator<Item = &str> {
+    let list = |option: &str, call: &str| {
+        let (_, programs) = option.split_once(call)?;
+        Some(programs.split(')').next()?.to_owned())
+    };
+    let is_served = move |option: &&str| {
+        let is_named = |programs: String| programs.contains("_SERVER") || programs.contains("_COMMON");
+        list(option, ".set_examples(").is_none_or(is_named) && !list(option, ".set_excludes(").is_some_and(is_named)
+    };
+    let options = source.split("add_opt(").filter_map(|option| option.trim_start().strip_prefix("common_arg("));
+    options.filter(is_served).flat_map(|option| {
+        // The lists of names stand first, before any text.
+        let names = option.split('}').take_while(|part| part.trim_start_matches([',', ' ', '\n']).starts_with('{'));
+        names.flat_map(|list| list.split('"').skip(1).step_by(2))
+    })
 }
 
 #[test]
