@@ -75,6 +75,19 @@ fn decoded_by_mtmd(file: &[u8]) -> Vec<f32> {
     })
 }
 
+/// Returns a WAV with every sample of a telephone's encoding, by its number in the format.
+fn telephone_wav(encoding: u16) -> Vec<u8> {
+    let data: Vec<u8> = (0..=u8::MAX).cycle().take(36 * 256).collect();
+    let mut file = b"RIFF\0\0\0\0WAVEfmt \x10\0\0\0".to_vec();
+    file.extend([encoding.to_le_bytes(), 1_u16.to_le_bytes()].concat());
+    file.extend([SAMPLE_RATE.to_le_bytes(), SAMPLE_RATE.to_le_bytes()].concat());
+    file.extend([1_u16.to_le_bytes(), 8_u16.to_le_bytes()].concat());
+    file.extend([&b"data"[..], &(data.len() as u32).to_le_bytes(), &data].concat());
+    let n_bytes = (file.len() - 8) as u32;
+    file[4..8].copy_from_slice(&n_bytes.to_le_bytes());
+    file
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn files_are_decoded_as_llama_cpp_decodes_them() {
     let (engine, _updates) = start(seeing());
@@ -83,6 +96,11 @@ async fn files_are_decoded_as_llama_cpp_decodes_them() {
     for (format, file) in [("wav", wav(&noise, SAMPLE_RATE)), ("flac", flac(&noise, SAMPLE_RATE))] {
         let read = samples(&maker, &file, format);
         assert!(read == decoded_by_mtmd(&file) && read.len() == noise.len(), "{format}");
+    }
+    for encoding in [6, 7] {
+        let file = telephone_wav(encoding);
+        let read = samples(&maker, &file, "wav");
+        assert!(read == decoded_by_mtmd(&file) && read.len() == 36 * 256, "{encoding}");
     }
     let file = mp3(1, 40);
     let (read, expected) = (samples(&maker, &file, "mp3"), decoded_by_mtmd(&file));

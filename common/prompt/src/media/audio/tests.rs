@@ -81,6 +81,11 @@ fn every_encoding_of_samples_is_scaled_to_one() {
     let bytes: Vec<u8> = expected.iter().flat_map(|sample| f64::from(*sample).to_le_bytes()).collect();
     check(&wav(Shape(3, 1, 16_000, 64), &bytes), &expected);
     check(&wav(Shape(1, 1, 16_000, 8), &long([255, 0, 255, 0])), &long([1.0, -1.0, 1.0, -1.0]));
+    let of_telephone = |four: [i16; 4]| long(four.map(|sample| f32::from(sample) / 32_768.0));
+    check(&wav(Shape(6, 1, 8_000, 8), &long([0xd5, 0x55, 0xaa, 0x2a])), &of_telephone([8, -8, 32_256, -32_256]));
+    check(&wav(Shape(6, 1, 8_000, 8), &long([0xc5, 0x80, 0x1a, 0x35])), &of_telephone([264, 5_504, -4_032, -8_448]));
+    check(&wav(Shape(7, 1, 8_000, 8), &long([0xff, 0x7f, 0x80, 0x00])), &of_telephone([0, 0, 32_124, -32_124]));
+    check(&wav(Shape(7, 1, 8_000, 8), &long([0xef, 0xa0, 0x45, 0x10])), &of_telephone([132, 7_932, -1_564, -15_996]));
 }
 
 #[test]
@@ -88,16 +93,34 @@ fn channels_are_averaged_and_other_chunks_skipped() {
     let stereo = of_16_bits(&[1 << 14, 0, 1 << 14, 1 << 14].repeat(2000));
     let expected = long([0.25, 0.5, 0.25, 0.5]);
     check(&wav(Shape(1, 2, 16_000, 16), &stereo), &expected);
-    let list = chunk(b"LIST", b"odd");
-    check(&riff(&[list.clone(), format(Shape(1, 2, 16_000, 16)), list, chunk(b"data", &stereo)]), &expected);
+    let list = || chunk(b"LIST", b"odd");
+    check(&riff(&[list(), format(Shape(1, 2, 16_000, 16)), list(), chunk(b"data", &stereo)]), &expected);
     // The subformat of an extensible format says what the samples are.
     let mut extensible = format(Shape(EXTENSIBLE, 2, 16_000, 16))[8..].to_vec();
     extensible.extend(b"\x16\0\x10\0\x03\0\0\0\x01\0\0\0\0\0\x10\0\x80\0\0\xaa\0\x38\x9b\x71");
     check(&riff(&[chunk(b"fmt ", &extensible), chunk(b"data", &stereo)]), &expected);
-    // A file of a program that did not know its end.
-    let mut open = riff(&[format(Shape(1, 2, 16_000, 16)), b"data\xff\xff\xff\xff".to_vec()]);
-    open.extend(&stereo);
-    check(&open, &expected);
+    // A chunk of an odd length, without the byte that makes it even.
+    let unpadded = list()[..11].to_vec();
+    check(&riff(&[unpadded, format(Shape(1, 2, 16_000, 16)), chunk(b"data", &stereo)]), &expected);
+    let behind = riff(&[format(Shape(1, 2, 16_000, 16)), chunk(b"data", &stereo), chunk(b"LIST", b"even")]);
+    check(&behind, &expected);
+    let mono = long([255, 0, 255, 0])[..3999].to_vec();
+    let odd = riff(&[format(Shape(1, 1, 16_000, 8)), chunk(b"data", &mono), chunk(b"LIST", b"odd")]);
+    check(&odd, &long([1.0, -1.0, 1.0, -1.0])[..3999]);
+}
+
+#[test]
+fn a_file_of_a_program_that_did_not_know_its_end_is_read_to_its_end() {
+    let expected = long([0.0, 0.5, -0.5, -1.0]);
+    let samples = of_16_bits(&long([0, 1 << 14, -(1 << 14), i16::MIN]));
+    for length in [0_u32, 0x7fff_f000, 0x7fff_ffff - 36, 0x7fff_ffff, 0x8000_0000, u32::MAX - 36, u32::MAX] {
+        let open = riff(&[format(MONO), [b"data", &length.to_le_bytes()[..], &samples].concat()]);
+        check(&open, &expected);
+        // A pipe may end within a sample.
+        check(&open[..open.len() - 1], &expected[..expected.len() - 1]);
+    }
+    let empty = riff(&[format(MONO), chunk(b"data", b""), chunk(b"LIST", &samples)]);
+    check_refused(&empty, "too short");
 }
 
 const EXTENSIBLE: u16 = 0xfffe;
@@ -127,14 +150,13 @@ fn hostile_files_are_refused() {
     check_refused(&whole[..whole.len() - 1], "cut off");
     check_refused(&riff(&[format(MONO)]), "no samples");
     check_refused(&riff(&[chunk(b"data", &data)]), "before their format");
-    check_refused(&wav(MONO, &[]), "too short");
     check_refused(&wav(MONO, &data[..3198]), "too short");
     for shape in [
         Shape(1, 0, 16_000, 16),
         Shape(1, 9, 16_000, 16),
         Shape(1, 1, 16_000, 12),
         Shape(3, 1, 16_000, 16),
-        Shape(6, 1, 16_000, 8),
+        Shape(6, 1, 16_000, 16),
         Shape(EXTENSIBLE, 1, 16_000, 16),
     ] {
         check_refused(&wav(shape, &data), "1 to 8 channels");
@@ -146,9 +168,12 @@ fn hostile_files_are_refused() {
         let floats: Vec<u8> = long([0.0, 0.5, wrong, 0.0]).iter().flat_map(|sample| sample.to_le_bytes()).collect();
         check_refused(&wav(Shape(3, 1, 16_000, 32), &floats), "no number");
     }
+    for (tag, says) in [(2, "Microsoft's ADPCM (format 2)"), (0x11, "IMA's ADPCM"), (0x92, "(format 146)")] {
+        check_refused(&wav(Shape(tag, 1, 16_000, 4), &data), says);
+    }
     // The header says that the chunk is longer than the file.
     let mut liar = whole.clone();
-    liar[40..44].copy_from_slice(&0x7fff_ffff_u32.to_le_bytes());
+    liar[40..44].copy_from_slice(&0x00ff_ffff_u32.to_le_bytes());
     check_refused(&liar, "cut off");
     for (file, says) in [
         (&b"ID3\x04\0\0\0\0\0\0no frames follow"[..], "no MP3 frames"),

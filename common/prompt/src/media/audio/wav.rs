@@ -1,14 +1,14 @@
-//! WAV files: integers of 8 to 32 bits and floats, as they are.
+//! WAV files: integers of 8 to 32 bits, floats, A-law and µ-law.
 //!
-//! Source: Multimedia Programming Interface and Data Specifications 1.0, and Microsoft's WAVEFORMATEXTENSIBLE.
+//! Source: Multimedia Programming Interface and Data Specifications 1.0, Microsoft's WAVEFORMATEXTENSIBLE, and ITU-T
+//! G.711.
+
+use warmpath_common::media::MEDIA_BYTES_MAX;
 
 use super::{CHANNELS_MAX, averaged, broken, cut_off};
 
 /// Frames that are read at a time. Source: own choice: small beside a file, and long enough for a loop.
 const PORTION_FRAMES: usize = 16 << 10;
-
-/// Length of a chunk that ends with the file, as programs write that do not know its end. Source: FFmpeg.
-const OPEN_END: u32 = u32::MAX;
 
 /// Number of a format whose subformat says what the samples are.
 const EXTENSIBLE: u16 = 0xfffe;
@@ -22,6 +22,8 @@ enum Encoding {
     I32,
     F32,
     F64,
+    ALaw,
+    MuLaw,
 }
 
 impl Encoding {
@@ -34,13 +36,15 @@ impl Encoding {
             (1, 32) => Some(Self::I32),
             (3, 32) => Some(Self::F32),
             (3, 64) => Some(Self::F64),
+            (6, 8) => Some(Self::ALaw),
+            (7, 8) => Some(Self::MuLaw),
             _ => None,
         }
     }
 
     fn n_bytes(self) -> usize {
         match self {
-            Self::U8 => 1,
+            Self::U8 | Self::ALaw | Self::MuLaw => 1,
             Self::I16 => 2,
             Self::I24 => 3,
             Self::I32 | Self::F32 => 4,
@@ -59,6 +63,8 @@ impl Encoding {
                 (i32::from_le_bytes([0, *low, *middle, *high]) >> 8) as f32 / 8_388_608.0
             }
             (Self::I32, bytes) => i32::from_le_bytes(four(bytes)) as f32 / 2_147_483_648.0,
+            (Self::ALaw, [byte]) => f32::from(of_a_law(*byte)) / 32_768.0,
+            (Self::MuLaw, [byte]) => f32::from(of_mu_law(*byte)) / 32_768.0,
             (Self::F32, bytes) => f32::from_le_bytes(four(bytes)),
             (_, bytes) => f64::from_le_bytes(<[u8; 8]>::try_from(bytes).unwrap_or_default()) as f32,
         }
@@ -87,28 +93,25 @@ impl<'f> Wav<'f> {
             let Some((header, rest)) = chunks.split_at_checked(8) else { return Err(broken(&"it has no samples")) };
             let (name, length) = header.split_at(4);
             let length = u32::from_le_bytes([length[0], length[1], length[2], length[3]]);
-            let n_bytes = if length == OPEN_END { rest.len() } else { length as usize };
+            let n_bytes = if is_open_ended(name, length, rest) { rest.len() } else { length as usize };
             let Some((body, rest)) = rest.split_at_checked(n_bytes) else { return Err(cut_off()) };
             match (name, format) {
-                (b"fmt ", _) => format = Some(Self::format(body).ok_or_else(unsupported)?),
+                (b"fmt ", _) => format = Some(Self::format(body).ok_or_else(|| unsupported(body))?),
                 (b"data", Some((sample_rate, n_channels, encoding))) => {
                     return Ok(Self { sample_rate, n_channels, encoding, rest: body, frames: Vec::new() });
                 }
                 (b"data", None) => return Err(broken(&"it has samples before their format")),
                 _ => {}
             }
-            // Chunks begin at even places.
-            chunks = rest.get(n_bytes % 2..).unwrap_or_default();
+            chunks = behind(rest, n_bytes);
         }
     }
 
     /// Returns sample rate, number of channels and encoding; `None` if they are not supported.
     fn format(body: &[u8]) -> Option<(u32, usize, Encoding)> {
-        let short = |at: usize| Some(u16::from_le_bytes([*body.get(at)?, *body.get(at + 1)?]));
-        let (tag, n_channels, block, n_bits) = (short(0)?, short(2)?, short(12)?, short(14)?);
-        let tag = if tag == EXTENSIBLE { short(24)? } else { tag };
-        let sample_rate = u32::from(short(4)?) | u32::from(short(6)?) << 16;
-        let encoding = Encoding::of(tag, n_bits)?;
+        let [n_channels, low, high, block, n_bits] = [2, 4, 6, 12, 14].map(|at| short(body, at));
+        let (n_channels, block, sample_rate) = (n_channels?, block?, u32::from(low?) | u32::from(high?) << 16);
+        let encoding = Encoding::of(tag(body)?, n_bits?)?;
         let fits = usize::from(block) == usize::from(n_channels) * encoding.n_bytes();
         ((1..=CHANNELS_MAX).contains(&n_channels) && fits).then_some((sample_rate, n_channels.into(), encoding))
     }
@@ -124,6 +127,68 @@ impl<'f> Wav<'f> {
     }
 }
 
-fn unsupported() -> String {
-    broken(&"a WAV must have 1 to 8 channels of integers (PCM) or floats")
+/// Returns the number at a place of a format.
+fn short(body: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_le_bytes([*body.get(at)?, *body.get(at + 1)?]))
+}
+
+/// Returns the number of a format.
+fn tag(body: &[u8]) -> Option<u16> {
+    let tag = short(body, 0)?;
+    if tag == EXTENSIBLE { short(body, 24) } else { Some(tag) }
+}
+
+/// Returns whether a chunk ends with the file, because the program that wrote it did not know its end.
+///
+/// Such programs leave 0, or a length that no file has: 0x7ffff000 (sox, espeak-ng) or 0xffffffff (FFmpeg). Of a chunk
+/// of samples, libsndfile reads what there is.
+fn is_open_ended(name: &[u8], length: u32, rest: &[u8]) -> bool {
+    let is_unknown = length as usize > MEDIA_BYTES_MAX || length == 0 && !is_chunks(rest);
+    name == b"data" && is_unknown
+}
+
+/// Returns whether bytes are whole chunks.
+fn is_chunks(mut bytes: &[u8]) -> bool {
+    while let Some((header, rest)) = bytes.split_at_checked(8) {
+        let length = u32::from_le_bytes([header[4], header[5], header[6], header[7]]) as usize;
+        let Some((_, rest)) = rest.split_at_checked(length) else { return false };
+        bytes = behind(rest, length);
+    }
+    bytes.is_empty()
+}
+
+/// Returns the bytes behind a chunk of this length: chunks begin at even places, but some programs forget it.
+fn behind(rest: &[u8], length: usize) -> &[u8] {
+    let is_padded = length % 2 == 1 && ![b"fmt ", b"data", b"LIST"].iter().any(|name| rest.starts_with(*name));
+    rest.get(usize::from(is_padded)..).unwrap_or_default()
+}
+
+/// Returns a sample of 16 bits. Source: ITU-T G.711.
+fn of_a_law(byte: u8) -> i16 {
+    let bits = byte ^ 0x55;
+    let (exponent, mantissa) = (bits >> 4 & 7, i16::from(bits & 0xf) << 4);
+    let size = if exponent == 0 { mantissa + 8 } else { (mantissa + 0x108) << (exponent - 1) };
+    if bits & 0x80 != 0 { size } else { -size }
+}
+
+/// Returns a sample of 16 bits. Source: ITU-T G.711.
+fn of_mu_law(byte: u8) -> i16 {
+    let bits = !byte;
+    let (exponent, mantissa) = (bits >> 4 & 7, i16::from(bits & 0xf) << 3);
+    let size = ((mantissa + 0x84) << exponent) - 0x84;
+    if bits & 0x80 != 0 { -size } else { size }
+}
+
+fn unsupported(format: &[u8]) -> String {
+    let tag = tag(format).unwrap_or(0);
+    let encoding = match tag {
+        1 | 3 | 6 | 7 => "these samples",
+        2 => "Microsoft's ADPCM",
+        0x11 => "IMA's ADPCM",
+        0x31 => "GSM",
+        0x55 => "MP3",
+        _ => "an unknown encoding",
+    };
+    let allowed = "a WAV must have 1 to 8 channels of integers (PCM), floats, A-law or µ-law";
+    broken(&format_args!("{allowed}; this one has {encoding} (format {tag})"))
 }
