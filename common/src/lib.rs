@@ -22,3 +22,4 @@ pub mod prefetch;
 pub mod prompts;
 pub mod salt;
 pub mod summary;
+pub mod whole;

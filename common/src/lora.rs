@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{Fingerprint, ModelInfo};
+use crate::whole::Whole;
 
 /// Largest scale; the smallest is its negative.
 ///
@@ -103,7 +104,7 @@ pub struct Applied {
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
 pub struct RequestedAdapter {
     /// Index of the adapter.
-    pub id: i64,
+    pub id: Whole<i64>,
     /// Scale at which it is applied.
     pub scale: f32,
 }
@@ -164,7 +165,7 @@ pub fn resolve(
 /// Errors: `Unknown`, `Scale`, `Several`.
 pub fn chosen(n_adapters: usize, wanted: &[RequestedAdapter]) -> Result<Option<Applied>, AdapterError> {
     let mut scales = vec![Scale::ZERO; n_adapters];
-    for RequestedAdapter { id, scale } in wanted {
+    for RequestedAdapter { id: Whole(id), scale } in wanted {
         let unknown = AdapterError::Unknown { id: *id, n_adapters };
         let place = usize::try_from(*id).ok().and_then(|id| scales.get_mut(id)).ok_or(unknown)?;
         *place = Scale::try_from(*scale).map_err(|ScaleError| AdapterError::Scale { scale: scale.to_string() })?;
@@ -237,7 +238,7 @@ mod tests {
     #[test]
     fn a_request_runs_with_its_adapter_or_the_default_one() {
         let mut model = model();
-        let wanted = |id, scale| RequestedAdapter { id, scale };
+        let wanted = |id, scale| RequestedAdapter { id: Whole(id), scale };
         let resolve = |model: &ModelInfo, name, wanted: Option<&[RequestedAdapter]>| resolve(model, name, wanted);
         assert_eq!(resolve(&model, Some("base"), None), Ok(None));
         model.adapter_in_force = apply(0, 1.0);

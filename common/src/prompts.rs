@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::ids::Token;
+use crate::whole::Whole;
 
 /// `prompt` of a completion request in each of its forms.
 #[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
@@ -20,9 +21,9 @@ pub enum PromptField {
     /// Several texts.
     Texts(Vec<String>),
     /// One prompt in tokens.
-    Tokens(Vec<Token>),
+    Tokens(Vec<Whole<Token>>),
     /// Several prompts in tokens.
-    TokenLists(Vec<Vec<Token>>),
+    TokenLists(Vec<Vec<Whole<Token>>>),
     /// One prompt of tokens and texts.
     Mixed(Vec<PromptPart>),
     /// One text as llama-server's object, with media or without.
@@ -38,7 +39,7 @@ pub enum PromptItem {
     /// A text.
     Text(String),
     /// Tokens.
-    Tokens(Vec<Token>),
+    Tokens(Vec<Whole<Token>>),
     /// Tokens and texts.
     Mixed(Vec<PromptPart>),
     /// A text as llama-server's object, with media or without.
@@ -96,7 +97,7 @@ impl TryFrom<Map<String, Value>> for PromptObject {
 #[serde(untagged)]
 pub enum PromptPart {
     /// A token.
-    Token(Token),
+    Token(Whole<Token>),
     /// A text.
     Text(String),
 }
@@ -176,8 +177,8 @@ impl PromptField {
             Self::Text(text) => vec![RawPrompt::Text(text)],
             Self::Texts(texts) if texts.is_empty() => vec![RawPrompt::Tokens(Vec::new())],
             Self::Texts(texts) => texts.into_iter().map(RawPrompt::Text).collect(),
-            Self::Tokens(tokens) => vec![RawPrompt::Tokens(tokens)],
-            Self::TokenLists(lists) => lists.into_iter().map(RawPrompt::Tokens).collect(),
+            Self::Tokens(tokens) => vec![tokens_prompt(tokens)],
+            Self::TokenLists(lists) => lists.into_iter().map(tokens_prompt).collect(),
             Self::Mixed(parts) => vec![RawPrompt::Mixed(parts)],
             Self::Object(object) => vec![object.into_prompt()],
             Self::Several(items) => items.into_iter().map(PromptItem::into_prompt).collect(),
@@ -189,11 +190,15 @@ impl PromptItem {
     fn into_prompt(self) -> RawPrompt {
         match self {
             Self::Text(text) => RawPrompt::Text(text),
-            Self::Tokens(tokens) => RawPrompt::Tokens(tokens),
+            Self::Tokens(tokens) => tokens_prompt(tokens),
             Self::Mixed(parts) => RawPrompt::Mixed(parts),
             Self::Object(object) => object.into_prompt(),
         }
     }
+}
+
+fn tokens_prompt(tokens: Vec<Whole<Token>>) -> RawPrompt {
+    RawPrompt::Tokens(tokens.into_iter().map(|Whole(token)| token).collect())
 }
 
 impl PromptObject {
@@ -234,18 +239,18 @@ pub struct InfillPrompt {
     #[serde(default)]
     pub prompt: String,
     /// Most tokens of the response.
-    pub max_completion_tokens: Option<i64>,
+    pub max_completion_tokens: Option<Whole<i64>>,
     /// The same limit; the first of the three fields that is set counts.
-    pub max_tokens: Option<i64>,
+    pub max_tokens: Option<Whole<i64>>,
     /// The same limit.
-    pub n_predict: Option<i64>,
+    pub n_predict: Option<Whole<i64>>,
 }
 
 impl InfillPrompt {
     /// Returns the number of output tokens to reserve room for; 0 if the request sets no limit.
     pub fn answer_tokens(&self) -> usize {
         let n = self.max_completion_tokens.or(self.max_tokens).or(self.n_predict);
-        usize::try_from(n.unwrap_or(0)).unwrap_or(0)
+        n.and_then(|Whole(n)| usize::try_from(n).ok()).unwrap_or(0)
     }
 }
 
@@ -274,12 +279,14 @@ mod tests {
     #[test]
     fn every_shape_of_a_prompt_is_understood() {
         let tokens = RawPrompt::Tokens(vec![1, 2]);
-        let mixed = RawPrompt::Mixed(vec![PromptPart::Token(1), PromptPart::Text("a".to_owned())]);
+        let mixed = RawPrompt::Mixed(vec![PromptPart::Token(Whole(1)), PromptPart::Text("a".to_owned())]);
         check(r#""a""#, &[text("a")]);
         check(r#"["a", "b"]"#, &[text("a"), text("b")]);
         check("[1, 2]", std::slice::from_ref(&tokens));
+        check("[1.0, 2e0]", std::slice::from_ref(&tokens));
         check("[[1, 2], [1, 2]]", &[tokens.clone(), tokens.clone()]);
         check(r#"[1, "a"]"#, std::slice::from_ref(&mixed));
+        check(r#"[1.0, "a"]"#, std::slice::from_ref(&mixed));
         check(r#"{"prompt_string": "a"}"#, &[text("a")]);
         check(r#"{"prompt_string": "a", "multimodal_data": []}"#, &[text("a")]);
         check(r#"[[1, 2], "a", {"prompt_string": "b"}, [1, "a"]]"#, &[tokens, text("a"), text("b"), mixed]);

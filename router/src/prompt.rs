@@ -24,6 +24,7 @@ use warmpath_common::dialects::Spelling;
 use warmpath_common::lora;
 use warmpath_common::model::{Capability, ModelInfo};
 use warmpath_common::prompts::{MediaPrompt, RawPrompt};
+use warmpath_common::whole::Whole;
 use warmpath_prompt::{PromptTokens, Scope, unless_cancelled};
 use warmpath_router_core::diagnostics::prefix_breaks::{MessageHash, Role};
 use warmpath_router_core::diagnostics::tool_lists::ToolsBehindText;
@@ -306,7 +307,7 @@ impl UntokenizedRequest {
             Parsed::Raw(prompts) => u32::try_from(prompts.len()).unwrap_or(u32::MAX),
             Parsed::Chat(_) | Parsed::Foreign(_) | Parsed::None => 1,
         };
-        let n_sequences = n_prompts.saturating_mul(options.n.unwrap_or(1));
+        let n_sequences = n_prompts.saturating_mul(options.n.map_or(1, |Whole(n)| n));
         let is_meant = |of: &&Arc<ModelInfo>| of.fingerprint == model.fingerprint;
         let of_model = |worker: &&Arc<WorkerView>| worker.models().any(|of| is_meant(&of));
         let has_stock = view.workers.iter().filter(of_model).any(|worker| worker.stock.is_some());

@@ -14,6 +14,7 @@ use warmpath_common::lora::RequestedAdapter;
 use warmpath_common::openai::{self, ChatPrompt};
 use warmpath_common::prompts::{CompletionPrompt, InfillPrompt, RawPrompt, SuffixOfTokens};
 use warmpath_common::salt;
+use warmpath_common::whole::Whole;
 
 use super::EndpointKind;
 use crate::error::RequestError;
@@ -41,7 +42,7 @@ pub struct Options {
     pub cache_prompt: Option<bool>,
     /// Number of choices of each prompt.
     #[serde(alias = "n_cmpl")]
-    pub n: Option<u32>,
+    pub n: Option<Whole<u32>>,
     /// Adapters to apply, with their scales.
     pub lora: Option<Vec<RequestedAdapter>>,
 }
@@ -62,7 +63,7 @@ struct ChatBody {
     cache_salt: Option<String>,
     cache_prompt: Option<bool>,
     #[serde(alias = "n_cmpl")]
-    n: Option<u32>,
+    n: Option<Whole<u32>>,
     lora: Option<Vec<RequestedAdapter>>,
 }
 

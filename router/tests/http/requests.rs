@@ -41,6 +41,40 @@ async fn bad_bodies_are_refused_with_the_field_s_name_and_no_worker_sees_them() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn whole_numbers_may_be_written_as_floats() {
+    let worker = FakeWorker::start(1);
+    let router = TestRouter::ready(&[&worker], &[]).await;
+    let user = r#""messages": [{"role": "user", "content": "a"}]"#;
+    let gap = r#""input_prefix": "a", "input_suffix": "b""#;
+    for (path, fields, name, value) in [
+        ("/v1/chat/completions", user, "n", "2#"),
+        ("/v1/chat/completions", user, "n_cmpl", "1#"),
+        ("/v1/chat/completions", user, "max_tokens", "4#"),
+        ("/v1/completions", r#""prompt": "a""#, "n", "2#"),
+        ("/v1/completions", r#""max_tokens": 4e0"#, "prompt", "[1#]"),
+        ("/v1/completions", r#""max_tokens": 4.0"#, "prompt", "[[1#], [2]]"),
+        ("/infill", gap, "n_predict", "4#"),
+        ("/infill", gap, "max_tokens", "4#"),
+        ("/infill", gap, "max_completion_tokens", "4#"),
+        ("/v1/messages", user, "max_tokens", "4#"),
+        ("/v1/responses", r#""input": "a""#, "max_output_tokens", "4#"),
+    ] {
+        for form in [".0", "e0", "0e-1"] {
+            let body = format!("{{{fields}, \"{name}\": {}}}", value.replace('#', form));
+            // The scripted worker does not know every path.
+            let expected = if path == "/infill" { 404 } else { 200 };
+            assert_eq!(router.post(path, body.clone()).await.status(), expected, "{path} {body}");
+        }
+    }
+    for (path, fields, name) in [("/v1/chat/completions", user, "n"), ("/infill", gap, "n_predict")] {
+        let body = format!("{{{fields}, \"{name}\": 4.5}}");
+        let error = error_of(router.post(path, body).await, 400).await;
+        assert_eq!(error["param"], name, "{error}");
+        assert!(error["message"].as_str().is_some_and(|text| text.contains("expected a whole number")), "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_unknown_model_is_not_found_and_the_known_ones_are_listed() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &[]).await;

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use warmpath_common::lora::{self, Applied, RequestedAdapter, Scale};
+use warmpath_common::whole::Whole;
 
 use super::ConfigError;
 use super::flags::Flags;
@@ -44,7 +45,7 @@ pub(super) fn in_force(flags: &Flags, files: &[AdapterFile]) -> Result<Option<Ap
         return Ok(None);
     }
     let wanted: Vec<RequestedAdapter> =
-        (0..).zip(files).map(|(id, file)| RequestedAdapter { id, scale: file.scale.into() }).collect();
+        (0..).zip(files).map(|(id, file)| RequestedAdapter { id: Whole(id), scale: file.scale.into() }).collect();
     lora::chosen(files.len(), &wanted).map_err(|_| ConfigError::Range {
         flag: "lora".into(),
         reason: "only one adapter can be applied to a request; with several, set --lora-init-without-apply".to_owned(),

@@ -12,6 +12,7 @@ use serde_json::Value;
 use warmpath_common::embeddings::InputTexts;
 use warmpath_common::ids::Token;
 use warmpath_common::model::Pooling;
+use warmpath_common::whole::Whole;
 use warmpath_prompt::{RawError, Scope, TokenCount};
 
 use super::body::Body;
@@ -49,10 +50,10 @@ pub(super) struct EmbeddingsRequest {
     encoding_format: Option<String>,
     /// Number of dimensions to keep of each vector.
     #[schemars(range(min = 1))]
-    dimensions: Option<i64>,
+    dimensions: Option<Whole<i64>>,
     /// Norm by which vectors are divided: -1 for none, 0 for the largest number, p for the p-norm.
     #[schemars(range(min = -1))]
-    embd_normalize: Option<i64>,
+    embd_normalize: Option<Whole<i64>>,
 }
 
 fn inputs(_: &mut SchemaGenerator) -> Schema {
@@ -182,7 +183,7 @@ fn read(
     };
     let dimensions = match fields.dimensions {
         None => n_dimensions,
-        Some(wanted) => {
+        Some(Whole(wanted)) => {
             let within = usize::try_from(wanted).ok().filter(|wanted| (1..=n_dimensions).contains(wanted));
             let reason = || format!("`dimensions` must be 1 to {n_dimensions}, the dimensions of this model's vectors");
             within.ok_or_else(|| RequestError::field("dimensions", reason()))?
@@ -190,7 +191,7 @@ fn read(
     };
     let norm = match fields.embd_normalize {
         None => embedding.norm,
-        Some(number) => Norm::of_number(number).ok_or_else(|| {
+        Some(Whole(number)) => Norm::of_number(number).ok_or_else(|| {
             RequestError::field("embd_normalize", "`embd_normalize` must be -1, 0 or the p of a p-norm")
         })?,
     };

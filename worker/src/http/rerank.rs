@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use warmpath_common::ids::Token;
 use warmpath_common::model::Pooling;
+use warmpath_common::whole::Whole;
 
 use super::body::Body;
 use super::context::RequestContext;
@@ -35,7 +36,7 @@ pub(super) struct RerankRequest {
     texts: Option<Vec<Value>>,
     /// Number of results, the best first.
     #[schemars(range(min = 1))]
-    top_n: Option<i64>,
+    top_n: Option<Whole<i64>>,
     /// Whether the documents are returned.
     return_documents: Option<bool>,
     /// Whether the documents are returned, in the format with `texts`.
@@ -144,7 +145,7 @@ fn read(
     }
     let top_n = match fields.top_n {
         None => given.len(),
-        Some(top_n) => usize::try_from(top_n)
+        Some(Whole(top_n)) => usize::try_from(top_n)
             .ok()
             .filter(|top_n| *top_n > 0)
             .ok_or_else(|| RequestError::field("top_n", "`top_n` must be at least 1"))?,

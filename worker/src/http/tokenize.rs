@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 use warmpath_common::ids::Token;
+use warmpath_common::whole::Whole;
 use warmpath_prompt::{AddSpecial, ParseSpecial, PromptMaker};
 
 use super::body::Body;
@@ -38,7 +39,7 @@ pub(super) struct TokenizeRequest {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(super) struct DetokenizeRequest {
-    tokens: Vec<Token>,
+    tokens: Vec<Whole<Token>>,
 }
 
 /// Response with tokens: a list, or [`Pieces`].
@@ -115,11 +116,12 @@ pub async fn detokenize(State(app): State<App>, body: Body) -> Result<Response, 
     let answer = served.count(move |base| {
         let request: DetokenizeRequest = body.parse()?;
         let n_vocab = base.model.n_vocab;
-        if let Some(token) = request.tokens.iter().find(|token| **token >= n_vocab) {
+        let tokens: Vec<Token> = request.tokens.into_iter().map(|Whole(token)| token).collect();
+        if let Some(token) = tokens.iter().find(|token| **token >= n_vocab) {
             let reason = format!("`tokens` has token {token}; the vocabulary has {n_vocab} tokens");
             return Err(RequestError::field("tokens", reason));
         }
-        let content = base.prompts.detokenize_within(&request.tokens, limit.bytes_max);
+        let content = base.prompts.detokenize_within(&tokens, limit.bytes_max);
         let content = content.ok_or_else(|| limit.exceeded("tokens"))?;
         limit.write(&TextAnswer { content }, "tokens")
     });

@@ -7,7 +7,6 @@
 mod drafts;
 mod samplers;
 pub mod schemas;
-mod whole;
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -19,13 +18,13 @@ use serde::Deserialize;
 use serde_json::Value;
 use warmpath_common::fields;
 use warmpath_common::ids::Token;
+use warmpath_common::whole::Whole;
 
 use crate::engine::{DraftWish, Generation, ProbabilitySource, ProbabilityWish, Sampling};
 use crate::error::RequestError;
 use crate::response_format::{self, WantedSchema};
 use drafts::DraftFields;
 use samplers::SamplersField;
-use whole::WholeNumber;
 
 /// Maximum number of stop texts. Source: OpenAI allows 4, llama-server any number; the response is searched for each of
 /// them after every token, and 32 keep that within microseconds.
@@ -57,27 +56,27 @@ const DRY_BREAKERS_MAX: usize = 64;
 #[serde(default)]
 pub struct GenerationFields {
     #[schemars(schema_with = "schemas::tokens_max")]
-    max_tokens: Option<i64>,
+    max_tokens: Option<Whole<i64>>,
     #[schemars(schema_with = "schemas::tokens_max")]
-    max_completion_tokens: Option<i64>,
+    max_completion_tokens: Option<Whole<i64>>,
     #[schemars(schema_with = "schemas::tokens_max")]
-    n_predict: Option<i64>,
+    n_predict: Option<Whole<i64>>,
     #[schemars(schema_with = "schemas::stop")]
     stop: Option<StopField>,
     /// Continues when the model would end the response.
     ignore_eos: Option<bool>,
     #[schemars(schema_with = "schemas::n_indent")]
-    n_indent: Option<WholeNumber>,
+    n_indent: Option<Whole<i128>>,
     #[schemars(schema_with = "schemas::t_max_predict_ms")]
-    t_max_predict_ms: Option<WholeNumber>,
+    t_max_predict_ms: Option<Whole<i128>>,
     #[schemars(schema_with = "schemas::samplers")]
     samplers: Option<SamplersField>,
     #[schemars(range(min = 0, max = 2147483647))]
-    min_keep: Option<u32>,
+    min_keep: Option<Whole<u32>>,
     /// Target probability of the sampler `adaptive_p`. Only a negative number is supported, which turns it off.
     adaptive_target: Option<f32>,
     #[schemars(schema_with = "schemas::seed")]
-    seed: Option<WholeNumber>,
+    seed: Option<Whole<i128>>,
     #[schemars(range(min = 0.0, max = 100.0))]
     temperature: Option<f32>,
     #[schemars(range(min = 0.0, max = 100.0))]
@@ -85,7 +84,7 @@ pub struct GenerationFields {
     #[schemars(range(min = 0.0, max = 100.0))]
     dynatemp_exponent: Option<f32>,
     #[schemars(range(min = -1))]
-    top_k: Option<i32>,
+    top_k: Option<Whole<i32>>,
     #[schemars(range(min = 0.0, max = 1.0))]
     top_p: Option<f32>,
     #[schemars(range(min = 0.0, max = 1.0))]
@@ -99,7 +98,7 @@ pub struct GenerationFields {
     #[schemars(range(min = 0.0, max = 1.0))]
     xtc_threshold: Option<f32>,
     #[schemars(range(min = -1))]
-    repeat_last_n: Option<i32>,
+    repeat_last_n: Option<Whole<i32>>,
     #[schemars(range(min = 0.01, max = 100.0))]
     repeat_penalty: Option<f32>,
     #[schemars(range(min = -100.0, max = 100.0))]
@@ -111,13 +110,13 @@ pub struct GenerationFields {
     #[schemars(range(min = 1.0, max = 100.0))]
     dry_base: Option<f32>,
     #[schemars(range(min = 0))]
-    dry_allowed_length: Option<i32>,
+    dry_allowed_length: Option<Whole<i32>>,
     #[schemars(range(min = -1))]
-    dry_penalty_last_n: Option<i32>,
+    dry_penalty_last_n: Option<Whole<i32>>,
     #[schemars(schema_with = "schemas::breakers")]
     dry_sequence_breakers: Option<Vec<String>>,
     #[schemars(range(min = 0, max = 2))]
-    mirostat: Option<u8>,
+    mirostat: Option<Whole<u8>>,
     #[schemars(range(min = 0.0, max = 100.0))]
     mirostat_tau: Option<f32>,
     #[schemars(range(min = 0.0, max = 1.0))]
@@ -133,9 +132,9 @@ pub struct GenerationFields {
     #[schemars(schema_with = "schemas::logprobs")]
     logprobs: Option<LogprobsField>,
     #[schemars(range(min = 0, max = 20))]
-    top_logprobs: Option<i64>,
+    top_logprobs: Option<Whole<i64>>,
     #[schemars(range(min = 0, max = 100))]
-    n_probs: Option<i64>,
+    n_probs: Option<Whole<i64>>,
     /// Returns the probabilities after sampling instead of the model's own.
     post_sampling_probs: Option<bool>,
     #[serde(flatten, deserialize_with = "fields::part")]
@@ -155,7 +154,7 @@ enum StopField {
 #[serde(untagged, expecting = "true, false or a number of tokens")]
 enum LogprobsField {
     Switch(bool),
-    Count(i64),
+    Count(Whole<i64>),
 }
 
 /// `logit_bias` in OpenAI's form and in llama-server's.
@@ -170,7 +169,7 @@ enum BiasField {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged)]
 enum BiasToken {
-    Id(Token),
+    Id(Whole<Token>),
     Text(String),
 }
 
@@ -237,7 +236,7 @@ impl GenerationFields {
     }
 
     /// Returns the requested limit of the response's tokens; -1 is no limit.
-    pub fn tokens_max(&self) -> Option<i64> {
+    pub fn tokens_max(&self) -> Option<Whole<i64>> {
         self.max_completion_tokens.or(self.max_tokens).or(self.n_predict)
     }
 
@@ -247,7 +246,7 @@ impl GenerationFields {
     /// Errors: `Field`.
     pub fn check_limits_of_chat(&self) -> Result<(), RequestError> {
         let named = [("max_completion_tokens", self.max_completion_tokens), ("max_tokens", self.max_tokens)];
-        match named.into_iter().find(|(_, n)| *n == Some(0)) {
+        match named.into_iter().find(|(_, n)| *n == Some(Whole(0))) {
             Some((param, _)) => {
                 Err(RequestError::field(param, format!("`{param}` must be at least 1, or -1 for no limit; it is 0")))
             }
@@ -266,7 +265,7 @@ impl GenerationFields {
             ("max_tokens", self.max_tokens),
             ("n_predict", self.n_predict),
         ];
-        let mut given = named.into_iter().filter_map(|(param, n)| Some((param, n?)));
+        let mut given = named.into_iter().filter_map(|(param, n)| n.map(|Whole(n)| (param, n)));
         if let Some((param, n)) = given.clone().find(|(_, n)| *n < -1) {
             let reason = format!("`{param}` must be at least 0, or -1 for no limit; it is {n}");
             return Err(RequestError::field(param, reason));
@@ -276,21 +275,23 @@ impl GenerationFields {
 
     fn resolve_n_indent(&self, default: u32) -> Result<u32, RequestError> {
         let n_max = i128::from(i32::MAX);
-        let n = within("n_indent", self.n_indent.map(|n| n.0), 0..=n_max, default.into())?;
+        let n = whole_within("n_indent", self.n_indent, 0..=n_max, default.into())?;
         Ok(u32::try_from(n).expect("checked to be at most 31 bits long"))
     }
 
     /// Returns the time after which a response ends at its next line break; 0 and -1 are no limit.
     fn resolve_predict_max(&self, default: Option<Duration>) -> Result<Option<Duration>, RequestError> {
-        let Some(WholeNumber(ms)) = self.t_max_predict_ms else { return Ok(default) };
-        let ms = within("t_max_predict_ms", Some(ms), -1..=i128::from(i64::MAX), 0)?;
+        if self.t_max_predict_ms.is_none() {
+            return Ok(default);
+        }
+        let ms = whole_within("t_max_predict_ms", self.t_max_predict_ms, -1..=i128::from(i64::MAX), 0)?;
         Ok(u64::try_from(ms).ok().filter(|ms| *ms > 0).map(Duration::from_millis))
     }
 
     /// Returns the requested log probabilities: OpenAI's `logprobs` and `top_logprobs`, llama-server's `n_probs`.
     fn resolve_probabilities(&self) -> Result<Option<ProbabilityWish>, RequestError> {
-        let count = |param: &'static str, n: Option<i64>, most: i64| {
-            let n = within(param, n, 0..=most, 0)?;
+        let count = |param: &'static str, n: Option<Whole<i64>>, most: i64| {
+            let n = whole_within(param, n, 0..=most, 0)?;
             Ok::<_, RequestError>(usize::try_from(n).expect("checked to be at least 0"))
         };
         let (is_wanted, n_of_completion) = match self.logprobs {
@@ -317,7 +318,7 @@ impl GenerationFields {
         let target = self.adaptive_target;
         let sampling = Sampling {
             samplers: samplers::resolve(self.samplers, &default.samplers)?,
-            min_keep: within("min_keep", self.min_keep, 0..=i32::MAX.unsigned_abs(), default.min_keep)?,
+            min_keep: whole_within("min_keep", self.min_keep, 0..=i32::MAX.unsigned_abs(), default.min_keep)?,
             seed: self.seed.map_or(default.seed, resolve_seed),
             temperature: within("temperature", self.temperature, 0.0..=100.0, default.temperature)?,
             dynatemp_range: within("dynatemp_range", self.dynatemp_range, 0.0..=100.0, default.dynatemp_range)?,
@@ -327,14 +328,14 @@ impl GenerationFields {
                 0.0..=100.0,
                 default.dynatemp_exponent,
             )?,
-            top_k: within("top_k", self.top_k, -1..=i32::MAX, default.top_k)?,
+            top_k: whole_within("top_k", self.top_k, -1..=i32::MAX, default.top_k)?,
             top_p: within("top_p", self.top_p, 0.0..=1.0, default.top_p)?,
             min_p: within("min_p", self.min_p, 0.0..=1.0, default.min_p)?,
             typical_p: within("typical_p", self.typical_p, 0.0..=1.0, default.typical_p)?,
             top_n_sigma: within("top_n_sigma", self.top_n_sigma, -1.0..=100.0, default.top_n_sigma)?,
             xtc_probability: within("xtc_probability", self.xtc_probability, 0.0..=1.0, default.xtc_probability)?,
             xtc_threshold: within("xtc_threshold", self.xtc_threshold, 0.0..=1.0, default.xtc_threshold)?,
-            repeat_last_n: within("repeat_last_n", self.repeat_last_n, -1..=i32::MAX, default.repeat_last_n)?,
+            repeat_last_n: whole_within("repeat_last_n", self.repeat_last_n, -1..=i32::MAX, default.repeat_last_n)?,
             repeat_penalty: within("repeat_penalty", self.repeat_penalty, 0.01..=100.0, default.repeat_penalty)?,
             presence_penalty: within(
                 "presence_penalty",
@@ -350,20 +351,20 @@ impl GenerationFields {
             )?,
             dry_multiplier: within("dry_multiplier", self.dry_multiplier, 0.0..=100.0, default.dry_multiplier)?,
             dry_base: within("dry_base", self.dry_base, 1.0..=100.0, default.dry_base)?,
-            dry_allowed_length: within(
+            dry_allowed_length: whole_within(
                 "dry_allowed_length",
                 self.dry_allowed_length,
                 0..=i32::MAX,
                 default.dry_allowed_length,
             )?,
-            dry_penalty_last_n: within(
+            dry_penalty_last_n: whole_within(
                 "dry_penalty_last_n",
                 self.dry_penalty_last_n,
                 -1..=i32::MAX,
                 default.dry_penalty_last_n,
             )?,
             dry_sequence_breakers: resolve_breakers(self.dry_sequence_breakers, &default.dry_sequence_breakers)?,
-            mirostat: within("mirostat", self.mirostat, 0..=2, default.mirostat)?,
+            mirostat: whole_within("mirostat", self.mirostat, 0..=2, default.mirostat)?,
             mirostat_tau: within("mirostat_tau", self.mirostat_tau, 0.0..=100.0, default.mirostat_tau)?,
             mirostat_eta: within("mirostat_eta", self.mirostat_eta, 0.0..=1.0, default.mirostat_eta)?,
             logit_bias: resolve_bias(self.logit_bias, basis)?,
@@ -375,7 +376,7 @@ impl GenerationFields {
 }
 
 /// Returns the engine's seed, the low 32 bits; `None` for llama-server's two ways to request a random seed.
-fn resolve_seed(WholeNumber(seed): WholeNumber) -> Option<u32> {
+fn resolve_seed(Whole(seed): Whole<i128>) -> Option<u32> {
     let low = u32::try_from(seed & i128::from(u32::MAX)).expect("32 bits fit into 32 bits");
     (low != u32::MAX).then_some(low)
 }
@@ -398,6 +399,15 @@ fn within<T: PartialOrd + Display>(
     }
     let (least, most) = (range.start(), range.end());
     Err(RequestError::field(param, format!("`{param}` must be {least} to {most}; it is {value}")))
+}
+
+fn whole_within<T: PartialOrd + Display>(
+    param: &'static str,
+    value: Option<Whole<T>>,
+    range: RangeInclusive<T>,
+    default: T,
+) -> Result<T, RequestError> {
+    within(param, value.map(|Whole(n)| n), range, default)
 }
 
 fn at_most(param: &'static str, what: &str, (n, n_max): (usize, usize)) -> Result<(), RequestError> {
@@ -437,7 +447,9 @@ fn resolve_bias(bias: Option<BiasField>, basis: &CheckContext<'_>) -> Result<Vec
         None => return Ok(Vec::new()),
         Some(BiasField::Map(map)) => map
             .into_iter()
-            .map(|(key, bias)| (key.parse().map_or(BiasToken::Text(key), BiasToken::Id), Bias::Add(bias)))
+            .map(|(key, bias)| {
+                (key.parse().map_or(BiasToken::Text(key), |id| BiasToken::Id(Whole(id))), Bias::Add(bias))
+            })
             .collect(),
         Some(BiasField::Pairs(pairs)) => pairs,
     };
@@ -449,7 +461,7 @@ fn resolve_bias(bias: Option<BiasField>, basis: &CheckContext<'_>) -> Result<Vec
     let mut resolved = Vec::new();
     for (token, bias) in pairs {
         let tokens = match token {
-            BiasToken::Id(token) => vec![token],
+            BiasToken::Id(Whole(token)) => vec![token],
             BiasToken::Text(text) => (basis.tokenize)(&text),
         };
         let add = match bias {

@@ -11,6 +11,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::lora::RequestedAdapter;
+use warmpath_common::whole::Whole;
 use warmpath_worker_core::shift_plan::REUSE_TOKENS_DEFAULT;
 
 use crate::engine::ShiftWish;
@@ -52,7 +53,7 @@ pub struct Options {
     /// Number of choices of each prompt.
     #[serde(alias = "n_cmpl")]
     #[schemars(range(min = 1, max = 128))]
-    n: Option<u32>,
+    n: Option<Whole<u32>>,
     /// Whether the response is streamed as server-sent events.
     stream: Option<bool>,
     /// Further options of a stream.
@@ -60,24 +61,24 @@ pub struct Options {
     stream_options: Option<StreamOptions>,
     /// Seconds that a stream may be silent before a comment keeps it alive; -1 is forever.
     #[schemars(range(min = -1, max = 86400))]
-    sse_ping_interval: Option<i64>,
+    sse_ping_interval: Option<Whole<i64>>,
     /// Whether the request reuses cached state and leaves its own in the cache; absent means yes.
     pub cache_prompt: Option<bool>,
     /// Preferred slot, used unless another one has more reusable state; taken modulo the number of slots. -1 is any.
     #[schemars(range(min = -1))]
-    id_slot: Option<i32>,
+    id_slot: Option<Whole<i32>>,
     /// Priority of the request's state in the cache; state with lower priority is evicted first.
     #[schemars(range(min = -100, max = 100))]
-    priority: Option<i32>,
+    priority: Option<Whole<i32>>,
     /// Minimum length of a run of tokens whose state is moved to its position in the prompt; 0 and `false` move none.
     #[serde(alias = "n_cache_reuse")]
     cache_reuse: Option<CacheReuse>,
     /// Number of prompt tokens that a context shift keeps; -1 is all.
     #[schemars(range(min = -1, max = 4294967295_u32))]
-    n_keep: Option<i64>,
+    n_keep: Option<Whole<i64>>,
     /// Number of tokens that a context shift drops; 0 is half of those that it need not keep.
     #[schemars(range(min = 0, max = 4294967295_u32))]
-    n_discard: Option<i64>,
+    n_discard: Option<Whole<i64>>,
     /// Adapters to apply, by their indexes, with their scales; at most one of them above 0.
     pub lora: Option<Vec<RequestedAdapter>>,
 }
@@ -86,7 +87,7 @@ pub struct Options {
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "a number of tokens, or true or false")]
 enum CacheReuse {
-    Tokens(#[schemars(range(min = 0, max = 4294967295_u32))] i64),
+    Tokens(#[schemars(range(min = 0, max = 4294967295_u32))] Whole<i64>),
     Switch(bool),
 }
 
@@ -135,7 +136,7 @@ impl Options {
     /// Errors: `Field`.
     pub fn silence_max(&self, default: Option<Duration>) -> Result<Option<Duration>, RequestError> {
         let param = "sse_ping_interval";
-        let wish = self.sse_ping_interval.map(silence_max).transpose();
+        let wish = self.sse_ping_interval.map(|Whole(seconds)| silence_max(seconds)).transpose();
         let wish = wish.map_err(|reason| RequestError::field(param, format!("`{param}` {reason}")))?;
         Ok(wish.unwrap_or(default))
     }
@@ -144,7 +145,7 @@ impl Options {
     ///
     /// Errors: `Field`.
     pub fn n_choices(&self) -> Result<u32, RequestError> {
-        let n = self.n.unwrap_or(1);
+        let n = self.n.map_or(1, |Whole(n)| n);
         if !(1..=CHOICES_MAX).contains(&n) {
             return Err(RequestError::field("n", format!("`n` must be 1 to {CHOICES_MAX}; it is {n}")));
         }
@@ -155,7 +156,7 @@ impl Options {
     ///
     /// Errors: `Field`.
     pub fn priority(&self) -> Result<i32, RequestError> {
-        let priority = self.priority.unwrap_or_default();
+        let priority = self.priority.map_or(0, |Whole(priority)| priority);
         if !(-PRIORITY_ABS_MAX..=PRIORITY_ABS_MAX).contains(&priority) {
             let reason = format!("`priority` must be -{PRIORITY_ABS_MAX} to {PRIORITY_ABS_MAX}; it is {priority}");
             return Err(RequestError::field("priority", reason));
@@ -169,8 +170,8 @@ impl Options {
     /// Errors: `Field`.
     pub fn wanted_slot(&self, n_slots: u16) -> Result<Option<SlotId>, RequestError> {
         match self.id_slot {
-            None | Some(-1) => Ok(None),
-            Some(id) => {
+            None | Some(Whole(-1)) => Ok(None),
+            Some(Whole(id)) => {
                 let n_slots = u32::from(n_slots.max(1));
                 let slot = u32::try_from(id).ok().and_then(|id| u16::try_from(id % n_slots).ok());
                 let reason = || format!("`id_slot` must be -1 or more; it is {id}");
@@ -192,12 +193,12 @@ impl Options {
             None => None,
             Some(CacheReuse::Switch(true)) => Some(REUSE_TOKENS_DEFAULT),
             Some(CacheReuse::Switch(false)) => Some(0),
-            Some(CacheReuse::Tokens(n)) => within("cache_reuse", n, 0)?,
+            Some(CacheReuse::Tokens(Whole(n))) => within("cache_reuse", n, 0)?,
         };
-        let n_discard = within("n_discard", self.n_discard.unwrap_or(0), 0)?;
+        let n_discard = within("n_discard", self.n_discard.map_or(0, |Whole(n)| n), 0)?;
         Ok(ShiftFields {
             cache_reuse_tokens,
-            n_keep: within("n_keep", self.n_keep.unwrap_or(0), -1)?,
+            n_keep: within("n_keep", self.n_keep.map_or(0, |Whole(n)| n), -1)?,
             n_discard: n_discard.filter(|n_discard| *n_discard > 0),
         })
     }

@@ -41,8 +41,6 @@ const EXCEPTIONS: &[&str] = &[
     "Unexpected message role",
     "the chat template failed",
     "this model reads text only",
-    // A whole number written as 1e12 or 1.0 is an integer to a schema.
-    "invalid type: floating point",
 ];
 
 /// Returns values of every type, among them those that often have a special meaning.
@@ -222,6 +220,8 @@ fn told(schema: &'static Value) -> Vec<Value> {
         for bound in [&part["minimum"], &part["maximum"]] {
             if let Some(bound) = bound.as_i64().filter(|_| is_integer) {
                 values.extend([json!(bound), json!(bound.saturating_sub(1)), json!(bound.saturating_add(1))]);
+                // To a schema, a whole number is an integer in any form.
+                values.extend((bound.abs() < 1 << 53).then_some(json!(bound as f64)));
             } else if let Some(bound) = bound.as_f64().filter(|bound| bound.abs() < 1e9) {
                 values.extend([json!(bound), json!(bound - 0.001), json!(bound + 0.001)]);
             }

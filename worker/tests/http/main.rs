@@ -50,3 +50,4 @@ mod tools;
 mod tools_first;
 mod tools_with_schema;
 mod whole_continuations;
+mod whole_numbers;

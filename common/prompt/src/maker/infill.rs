@@ -6,6 +6,7 @@
 
 use warmpath_common::ids::Token;
 use warmpath_common::prompts::{InfillPrompt, PromptPart, RawPrompt};
+use warmpath_common::whole::Whole;
 
 use super::{BegunPrompt, PromptMaker};
 use crate::error::TooManyTokens;
@@ -75,7 +76,7 @@ impl PromptMaker {
                 let mut tokens = Vec::new();
                 for (idx, part) in parts.iter().enumerate() {
                     match part {
-                        PromptPart::Token(token) => tokens.push(*token),
+                        PromptPart::Token(Whole(token)) => tokens.push(*token),
                         PromptPart::Text(text) => {
                             self.check_length(&self.begin_text(text.clone(), scope), context_tokens as usize)?;
                             let add = if idx == 0 { AddSpecial::Yes } else { AddSpecial::No };

@@ -14,6 +14,7 @@ use std::sync::LazyLock;
 use proptest::prelude::*;
 use serde_json::json;
 use warmpath_common::prompts::{PromptPart, RawPrompt};
+use warmpath_common::whole::Whole;
 
 use super::*;
 use crate::fragments::Scope;
@@ -470,13 +471,13 @@ fn a_model_without_fill_in_the_middle_tokens_fills_no_gap() {
 fn texts_and_tokens_of_a_mixed_prompt_follow_each_other() {
     let maker = maker("llama-bpe");
     let text = |text: &str| PromptPart::Text(text.to_owned());
-    let mixed = RawPrompt::Mixed(vec![text("Hello"), PromptPart::Token(5), text(" there")]);
+    let mixed = RawPrompt::Mixed(vec![text("Hello"), PromptPart::Token(Whole(5)), text(" there")]);
     let bos = maker.vocabulary().bos.unwrap();
     let plain = |text| maker.tokenize(text, AddSpecial::No, ParseSpecial::Yes);
     assert_eq!(
         maker.raw(&mixed, 64, Scope::default()).unwrap().tokens,
         [vec![bos], plain("Hello"), vec![5], plain(" there")].concat()
     );
-    let later = RawPrompt::Mixed(vec![PromptPart::Token(5), text(" there")]);
+    let later = RawPrompt::Mixed(vec![PromptPart::Token(Whole(5)), text(" there")]);
     assert_eq!(maker.raw(&later, 64, Scope::default()).unwrap().tokens, [vec![5], plain(" there")].concat());
 }

@@ -3,6 +3,7 @@
 //! `stock` draws the conclusions; `event_stream` reads the events of a stream, each of which may carry counts.
 
 use serde::Deserialize;
+use warmpath_common::whole::Whole;
 
 /// Token counts and times of a response; each field is `None` if the response does not have it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -37,43 +38,47 @@ struct Counted {
 /// Source: OpenAI's and Anthropic's API references, "usage"; fields may be null or missing elsewhere.
 #[derive(Deserialize)]
 struct Counts {
-    prompt_tokens: Option<u32>,
-    completion_tokens: Option<u32>,
+    prompt_tokens: Option<Whole<u32>>,
+    completion_tokens: Option<Whole<u32>>,
     prompt_tokens_details: Option<Details>,
-    output_tokens: Option<u32>,
+    output_tokens: Option<Whole<u32>>,
     input_tokens_details: Option<Details>,
     /// The whole prompt in an OpenAI response; only the computed part of it in an Anthropic message.
-    input_tokens: Option<u32>,
-    cache_read_input_tokens: Option<u32>,
-    cache_creation_input_tokens: Option<u32>,
+    input_tokens: Option<Whole<u32>>,
+    cache_read_input_tokens: Option<Whole<u32>>,
+    cache_creation_input_tokens: Option<Whole<u32>>,
 }
 
 impl Counts {
     fn prompt(&self) -> Option<u32> {
         let parts = [self.cache_read_input_tokens, self.cache_creation_input_tokens];
-        let sum = |input: u32| parts.into_iter().flatten().fold(input, u32::saturating_add);
-        self.prompt_tokens.or_else(|| self.input_tokens.map(sum))
+        let sum = |input: u32| parts.into_iter().filter_map(number).fold(input, u32::saturating_add);
+        number(self.prompt_tokens).or_else(|| number(self.input_tokens).map(sum))
     }
 
     fn cached(&self) -> Option<u32> {
         let details = self.prompt_tokens_details.as_ref().or(self.input_tokens_details.as_ref());
-        self.cache_read_input_tokens.or_else(|| details.and_then(|details| details.cached_tokens))
+        number(self.cache_read_input_tokens.or_else(|| details?.cached_tokens))
     }
 }
 
 #[derive(Deserialize)]
 struct Details {
-    cached_tokens: Option<u32>,
+    cached_tokens: Option<Whole<u32>>,
 }
 
 /// Source: llama.cpp's `tools/server/README.md`, "timings".
 #[derive(Deserialize)]
 struct Timings {
-    cache_n: Option<u32>,
-    prompt_n: Option<u32>,
+    cache_n: Option<Whole<u32>>,
+    prompt_n: Option<Whole<u32>>,
     prompt_ms: Option<f64>,
-    predicted_n: Option<u32>,
+    predicted_n: Option<Whole<u32>>,
     predicted_per_token_ms: Option<f64>,
+}
+
+fn number(count: Option<Whole<u32>>) -> Option<u32> {
+    count.map(|Whole(n)| n)
 }
 
 impl Usage {
@@ -84,16 +89,16 @@ impl Usage {
         let usage = usage.or_else(|| message.or(response)?.usage);
         if let Some(timings) = timings {
             self.prompt_tokens =
-                timings.cache_n.zip(timings.prompt_n).map(|(cached, rest)| cached.saturating_add(rest));
-            self.cached_tokens = timings.cache_n;
+                number(timings.cache_n).zip(number(timings.prompt_n)).map(|(cached, rest)| cached.saturating_add(rest));
+            self.cached_tokens = number(timings.cache_n);
             self.prefill_ms = timings.prompt_ms;
-            self.completion_tokens = timings.predicted_n;
+            self.completion_tokens = number(timings.predicted_n);
             self.decode_step_ms = timings.predicted_per_token_ms;
         }
         if let Some(usage) = usage {
             self.prompt_tokens = usage.prompt().or(self.prompt_tokens);
             self.cached_tokens = usage.cached().or(self.cached_tokens);
-            self.completion_tokens = usage.completion_tokens.or(usage.output_tokens).or(self.completion_tokens);
+            self.completion_tokens = number(usage.completion_tokens.or(usage.output_tokens)).or(self.completion_tokens);
         }
     }
 
@@ -122,6 +127,7 @@ mod tests {
     #[test]
     fn usage_and_timings_are_read_and_usage_takes_precedence() {
         assert_eq!(read(OPENAI).reuse(), Some((90, 64)));
+        assert_eq!(read(&OPENAI.replace("90", "90.0").replace("64", "6.4e1")).reuse(), Some((90, 64)));
         let llama = read(LLAMA);
         assert_eq!(llama.reuse(), Some((240, 236)));
         assert_eq!((llama.prefill_ms, llama.decode_step_ms), (Some(30.5), Some(18.9)));

@@ -6,8 +6,9 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 use warmpath_common::ids::Token;
+use warmpath_common::whole::Whole;
 
-use super::within;
+use super::whole_within;
 use crate::engine::DraftWish;
 use crate::error::RequestError;
 
@@ -25,11 +26,11 @@ pub struct DraftFields {
     /// Maximum length of a draft; 0 turns drafts off.
     #[serde(rename = "speculative.n_max")]
     #[schemars(range(min = 0, max = 2147483647))]
-    n_max: Option<u32>,
+    n_max: Option<Whole<u32>>,
     /// Minimum length of a draft.
     #[serde(rename = "speculative.n_min")]
     #[schemars(range(min = 0, max = 2147483647))]
-    n_min: Option<u32>,
+    n_min: Option<Whole<u32>>,
 }
 
 /// OpenAI's `prediction`.
@@ -66,8 +67,8 @@ impl DraftFields {
     /// Errors: `Field`, naming the first field that is out of range.
     pub(super) fn resolve(&self, tokenize: &dyn Fn(&str) -> Vec<Token>) -> Result<DraftWish, RequestError> {
         let most = i32::MAX.unsigned_abs();
-        let n_max = within("speculative.n_max", self.n_max, 0..=most, most)?;
-        let n_min = within("speculative.n_min", self.n_min, 0..=most, 0)?;
+        let n_max = whole_within("speculative.n_max", self.n_max, 0..=most, most)?;
+        let n_min = whole_within("speculative.n_min", self.n_min, 0..=most, 0)?;
         let text = self.prediction.as_ref().map_or(String::new(), Prediction::text);
         let predicted = if text.is_empty() { Vec::new() } else { tokenize(&text) };
         Ok(DraftWish { predicted, n_max: self.n_max.map(|_| n_max), n_min: self.n_min.map(|_| n_min) })
