@@ -47,6 +47,8 @@ pub const PREFIX_BREAK: &str = "x-warmpath-prefix-break";
 pub const LEFT_OUT_TOOLS: &str = "x-warmpath-left-out-tools";
 /// Names of tools whose arguments may break their schemas in the answer.
 pub const UNCONSTRAINED_TOOLS: &str = "x-warmpath-unconstrained-tools";
+/// Number of a request's texts that were shortened to fit, for vectors and scores.
+pub const TRUNCATED_TEXTS: &str = "x-warmpath-truncated-texts";
 /// Identity of the response, from router to worker. It asks the worker to add the tokens of its events to the stream,
 /// or to send those of a response in one piece before it, so that another worker can continue the response. In the
 /// worker's response `exact` or `approximate`, the quality of such a continuation.

@@ -32,6 +32,7 @@ mod sse;
 mod state;
 mod summary;
 mod tokenize;
+mod truncation;
 mod vector_trace;
 mod whole;
 mod wire;

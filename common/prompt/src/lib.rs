@@ -37,7 +37,9 @@ pub use cancel::{end_if_cancelled, unless_cancelled};
 pub use caps::Separators;
 pub use error::{OpenError, PromptError, TokenCount, TooManyTokens};
 pub use fragments::{CacheCounters, Scope};
-pub use maker::{BegunPrompt, Prompt, PromptMaker, PromptOptions, RawError, TemplateOrigin};
+pub use maker::{
+    BegunPrompt, CutEnd, FittedText, Prompt, PromptMaker, PromptOptions, RawError, TemplateOrigin, TextRoom,
+};
 pub use media::{KnownMedia, MediaContent, MediaReader, MediaRun, Medium, PromptTokens, has_media, is_readable};
 pub use template::{
     ChatTemplate, Clock, RENDERED_BYTES_MAX, TEMPLATE_BYTES_MAX, TEMPLATE_FUEL_MAX, TEMPLATE_RECURSION_MAX,

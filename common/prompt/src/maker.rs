@@ -5,6 +5,7 @@
 mod begun;
 mod infill;
 mod rerank;
+mod shortened;
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -33,6 +34,7 @@ use crate::vocabulary::{AddSpecial, ParseSpecial, Vocabulary, VocabularyInfo};
 pub use begun::BegunPrompt;
 pub use infill::RawError;
 use rerank::PairPrompt;
+pub use shortened::{CutEnd, FittedText, TextRoom};
 
 /// Settings of a [`PromptMaker`] that differ from the model's file.
 #[derive(Clone)]

@@ -18,7 +18,7 @@ use crate::config::Cors;
 const MAX_AGE: Duration = Duration::from_secs(600);
 
 /// Headers of a response that a page may read, besides those that every page may.
-const EXPOSED: [&str; 12] = [
+const EXPOSED: [&str; 13] = [
     headers::REQUEST_ID,
     anthropic::REQUEST_ID,
     headers::WORKER,
@@ -30,6 +30,7 @@ const EXPOSED: [&str; 12] = [
     headers::PREFIX_BREAK,
     headers::LEFT_OUT_TOOLS,
     headers::UNCONSTRAINED_TOOLS,
+    headers::TRUNCATED_TEXTS,
     headers::ANSWER_BREAK,
 ];
 

@@ -53,6 +53,7 @@ const PASSED: &[&str] = &[
     headers::CACHED_TOKENS,
     headers::LEFT_OUT_TOOLS,
     headers::UNCONSTRAINED_TOOLS,
+    headers::TRUNCATED_TEXTS,
     headers::ANSWER_BREAK,
 ];
 

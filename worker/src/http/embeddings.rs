@@ -10,14 +10,16 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use warmpath_common::embeddings::InputTexts;
+use warmpath_common::fields;
 use warmpath_common::ids::Token;
 use warmpath_common::model::Pooling;
 use warmpath_common::whole::Whole;
-use warmpath_prompt::{RawError, Scope, TokenCount};
+use warmpath_prompt::{FittedText, RawError, Scope, TextRoom, TokenCount};
 
 use super::body::Body;
 use super::context::RequestContext;
 use super::state::App;
+use super::truncation::{FittedTexts, LongText, TruncationFields, tell_cut};
 use super::vector_trace::compute;
 use crate::app_state::check_model;
 use crate::embedder::vector::{Norm, to_base64};
@@ -54,6 +56,8 @@ pub(super) struct EmbeddingsRequest {
     /// Norm by which vectors are divided: -1 for none, 0 for the largest number, p for the p-norm.
     #[schemars(range(min = -1))]
     embd_normalize: Option<Whole<i64>>,
+    #[serde(flatten, deserialize_with = "fields::part")]
+    truncation: TruncationFields,
 }
 
 fn inputs(_: &mut SchemaGenerator) -> Schema {
@@ -85,6 +89,8 @@ struct CheckedEmbeddings {
     /// Number of a vector's dimensions that are kept.
     dimensions: usize,
     norm: Norm,
+    /// Number of texts that were shortened.
+    n_cut: usize,
 }
 
 #[derive(Serialize)]
@@ -149,9 +155,12 @@ pub async fn create(
     let read = move |base: Base<'_>| read((&reader, base), (&body, scope), shape);
     let (wish, embedded) = compute(&app, &context, (&served, &embedding), read).await?;
     // Scaling and formatting thousands of numbers takes milliseconds.
+    let n_cut = wish.n_cut;
     let spelled = move || spell(&embedding, &wish, embedded);
     let response = tokio::task::spawn_blocking(spelled).await;
-    response.map_err(|error| RequestError::Internal { reason: error.to_string() })
+    let mut response = response.map_err(|error| RequestError::Internal { reason: error.to_string() })?;
+    tell_cut(&mut response, n_cut);
+    Ok(response)
 }
 
 fn read(
@@ -197,35 +206,42 @@ fn read(
     };
     let inputs = InputTexts::read(field, param);
     let inputs = inputs.map_err(|unusable| RequestError::field(unusable.param(), unusable.to_string()))?;
-    let texts = tokens(embedding, base, (inputs, param), scope)?;
-    Ok((CheckedEmbeddings { shape, encoding, dimensions, norm }, texts))
+    let room = fields.truncation.resolve(base.model.context_tokens, LongText::Refused)?;
+    let FittedTexts { texts, n_cut } = tokens((embedding, base), (inputs, param), scope, room)?;
+    Ok((CheckedEmbeddings { shape, encoding, dimensions, norm, n_cut }, texts))
 }
 
 fn tokens(
-    embedding: &Embedding,
-    base: Base<'_>,
+    (embedding, base): (&Embedding, Base<'_>),
     (inputs, param): (InputTexts, &str),
     scope: Scope,
-) -> Result<Vec<Vec<Token>>, RequestError> {
+    room: Option<TextRoom>,
+) -> Result<FittedTexts, RequestError> {
     let n_texts = inputs.texts.len();
     if n_texts > TEXTS_MAX {
         let reason = format!("`{param}` has {n_texts} texts; at most {TEXTS_MAX} are allowed");
         return Err(RequestError::field(param, reason));
     }
     let is_list = inputs.is_list;
-    let of_text = |(idx, text)| {
+    let mut fitted = FittedTexts::default();
+    for (idx, text) in inputs.texts.iter().enumerate() {
         let param = if is_list { format!("{param}[{idx}]") } else { param.to_owned() };
-        let tokens = base.prompts.raw(text, base.model.context_tokens, scope).map_err(|error| match error {
+        let text = match &room {
+            Some(room) => base.prompts.fitted_text(text, room),
+            None => {
+                base.prompts.raw(text, base.model.context_tokens, scope).map(|whole| FittedText::whole(whole.tokens))
+            }
+        };
+        let text = text.map_err(|error| match error {
             RawError::NoFim => RequestError::field(&param, "an infill prompt cannot be embedded"),
             // Media were refused when the texts were read.
             RawError::Media { reason } => RequestError::field(&param, reason),
             RawError::TooManyTokens(many) => too_long(embedding, param.clone(), many.into()),
         })?;
-        let tokens = tokens.tokens;
-        check_text(embedding, &tokens, param)?;
-        Ok(tokens)
-    };
-    inputs.texts.iter().enumerate().map(of_text).collect()
+        check_text(embedding, &text.tokens, param)?;
+        fitted.push(text);
+    }
+    Ok(fitted)
 }
 
 /// Checks that a text, from the field `param`, can be computed.

@@ -9,14 +9,17 @@ use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use warmpath_common::fields;
 use warmpath_common::ids::Token;
 use warmpath_common::model::Pooling;
 use warmpath_common::whole::Whole;
+use warmpath_prompt::{FittedText, TextRoom};
 
 use super::body::Body;
 use super::context::RequestContext;
 use super::embeddings::{TEXTS_MAX, TextUsage, check_text, too_long};
 use super::state::App;
+use super::truncation::{FittedTexts, LongText, TruncationFields, tell_cut};
 use super::vector_trace::compute;
 use crate::app_state::check_model;
 use crate::error::RequestError;
@@ -41,6 +44,11 @@ pub(super) struct RerankRequest {
     return_documents: Option<bool>,
     /// Whether the documents are returned, in the format with `texts`.
     return_text: Option<bool>,
+    /// Maximum number of tokens of a document; a longer one is shortened. 0 is as many as fit.
+    #[schemars(range(min = 0))]
+    max_tokens_per_doc: Option<Whole<i64>>,
+    #[serde(flatten, deserialize_with = "fields::part")]
+    truncation: TruncationFields,
 }
 
 /// Format of the response.
@@ -56,6 +64,8 @@ struct CheckedRerank {
     top_n: usize,
     /// Documents, if the response returns them.
     documents: Option<Vec<String>>,
+    /// Number of documents that were shortened.
+    n_cut: usize,
 }
 
 #[derive(Serialize)]
@@ -98,7 +108,7 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
     let reader = served.embedder()?;
     let read = move |base: Base<'_>| read((&reader, base), &body);
     let (wish, embedded) = compute(&app, &context, (&served, &embedding), read).await?;
-    let CheckedRerank { shape, top_n, documents } = wish;
+    let CheckedRerank { shape, top_n, documents, n_cut } = wish;
     let usage = TextUsage::of(&embedded);
     let score = |text: &crate::embedder::Embedded| text.vectors.first().and_then(|scores| scores.first()).copied();
     let mut ranked: Vec<(usize, f32)> =
@@ -108,7 +118,7 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
     ranked.truncate(top_n);
     let mut documents = documents.unwrap_or_default();
     let mut text = |index: usize| documents.get_mut(index).map(std::mem::take);
-    Ok(match shape {
+    let mut response = match shape {
         RerankFormat::Jina => {
             let result = |(index, relevance_score)| JinaResult {
                 index,
@@ -122,7 +132,9 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
             let result = |(index, score)| TeiResult { index, score, text: text(index) };
             Json(ranked.into_iter().map(result).collect::<Vec<_>>()).into_response()
         }
-    })
+    };
+    tell_cut(&mut response, n_cut);
+    Ok(response)
 }
 
 fn read(
@@ -131,6 +143,7 @@ fn read(
 ) -> Result<(CheckedRerank, Vec<Vec<Token>>), RequestError> {
     let fields: RerankRequest = body.parse()?;
     check_model(base.model, fields.model.as_deref())?;
+    let room = room(&fields, base.model.context_tokens)?;
     let (given, param, shape) = match (fields.documents, fields.texts) {
         (Some(documents), None) => (documents, "documents", RerankFormat::Jina),
         (None, Some(texts)) => (texts, "texts", RerankFormat::Tei),
@@ -162,17 +175,45 @@ fn read(
         }
     };
     let documents: Vec<String> = given.into_iter().enumerate().map(document).collect::<Result<_, _>>()?;
-    let pair = |(idx, document): (usize, &String)| {
+    let mut fitted = FittedTexts::default();
+    for (idx, document) in documents.iter().enumerate() {
         let param = format!("{param}[{idx}]");
-        let tokens = base.prompts.pair(&fields.query, document, base.model.context_tokens as usize);
-        let tokens = tokens.map_err(|many| too_long(embedding, param.clone(), many.into()))?;
-        check_text(embedding, &tokens, param)?;
-        Ok::<_, RequestError>(tokens)
-    };
-    let pairs = documents.iter().enumerate().map(pair).collect::<Result<_, _>>()?;
+        let pair = match &room {
+            Some(room) => base
+                .prompts
+                .fitted_pair(&fields.query, document, room)
+                .map_err(|many| too_long(embedding, "query".to_owned(), many.into()))?,
+            None => base
+                .prompts
+                .pair(&fields.query, document, base.model.context_tokens as usize)
+                .map(FittedText::whole)
+                .map_err(|many| too_long(embedding, param.clone(), many.into()))?,
+        };
+        check_text(embedding, &pair.tokens, param)?;
+        fitted.push(pair);
+    }
     let is_returned = match shape {
         RerankFormat::Jina => fields.return_documents,
         RerankFormat::Tei => fields.return_text,
     };
-    Ok((CheckedRerank { shape, top_n, documents: (is_returned == Some(true)).then_some(documents) }, pairs))
+    let documents = (is_returned == Some(true)).then_some(documents);
+    Ok((CheckedRerank { shape, top_n, documents, n_cut: fitted.n_cut }, fitted.texts))
+}
+
+/// Returns the room for each pair; `None` if longer ones are refused.
+///
+/// A document that is too long is shortened unless the request forbids it, as at Cohere and Voyage: one of them does
+/// not fail the others. Errors: `Field`.
+fn room(fields: &RerankRequest, context_tokens: u32) -> Result<Option<TextRoom>, RequestError> {
+    let param = "max_tokens_per_doc";
+    let refuse = |reason: &str| RequestError::field(param, format!("`{param}` {reason}"));
+    let room = fields.truncation.resolve(context_tokens, LongText::Cut)?;
+    match (fields.max_tokens_per_doc, room) {
+        (None | Some(Whole(0)), room) => Ok(room),
+        (Some(Whole(n)), Some(room)) => {
+            let n_document_max = usize::try_from(n).map_err(|_| refuse("must be at least 0"))?;
+            Ok(Some(TextRoom { n_document_max, ..room }))
+        }
+        (Some(_), None) => Err(refuse("cannot be used with `truncate` off")),
+    }
 }

@@ -49,5 +49,6 @@ mod tool_text;
 mod tools;
 mod tools_first;
 mod tools_with_schema;
+mod truncation;
 mod whole_continuations;
 mod whole_numbers;

@@ -5,6 +5,7 @@ mod length;
 mod media;
 mod runs;
 mod salts;
+mod shortened;
 mod tools_first;
 mod words;
 
