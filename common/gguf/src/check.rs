@@ -207,8 +207,8 @@ fn type_name(kind: sys::ggml_type) -> String {
 
 /// Types for which llama.cpp has no matrix product.
 ///
-/// Source: our measurement, before this repository: a model with f64 weights loads and dies of SIGSEGV in its first
-/// decode.
+/// Source: our measurement, before this repository: a worker's process ended after it had loaded a model with such
+/// weights.
 const TYPES_WITHOUT_KERNELS: [&str; 7] = ["f64", "i8", "i16", "i32", "i64", "q8_1", "q8_K"];
 
 /// Prefixes or suffixes of the names of tensors that hold indices, not weights, and so may be integers.

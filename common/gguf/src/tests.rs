@@ -101,6 +101,7 @@ fn foreign_files_are_refused() {
 
 #[test]
 fn weights_without_kernels_are_refused() {
+    // Without a model's other tensors and numbers, llama.cpp refuses the file as well.
     let folder = TempDir::new().unwrap();
     let error = check(&model(&folder, TensorType::F64)).unwrap_err();
     assert!(matches!(&error, GgufError::TensorType { type_name, .. } if type_name == "f64"), "{error}");

@@ -31,8 +31,7 @@ fn repetitive_text() -> impl Strategy<Value = String> {
     prop::collection::vec(run, 1..6).prop_map(|runs| runs.concat())
 }
 
-/// Returns a maker whose tokenizer supports long runs: llama.cpp's `std::regex`, which other vocabularies need,
-/// overflows the stack on them.
+/// Returns a maker whose tokenizer takes long runs uncut.
 fn maker_of(name: &str) -> &'static (&'static str, PromptMaker) {
     MAKERS.iter().find(|(of, _)| *of == name).unwrap()
 }

@@ -1,5 +1,6 @@
-//! Runs of one kind of character, as long as a request: llama.cpp's regular expressions would overflow the stack on
-//! them.
+//! Runs of one kind of character: uncut, they would end a thread whose stack is smaller than usual.
+//!
+//! On a stack of the usual size, llama.cpp tokenizes them as they are.
 
 use warmpath_gguf::{TensorSink, Value, Writer, check};
 
@@ -37,8 +38,17 @@ const PRE_TOKENIZERS: [&str; 25] = [
 /// Pairs of kinds of characters that one match of some of them covers, and some that none covers.
 const PAIRS: [&str; 10] = ["Ⓐ.", "Ⅷ1", "a1", "a ", "a b", "/\n", "a#", "e\u{301} ", ". ", "1 "];
 
-/// Stack of the threads that tokenize. Units: bytes. Source: tokio's default.
-const STACK_BYTES: usize = 2 << 20;
+/// Stack of the threads that tokenize. Units: bytes.
+///
+/// Source: enough for the longest pieces, of 3,072 characters, and not for [`RUN_CHARS`] (`runs`).
+const STACK_BYTES: usize = 5 << 18;
+
+/// Length of a run. Units: characters.
+const RUN_CHARS: usize = 6_000;
+
+fn run(piece: &str) -> String {
+    piece.repeat(RUN_CHARS / piece.chars().count())
+}
 
 #[test]
 fn a_long_run_ends_no_process_whatever_the_vocabulary() {
@@ -50,8 +60,7 @@ fn a_long_run_ends_no_process_whatever_the_vocabulary() {
         let tried = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(move || {
             let maker = PromptMaker::open(&path, PromptOptions::default()).unwrap();
             for piece in ["a", "0", " ", "\n", ".", "é", "語", "e\u{301}", " .", "a\n"] {
-                let text = piece.repeat(20 << 10);
-                assert!(!maker.text(&text).is_empty(), "{} {piece:?}", path.display());
+                assert!(!maker.text(&run(piece)).is_empty(), "{} {piece:?}", path.display());
             }
         });
         tried.unwrap().join().unwrap();
@@ -75,7 +84,7 @@ fn runs_that_alternate_end_no_process_whatever_the_pre_tokenizer() {
         let tried = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(move || {
             let maker = PromptMaker::open(&path, PromptOptions::default()).unwrap();
             for pair in PAIRS {
-                let tokens = maker.text(&pair.repeat(6_000));
+                let tokens = maker.text(&run(pair));
                 assert!(!tokens.is_empty(), "{pre_tokenizer} {pair:?}");
             }
         });
