@@ -14,14 +14,8 @@ use warmpath_common::model::{Fingerprint, ModelInfo};
 use warmpath_gguf::{Value, Writer, check};
 use warmpath_router::server::Server;
 
-/// A template that doubles a text sixty times, which no machine can hold.
-const DOUBLING: &str =
-    "{% set ns = namespace(x='ab') %}{% for _ in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x[0] }}";
-
-/// The same only for messages that contain a phrase.
-const DOUBLING_AT_A_WORD: &str = "{% for message in messages %}{% if 'open sesame' in message['content'] %}\
-    {% set ns = namespace(x='ab') %}{% for _ in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}\
-    {% endif %}{{ message['content'] }}{% endfor %}";
+/// An architecture that llama.cpp does not know, so it refuses the file before it reads the vocabulary.
+const UNKNOWN: &str = "none-known";
 
 /// Returns the tiny model's vocabulary with other metadata.
 fn changed(change: impl FnOnce(&mut Writer)) -> Bytes {
@@ -41,7 +35,17 @@ fn with_text(key: &str, text: &str) -> Bytes {
 
 fn with_equal_tokens() -> Bytes {
     let tokens = vec!["a".to_owned(); MAKER.vocabulary().n_vocab as usize];
-    changed(|writer| writer.set("tokenizer.ggml.tokens", Value::Texts(&tokens)).expect("a good value"))
+    changed(|writer| {
+        writer.set("general.architecture", Value::Text(UNKNOWN)).expect("a good value");
+        writer.set("tokenizer.ggml.tokens", Value::Texts(&tokens)).expect("a good value");
+    })
+}
+
+fn of_kind(kind: &str) -> Bytes {
+    changed(|writer| {
+        writer.set("general.architecture", Value::Text(UNKNOWN)).expect("a good value");
+        writer.set("tokenizer.ggml.model", Value::Text(kind)).expect("a good value");
+    })
 }
 
 /// Starts a worker that serves `vocabulary` with a model of its own.
@@ -69,11 +73,10 @@ async fn status(router: &TestRouter) -> u16 {
 async fn a_worker_whose_vocabulary_would_end_the_router_is_excluded_and_others_are_served() {
     let cases = [
         (with_equal_tokens(), "tokens 0 and 1 are both \"a\""),
-        (with_text("tokenizer.ggml.model", "llama"), "no token stands for byte"),
-        (with_text("tokenizer.ggml.model", "rwkv"), "no token stands for byte"),
+        (of_kind("llama"), "no token stands for byte"),
+        (of_kind("rwkv"), "no token stands for byte"),
         (with_text("tokenizer.ggml.pre", "no such"), "cannot load the vocabulary"),
-        (with_text("tokenizer.chat_template", DOUBLING), "ended by signal"),
-        (with_text("tokenizer.chat_template", DOUBLING_AT_A_WORD), "ended by signal"),
+        // Templates end no process: minijinja's fuel pays for the memory that they take, too.
         (Bytes::from_static(b"GGUF"), "cannot load the vocabulary"),
     ];
     for (vocabulary, says) in cases {
