@@ -63,7 +63,8 @@ impl AnswerFormat {
         let from = if format.grammar_is_lazy { GrammarFrom::Call } else { GrammarFrom::PromptEnd(&self.prefix) };
         let text = match self.known.spaced.get() {
             _ if self.continues => &format.grammar,
-            Some(Some(spaced)) => spaced,
+            // The white space is that of another end of the prompt: in some templates a user can switch reasoning off.
+            Some(Some(spaced)) if format.grammar_is_lazy || self.prefix == format.generation_prompt => spaced,
             _ => self.known.grammar(),
         };
         (!text.is_empty()).then_some(AnswerGrammar { text, from })
@@ -156,17 +157,21 @@ impl FittedTemplate {
             let add_generation_prompt = Some(add_generation_prompt);
             self.plain(&ChatPrompt { messages, tools, add_generation_prompt, ..request.clone() }).ok()
         };
-        let asked = rendered(called(name, &parameters(tool), 0), true)?;
+        let asked = rendered(called(name, &parameters(tool), 0, ""), true)?;
         let most = if self.formats.allows_parallel_calls(wish) { 2 } else { 1 };
-        (1..=most).rev().find_map(|n_calls| {
-            let answered = rendered(called(name, &parameters(tool), n_calls), false)?;
+        let thoughts: &[&str] = if opens_reasoning(&known.format) { &["1", ""] } else { &[""] };
+        let turns = (1..=most).rev().flat_map(|n_calls| thoughts.iter().map(move |thought| (n_calls, *thought)));
+        turns.into_iter().find_map(|(n_calls, thought)| {
+            let answered = rendered(called(name, &parameters(tool), n_calls, thought), false)?;
             let n_common = asked.bytes().zip(answered.bytes()).take_while(|(a, b)| a == b).count();
             let n_common = asked.floor_char_boundary(n_common);
-            let said = &answered[n_common..];
+            let (opened, said) = (&asked[n_common..], &answered[n_common..]);
             let from_start = !known.format.grammar_is_lazy;
-            let before = known.format.generation_prompt.strip_suffix(&asked[n_common..]).filter(|_| from_start);
+            let before = known.format.generation_prompt.strip_suffix(opened).filter(|_| from_start);
             let text = format!("{}{said}", before.unwrap_or_default());
-            spaced(known.grammar(), &Written { text: &text, from_start, tool: name, tools: &tools })
+            // Many templates open reasoning for a response and leave it out of past turns.
+            let is_response = !from_start || (opened.is_empty() && thought == thoughts[0]);
+            spaced(known.grammar(), &Written { text: &text, from_start, is_response, tool: name, tools: &tools })
         })
     }
 
@@ -206,8 +211,15 @@ impl FittedTemplate {
     }
 }
 
-/// Returns a conversation with this many calls of a tool with these parameters.
-fn called(name: &str, parameters: &Json, n_calls: usize) -> Vec<Map<String, Json>> {
+/// Returns whether a prompt ends within reasoning that it opens.
+fn opens_reasoning(format: &ChatFormat) -> bool {
+    let (start, prompt) = (format.thinking_start.trim(), format.generation_prompt.as_str());
+    let opened = prompt.rfind(start).filter(|_| !start.is_empty()).map(|at| &prompt[at + start.len()..]);
+    opened.is_some_and(|opened| !format.thinking_ends.iter().any(|end| opened.contains(end.trim())))
+}
+
+/// Returns a conversation with this many calls of a tool with these parameters, after this reasoning.
+fn called(name: &str, parameters: &Json, n_calls: usize, thought: &str) -> Vec<Map<String, Json>> {
     let argument = |(name, schema): (&String, &Json)| {
         (name.clone(), if schema["type"] == "string" { json!("1") } else { json!(1) })
     };
@@ -226,7 +238,11 @@ fn called(name: &str, parameters: &Json, n_calls: usize) -> Vec<Map<String, Json
     let calls: Vec<Json> = (0..n_calls).map(call).collect();
     let mut messages = vec![json!({"role": "user", "content": "question"})];
     if n_calls > 0 {
-        messages.push(json!({"role": "assistant", "content": "", "tool_calls": calls}));
+        let mut answer = json!({"role": "assistant", "content": "", "tool_calls": calls});
+        if !thought.is_empty() {
+            answer["reasoning_content"] = thought.into();
+        }
+        messages.push(answer);
         messages.extend((0..n_calls).map(result));
     }
     messages.into_iter().filter_map(|message| message.as_object().cloned()).collect()

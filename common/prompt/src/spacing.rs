@@ -26,6 +26,9 @@ const DEPTH_MAX: usize = 24;
 /// Maximum work of a match. Source: `fancy_regex`'s own unit; some 10 ms.
 const BACKTRACKS_MAX: usize = 100_000;
 
+/// Rule of the whole response.
+const ROOT: &str = "root";
+
 /// Rule of white space. Source: `SPACE_RULE` of llama.cpp's `json-schema-to-grammar.cpp`.
 const SPACE: &str = "space";
 const SPACE_EXPRESSION: &str = "(\n{1,2}[ \t]{0,20}|[ ]|)";
@@ -36,6 +39,8 @@ pub(crate) struct Written<'a> {
     pub text: &'a str,
     /// Whether the grammar applies from the text's start; otherwise it applies from a later place.
     pub from_start: bool,
+    /// Whether the text before the call is that of a response, and not only of a past turn, which may lack reasoning.
+    pub is_response: bool,
     /// Name of the called tool.
     pub tool: &'a str,
     /// Names of all tools.
@@ -48,12 +53,15 @@ pub(crate) fn spaced(grammar: &str, written: &Written<'_>) -> Option<String> {
     let mut expression =
         Expression { rules: &rules, others: other_rules(written), text: String::new(), places: Vec::new() };
     expression.text.push_str(if written.from_start { "^" } else { "" });
-    expression.rule("root", &mut Vec::new())?;
+    expression.rule(ROOT, &mut Vec::new())?;
     let compiled: Regex = RegexBuilder::new(&expression.text).backtrack_limit(BACKTRACKS_MAX).build().ok()?;
     let captures = compiled.captures(written.text).ok().flatten()?;
     let mut found: HashMap<Place<'_>, Option<&str>> = HashMap::new();
     for (idx, place) in expression.places.iter().enumerate() {
         let Some(text) = captures.get(idx + 1).map(|group| group.as_str()) else { continue };
+        if place.0 == ROOT && !written.is_response {
+            continue;
+        }
         let known = found.entry(*place).or_insert(Some(text));
         if *known != Some(text) {
             *known = None;
@@ -316,7 +324,7 @@ tool-g-schema ::= "y" space
 space ::= | " " | "\n"{1,2} [ \t]{0,20}"#;
 
     fn written<'a>(text: &'a str, tools: &'a [&'a str]) -> Written<'a> {
-        Written { text, from_start: true, tool: "f", tools }
+        Written { text, from_start: true, is_response: true, tool: "f", tools }
     }
 
     #[test]
@@ -333,6 +341,14 @@ space ::= | " " | "\n"{1,2} [ \t]{0,20}"#;
             );
             assert!(spaced.contains(&expected), "{spaced}");
         }
+    }
+
+    #[test]
+    fn white_space_of_a_past_turn_is_that_of_its_calls_only() {
+        let past = Written { is_response: false, ..written("\n<call>\n{\"name\": \"f\", {\"a\": 1}}\n<end>", &["f"]) };
+        let spaced = spaced(GRAMMAR, &past).expect("the call matches the grammar");
+        assert_eq!(spaced.lines().next(), GRAMMAR.lines().next());
+        assert!(spaced.contains("tool-f ::= \"{\" \"\" \"\\\"name\\\"\" \"\" \":\" \" \""), "{spaced}");
     }
 
     #[test]
