@@ -86,6 +86,11 @@ impl AnswerFormat {
         self.separators
     }
 
+    /// Returns whether calls have another form than the template's, because llama.cpp misreads that one.
+    pub fn is_stand_in(&self) -> bool {
+        self.known.is_stand_in
+    }
+
     /// Returns whether the response continues a message that the prompt has begun.
     pub fn continues(&self) -> bool {
         self.continues

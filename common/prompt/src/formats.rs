@@ -13,6 +13,7 @@ use serde_json::{Map, Value as Json, json};
 use warmpath_llama_chat::{ChatError, ChatFormat, ChatTemplates, FormatInputs};
 
 use crate::answers::FormatWish;
+use crate::stand_in;
 use crate::vocabulary::VocabularyInfo;
 
 /// Maximum memory of a template's formats. Units: bytes.
@@ -45,7 +46,17 @@ pub(crate) struct Formats {
     bos_text: String,
     eos_text: String,
     templates: OnceLock<Result<ChatTemplates, ChatError>>,
+    reading: OnceLock<CallReading>,
     kept: Cache<blake3::Hash, Arc<KnownFormat>>,
+}
+
+/// Way in which llama.cpp reads a template's calls.
+#[derive(Debug)]
+enum CallReading {
+    AsWritten,
+    /// It reads them with a hint in the template's source.
+    Hinted(ChatTemplates),
+    Misread,
 }
 
 /// A format with its properties.
@@ -54,6 +65,8 @@ pub(crate) struct KnownFormat {
     pub format: ChatFormat,
     /// Whether a response in this format is always its own content.
     pub is_plain: bool,
+    /// Whether calls have another form than the template's.
+    pub is_stand_in: bool,
     /// Grammar that requires calls, without the content that llama.cpp allows before them.
     pub grammar_without_content: Option<String>,
     /// Grammar with white space as the template writes it; `None` inside if that could not be determined.
@@ -73,16 +86,20 @@ pub(crate) enum Ending {
 }
 
 impl Ending {
+    /// Name of the tool that is called before a result.
+    pub(crate) const TOOL: &str = "lookup";
+
     /// Returns a small conversation with this end.
-    fn conversation(self) -> Vec<Json> {
+    pub(crate) fn conversation(self) -> Vec<Json> {
         let user = json!({"role": "user", "content": "question"});
         match self {
             Self::Question => vec![user],
             Self::ToolResult => {
-                let function = json!({"name": "lookup", "arguments": "{}"});
+                let function = json!({"name": Self::TOOL, "arguments": "{}"});
                 let call = json!({"id": "call00001", "type": "function", "function": function});
                 let assistant = json!({"role": "assistant", "content": "", "tool_calls": [call]});
-                let result = json!({"role": "tool", "name": "lookup", "tool_call_id": "call00001", "content": "done"});
+                let result =
+                    json!({"role": "tool", "name": Self::TOOL, "tool_call_id": "call00001", "content": "done"});
                 vec![user, assistant, result]
             }
             Self::Continued { has_reasoning, has_content } => {
@@ -116,6 +133,7 @@ impl Formats {
             bos_text: info.bos_text.clone(),
             eos_text: info.eos_text.clone(),
             templates: OnceLock::new(),
+            reading: OnceLock::new(),
             kept: Cache::builder().max_capacity(FORMATS_BYTES_MAX).weigher(weigh).build(),
         }
     }
@@ -149,18 +167,52 @@ impl Formats {
         if let Some(known) = self.kept.get(&key) {
             return Ok(known);
         }
-        let mut format = self.templates()?.format(&text)?;
+        let (mut format, is_stand_in) = if wanted.tools.is_empty() {
+            (self.templates()?.format(&text)?, false)
+        } else {
+            self.format_of_calls(&inputs, &text)?
+        };
         if !parallel_tool_calls && let Some(one_call) = one_call(&format.grammar) {
             format.grammar = one_call;
         }
-        let known = Arc::new(KnownFormat::new(format, text.len()));
+        let known = Arc::new(KnownFormat { is_stand_in, ..KnownFormat::new(format, text.len()) });
         self.kept.insert(key, Arc::clone(&known));
         Ok(known)
     }
 
+    /// Returns the format of a response that may have calls, and whether they have another form than the template's.
+    fn format_of_calls(&self, inputs: &FormatInputs<'_>, text: &str) -> Result<(ChatFormat, bool), ChatError> {
+        let templates = self.templates()?;
+        match self.reading.get_or_init(|| self.read_calls(templates)) {
+            CallReading::AsWritten => Ok((templates.format(text)?, false)),
+            CallReading::Hinted(hinted) => Ok((hinted.format(text)?, false)),
+            CallReading::Misread => {
+                let question = FormatInputs { messages: &Ending::Question.conversation(), continues: false, ..*inputs };
+                let misread = templates.format(&question.to_json())?;
+                let marks = misread.thinking_ends.first().map_or(("", ""), |end| (&*misread.thinking_start, &**end));
+                let stand_in = self.compile(&stand_in::source(&misread.generation_prompt, marks))?;
+                let mut format = stand_in.format(text)?;
+                format.stops.extend(misread.stops);
+                Ok((format, true))
+            }
+        }
+    }
+
+    /// Finds out how llama.cpp reads the template's calls.
+    fn read_calls(&self, templates: &ChatTemplates) -> CallReading {
+        if !stand_in::is_misread(templates) {
+            return CallReading::AsWritten;
+        }
+        let hinted = self.compile(&format!("{}{}", stand_in::LIKE_PYTHON, self.source)).ok();
+        hinted.filter(stand_in::reads_call).map_or(CallReading::Misread, CallReading::Hinted)
+    }
+
     fn templates(&self) -> Result<&ChatTemplates, ChatError> {
-        let compile = || ChatTemplates::compile(&self.source, (&self.bos_text, &self.eos_text));
-        self.templates.get_or_init(compile).as_ref().map_err(Clone::clone)
+        self.templates.get_or_init(|| self.compile(&self.source)).as_ref().map_err(Clone::clone)
+    }
+
+    fn compile(&self, source: &str) -> Result<ChatTemplates, ChatError> {
+        ChatTemplates::compile(source, (&self.bos_text, &self.eos_text))
     }
 }
 
@@ -180,7 +232,7 @@ impl KnownFormat {
         // The grammar is stored a second time with the template's white space.
         let bytes = FORMAT_BYTES + 2 * format.grammar.len() + inputs_bytes * PARSER_BYTES_PER_BYTE;
         let grammar_without_content = if format.grammar_is_lazy { None } else { without_content(&format.grammar) };
-        Self { format, is_plain, grammar_without_content, spaced: OnceLock::new(), bytes }
+        Self { format, is_plain, is_stand_in: false, grammar_without_content, spaced: OnceLock::new(), bytes }
     }
 }
 

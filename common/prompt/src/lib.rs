@@ -24,6 +24,7 @@ mod partition;
 mod runs;
 mod shield;
 mod spacing;
+mod stand_in;
 mod template;
 mod tools_first;
 mod turns;

@@ -237,6 +237,13 @@ impl EngineHandle {
         self.shared.schemas().as_ref().map_err(Clone::clone)
     }
 
+    /// Checks that a grammar, which may name `n_beyond` tokens beyond the vocabulary, can be followed.
+    ///
+    /// Errors: the reason, for the client. Cost: as of parsing it; it is then cached.
+    pub fn check_grammar(&self, text: &str, n_beyond: usize) -> Result<(), String> {
+        self.shared.grammar(text, n_beyond).map(|_| ())
+    }
+
     /// Returns the properties of the loaded model and its context.
     pub fn facts(&self) -> &EngineFacts {
         &self.shared.facts

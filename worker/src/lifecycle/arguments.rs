@@ -2,8 +2,9 @@
 //!
 //! Templates write a call's arguments as one JSON object, as separate values between marks, or in their own format. A
 //! schema that cannot be enforced is refused if a call is required. Otherwise llama.cpp's looser grammar is used for
-//! that tool, and a header of the response names the tool. A schema that llama.cpp cannot convert either is replaced by
-//! one that it can. Not here: marks in grammars (`tools::arguments`, `forms`, `parameters`), following schemas
+//! that tool, and a header of the response names the tool. A schema that llama.cpp cannot convert either, or only to a
+//! grammar that cannot be followed, is replaced by one that it can. If there is none, calls are not constrained. Not
+//! here: marks in grammars (`tools::arguments`, `forms`, `parameters`), following schemas
 //! (`engine`).
 
 use std::sync::Arc;
@@ -81,10 +82,14 @@ pub(super) fn calls(
     let loosened = asked.named(loosened);
     let wish = FormatWish { tools, ..wish.clone() };
     let again = ToolsRequest { wish: &wish, budget: GrammarBudget::default(), ..asked };
-    let mut calls = again.calls().map_err(|error| match error {
-        NoFormat::Unconvertible { first, reason, .. } => fields.refused(&wish.tools[first], &reason),
-        NoFormat::Refused(error) => error,
-    })?;
+    let mut calls = match again.calls() {
+        Ok(calls) => calls,
+        Err(NoFormat::Unconvertible { first, reason, .. }) if again.is_required() => {
+            return Err(fields.refused(&wish.tools[first], &reason));
+        }
+        Err(NoFormat::Unconvertible { .. }) => again.unconstrained()?,
+        Err(NoFormat::Refused(error)) => return Err(error),
+    };
     calls.unconstrained.retain(|name| !loosened.contains(name));
     calls.unconstrained.extend(loosened);
     Ok(calls)
@@ -96,20 +101,40 @@ impl ToolsRequest<'_> {
         if tools.is_empty() {
             return Ok(CallFormat { format: self.format(tools)?, ..CallFormat::default() });
         }
-        if let Some(calls) = self.as_objects()? {
-            return Ok(calls);
-        }
-        if let Some(calls) = self.in_own_form()? {
-            return Ok(calls);
-        }
-        if let Some(calls) = self.apart()? {
-            return Ok(calls);
+        for form in [Self::as_objects, Self::in_own_form, Self::apart] {
+            let Some(mut calls) = form(self)? else { continue };
+            let Some(kept) = &calls.kept else { return Ok(calls) };
+            match self.serving.engine.check_grammar(&kept.grammar, kept.schemas.schemas.len()) {
+                Ok(()) => {
+                    // The model does not know the other form, so calls in the template's are text.
+                    if !self.is_required() && calls.format.as_ref().is_some_and(AnswerFormat::is_stand_in) {
+                        calls.unconstrained = self.named(0..tools.len());
+                    }
+                    return Ok(calls);
+                }
+                Err(reason) => tracing::debug!(%reason, "a grammar of calls cannot be followed"),
+            }
         }
         let format = self.format(tools)?;
+        if let Some(reason) = format.as_ref().and_then(|format| self.unfollowable(format)) {
+            return Err(NoFormat::Unconvertible { tools: tools.clone(), first: 0, reason });
+        }
         match self.fields.none_is_kept() {
             Some(error) if self.is_required() => Err(error.into()),
             _ => Ok(CallFormat { format, kept: None, unconstrained: self.named(0..tools.len()) }),
         }
+    }
+
+    /// Returns the reason why the grammar of a format cannot be followed; `None` if it can.
+    fn unfollowable(&self, format: &AnswerFormat) -> Option<String> {
+        self.serving.engine.check_grammar(format.grammar()?.text, 0).err()
+    }
+
+    /// Returns the format of a response whose calls no grammar constrains.
+    fn unconstrained(&self) -> Result<CallFormat, RequestError> {
+        let wish = FormatWish { tools: Vec::new(), tool_choice: ToolChoice::None, ..self.wish.clone() };
+        let format = self.serving.prompts.answer_format(self.chat, self.prompt, &wish)?;
+        Ok(CallFormat { format, kept: None, unconstrained: self.named(0..self.wish.tools.len()) })
     }
 
     /// Returns the request's tools with schemas that llama.cpp can convert, and the indexes of those whose schemas were
@@ -134,10 +159,11 @@ impl ToolsRequest<'_> {
         Ok((tools, loosened))
     }
 
-    /// Returns the reason why llama.cpp cannot convert a tool's schema; `None` if it can.
+    /// Returns the reason why llama.cpp cannot convert a tool's schema to a grammar; `None` if it can.
     fn unconvertible(&self, tool: &Value) -> Option<String> {
         match self.tried(vec![tool.clone()]) {
             Err(PromptError::Tool { reason, .. }) => Some(reason),
+            Ok(Some(format)) => self.unfollowable(&format),
             _ => None,
         }
     }
@@ -267,14 +293,17 @@ impl ToolsRequest<'_> {
         let framing = probed.grammar().and_then(|grammar| parameters::framing(grammar.text, tools));
         let Some(framing) = framing else { return Ok(None) };
         let (kept, others) = self.compiled(|idx, tool| self.values((idx, tool), &framing, separators(&probed)))?;
-        let mut marked = tools.clone();
+        let (mut marked, mut simplified) = (tools.clone(), tools.clone());
         let (mut places, mut schemas) = (Vec::new(), Vec::new());
         for (idx, values) in kept {
-            marked[idx] = parameters::marked(idx, &tools[idx], |at| if values[at].0 { "string" } else { "integer" });
+            let type_of = |at: usize| if values[at].0 { "string" } else { "integer" };
+            marked[idx] = parameters::marked(idx, &tools[idx], type_of);
+            simplified[idx] = parameters::simplified(&tools[idx], type_of);
             places.extend((0..values.len()).map(|at| (idx, at)));
             schemas.extend(values.into_iter().map(|(_, compiled)| compiled));
         }
-        let format = self.format(tools)?;
+        // The format is only for the parser, and some templates render no complicated schema in llama.cpp.
+        let format = self.format(tools).or_else(|_| self.format(&simplified))?;
         let filled = self.tried(marked).ok().flatten();
         let grammar = filled.as_ref().and_then(AnswerFormat::grammar);
         let Some(grammar) = grammar.and_then(|grammar| parameters::fill(grammar.text, tools, &places, first)) else {

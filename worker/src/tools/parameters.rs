@@ -47,16 +47,26 @@ pub fn probes(tools: &[Value]) -> Vec<Value> {
 
 /// Returns a tool with made-up parameters in place of its own, of the types that `type_of` gives for each index.
 pub fn marked(idx: usize, tool: &Value, type_of: impl Fn(usize) -> &'static str) -> Value {
-    let mut marked = tool.clone();
-    let names = names(tool);
-    let properties = (0..names.len()).map(|at| (word(idx, at), json!({"type": type_of(at)})));
+    let words = (0..names(tool).len()).map(|at| word(idx, at)).collect();
+    typed(tool, words, type_of)
+}
+
+/// Returns a tool of whose schema only the names and these types are left.
+pub fn simplified(tool: &Value, type_of: impl Fn(usize) -> &'static str) -> Value {
+    typed(tool, names(tool).into_iter().map(str::to_owned).collect(), type_of)
+}
+
+/// Returns a tool whose parameters have these names and types instead.
+fn typed(tool: &Value, new_names: Vec<String>, type_of: impl Fn(usize) -> &'static str) -> Value {
     let required = tool["function"]["parameters"]["required"].as_array();
     let is_required = |name: &str| required.is_some_and(|required| required.iter().any(|one| one == name));
-    let required: Vec<String> =
-        names.iter().enumerate().filter(|(_, name)| is_required(name)).map(|(at, _)| word(idx, at)).collect();
-    let properties = Value::Object(properties.collect());
-    marked["function"]["parameters"] = json!({"type": "object", "properties": properties, "required": required});
-    marked
+    let both = || names(tool).into_iter().zip(&new_names);
+    let required: Vec<&String> = both().filter(|(name, _)| is_required(name)).map(|(_, new)| new).collect();
+    let properties: Map<String, Value> =
+        new_names.iter().enumerate().map(|(at, name)| (name.clone(), json!({"type": type_of(at)}))).collect();
+    let mut typed = tool.clone();
+    typed["function"]["parameters"] = json!({"type": "object", "properties": properties, "required": required});
+    typed
 }
 
 /// Returns the properties of a format, given its grammar of calls to [`probes`]; `None` if it does not write arguments

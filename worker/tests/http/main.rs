@@ -45,6 +45,7 @@ mod summary;
 mod tool_arguments;
 mod tool_choice;
 mod tool_parameters;
+mod tool_templates;
 mod tool_text;
 mod tools;
 mod tools_first;

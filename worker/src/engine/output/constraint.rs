@@ -184,7 +184,7 @@ impl KnownGrammars {
 
 impl EngineShared {
     /// Returns a compiled grammar, which may name `n_beyond` tokens beyond the vocabulary, and the schema compiler.
-    fn grammar(&self, text: &str, n_beyond: usize) -> Result<(Arc<Grammar>, &SchemaCompiler), String> {
+    pub(crate) fn grammar(&self, text: &str, n_beyond: usize) -> Result<(Arc<Grammar>, &SchemaCompiler), String> {
         let compiler = self.schemas().as_ref().map_err(Clone::clone)?;
         Ok((self.grammars.get(&self.model, text, n_beyond)?, compiler))
     }
