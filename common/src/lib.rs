@@ -8,6 +8,7 @@ pub mod block_hash;
 pub mod cached_share;
 pub mod dialects;
 pub mod embeddings;
+pub mod empty_maps;
 pub mod fields;
 pub mod headers;
 pub mod ids;

@@ -10,6 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use crate::dialects::{function_of_custom, left_out_of_chat, write_custom_calls};
+use crate::empty_maps;
 
 /// The part of a chat completion request that decides its prompt and its routing.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
@@ -27,7 +28,7 @@ pub struct ChatPrompt {
     /// Whether and which tool the model must call.
     pub tool_choice: Option<Value>,
     /// Further variables of the chat template.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "empty_maps::optional_object")]
     #[schemars(schema_with = "schemas::template_variables")]
     pub chat_template_kwargs: Option<Map<String, Value>>,
     /// Reasoning effort of the model, if its template supports it; `none` switches reasoning off.
@@ -50,7 +51,17 @@ pub fn messages_to_show<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Ve
 /// Reads a chat's tools, custom ones as functions. Tools that neither router nor worker executes are left out, so that
 /// the model does not call them.
 pub fn tools_to_offer<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<Value>>, D::Error> {
-    Ok(Option::<Vec<Value>>::deserialize(deserializer)?.map(offered))
+    Ok(tools_of_chat(deserializer)?.map(offered))
+}
+
+/// Reads a chat's tools as the client wrote them, except for empty maps in their schemas.
+pub fn tools_of_chat<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<Value>>, D::Error> {
+    let mut tools = Option::<Vec<Value>>::deserialize(deserializer)?;
+    let parameters = |tool: &'_ mut Value| tool.get_mut("function")?.get_mut("parameters").map(empty_maps::fit_schema);
+    tools.iter_mut().flatten().for_each(|tool| {
+        parameters(tool);
+    });
+    Ok(tools)
 }
 
 /// Returns the tools that a chat's template offers to the model.

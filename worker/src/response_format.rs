@@ -3,6 +3,7 @@
 //! Not here: the supported parts of a schema (`schema`), following it (`engine`).
 
 use serde_json::{Map, Value, json};
+use warmpath_common::empty_maps::{fit_schema, is_empty_list};
 
 use crate::error::RequestError;
 use crate::schema::{self, SchemaError};
@@ -20,8 +21,9 @@ pub struct WantedSchema {
 ///
 /// Errors: `Field`, with the path in the schema if that is at fault.
 pub fn read(format: Option<&Value>, json_schema: Option<&Value>) -> Result<Option<WantedSchema>, RequestError> {
+    let format = format.filter(|format| !is_empty_list(format));
     let by_format = format.map(read_format).transpose()?.flatten();
-    let (param, schema) = match (by_format, json_schema) {
+    let (param, mut schema) = match (by_format, json_schema) {
         (Some(_), Some(_)) => {
             return Err(RequestError::field(
                 "json_schema",
@@ -32,6 +34,7 @@ pub fn read(format: Option<&Value>, json_schema: Option<&Value>) -> Result<Optio
         (None, Some(schema)) => ("json_schema", schema.clone()),
         (None, None) => return Ok(None),
     };
+    fit_schema(&mut schema);
     let schema = schema::normalize(&schema).map_err(|error| place(param, error))?;
     Ok(Some(WantedSchema { param, schema }))
 }
@@ -79,7 +82,7 @@ fn read_described(described: &Map<String, Value>) -> Result<(&'static str, Value
 
 /// Returns whether a schema is empty; for `json_object` that means any object, like in llama-server.
 fn is_nothing(schema: &Value) -> bool {
-    schema.is_null() || schema.as_object().is_some_and(Map::is_empty)
+    schema.is_null() || is_empty_list(schema) || schema.as_object().is_some_and(Map::is_empty)
 }
 
 fn place(param: &str, error: SchemaError) -> RequestError {

@@ -16,7 +16,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use warmpath_common::dialects::{CUSTOM, function_of_custom, left_out_of_chat};
-use warmpath_common::openai::offered;
+use warmpath_common::openai::{self, offered};
 use warmpath_llama_chat::{ReasoningFormat, ToolChoice};
 use warmpath_prompt::FormatWish;
 
@@ -46,6 +46,7 @@ const WEB_SEARCH: &str = "web_search";
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ToolFields {
+    #[serde(deserialize_with = "openai::tools_of_chat")]
     #[schemars(schema_with = "schemas::tools")]
     tools: Option<Vec<Value>>,
     #[schemars(schema_with = "schemas::tool_choice")]

@@ -9,6 +9,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use serde_json::{Map, Value as Json, json};
+use warmpath_common::empty_maps::is_empty_list;
 
 use crate::caps::Caps;
 use crate::messages::has_role;
@@ -53,12 +54,20 @@ fn fit_call(call: &mut Json, caps: &Caps) -> Result<(), String> {
     let Some(Json::Object(function)) = call.get_mut("function") else { return Ok(()) };
     // Some clients leave out arguments that are empty.
     let arguments = function.entry("arguments").or_insert_with(|| json!({}));
+    if is_empty_list(arguments) || arguments.as_str().is_some_and(is_text_of_empty_list) {
+        *arguments = json!({});
+    }
     if caps.object_arguments {
         *arguments = fit_arguments(arguments.take(), caps);
     } else if !arguments.is_string() {
         *arguments = Json::String(arguments.to_string());
     }
     Ok(())
+}
+
+/// Returns whether a text is a JSON list without items.
+fn is_text_of_empty_list(text: &str) -> bool {
+    serde_json::from_str::<[(); 0]>(text).is_ok()
 }
 
 /// Returns arguments in a form that is rendered by a template which takes objects.
@@ -77,8 +86,6 @@ fn fit_arguments(given: Json, caps: &Caps) -> Json {
         Some(Json::Object(fields)) => Json::Object(fields),
         Some(value) if !caps.refuses_other_arguments => value,
         Some(Json::Null) => json!({}),
-        // PHP writes empty arguments as an empty list.
-        Some(Json::Array(items)) if items.is_empty() => json!({}),
         _ if caps.raw_arguments => Json::String(text),
         _ => json!({ TEXT_ARGUMENT: text }),
     }

@@ -6,6 +6,7 @@
 use serde_json::{Map, Value};
 
 use super::DialectError;
+use crate::empty_maps::{fit_map, is_empty_list};
 use crate::fields::ReadError;
 
 /// A value and its path.
@@ -42,8 +43,9 @@ impl Field {
         }
     }
 
-    /// Returns the value as an object.
-    pub fn object(self) -> Result<Object, DialectError> {
+    /// Returns the value as an object; an empty list is an empty object.
+    pub fn object(mut self) -> Result<Object, DialectError> {
+        fit_map(&mut self.value);
         match self.value {
             Value::Object(fields) => Ok(Object { path: self.path, fields }),
             _ => Err(wrong(&self.path, "must be an object")),
@@ -94,9 +96,9 @@ impl Object {
         self.take(name).map(Field::text).transpose()
     }
 
-    /// Takes out an object, if there is one.
+    /// Takes out an object, if there is one; an empty list is none.
     pub fn optional_object(&mut self, name: &str) -> Result<Option<Self>, DialectError> {
-        self.take(name).map(Field::object).transpose()
+        self.take(name).filter(|field| !is_empty_list(&field.value)).map(Field::object).transpose()
     }
 
     /// Takes out the items of an array; empty where there is no array.

@@ -14,6 +14,7 @@ use super::field::{Field, Object, unsupported, wrong};
 use super::spelling::Origins;
 use super::tools::{CallForm, Listing, left_out_kind};
 use super::{Converted, DialectError, Spelling, drop_meaningless, read_object, write};
+use crate::empty_maps::is_empty_list;
 use tools::{read_tool, read_tool_choice, take_tool};
 
 /// Fields that mean nothing in responses, besides those that mean nothing in any dialect.
@@ -78,7 +79,8 @@ fn refuse_stored(fields: &mut Object) -> Result<(), DialectError> {
         ("background", "responses are generated while their client waits; leave it out or set it to false"),
     ];
     for (name, reason) in refused {
-        if let Some(field) = fields.take(name).filter(|field| field.value != Value::Bool(false)) {
+        let asks = |field: &Field| field.value != Value::Bool(false) && !is_empty_list(&field.value);
+        if let Some(field) = fields.take(name).filter(asks) {
             return Err(unsupported(&field.path, reason));
         }
     }
@@ -128,7 +130,7 @@ impl Reader {
             "function_call" => {
                 let id = item.text("call_id")?;
                 let name = self.tools.function_name(&take_tool(&mut item, CallForm::Function)?);
-                self.conversation.call(Call { id, name, arguments: item.text("arguments")? }, &item.path);
+                self.conversation.call(Call { id, name, arguments: read_arguments(&mut item)? }, &item.path);
                 Ok(())
             }
             "custom_tool_call" => {
@@ -207,6 +209,15 @@ fn read_part(mut part: Object) -> Result<Part, DialectError> {
             let reason = format!("parts of type `{kind}` are not supported; texts, images and audio are");
             Err(unsupported(&part.path_of("type"), reason))
         }
+    }
+}
+
+/// Returns a call's arguments as JSON text; some clients send the object.
+fn read_arguments(call: &mut Object) -> Result<String, DialectError> {
+    let arguments = call.required("arguments")?;
+    match arguments.value {
+        Value::Object(_) | Value::Array(_) => Ok(Value::Object(arguments.object()?.fields).to_string()),
+        _ => arguments.text(),
     }
 }
 

@@ -138,3 +138,47 @@ fn errors_have_the_client_s_field_names() {
     check("response_format.json_schema.schema", "text.format.schema");
     check("response_format", "text.format");
 }
+
+#[test]
+fn empty_lists_in_place_of_maps_are_empty_maps() {
+    let read = |convert: Convert, body: &Value| {
+        let converted = convert(body.to_string().as_bytes()).unwrap_or_else(|error| panic!("{body}: {error}"));
+        fields::read::<ChatPrompt>(&converted.body).unwrap_or_else(|error| panic!("{body}: {error}"))
+    };
+    let messages = |empty: Value| {
+        json!({
+            "max_tokens": 1,
+            "messages": [
+                {"role": "user", "content": "Hi"},
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": empty}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "b"}]},
+            ],
+            "tools": [
+                {"name": "f", "input_schema": empty},
+                {"name": "g", "input_schema": {"type": "object", "properties": {"x": empty}, "$defs": empty}},
+            ],
+        })
+    };
+    let responses = |empty: Value, arguments: Value| {
+        json!({
+            "input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": arguments}],
+            "tools": [
+                {"type": "function", "name": "f", "parameters": empty},
+                {"type": "function", "name": "g", "parameters": {"type": "object", "properties": empty}},
+            ],
+        })
+    };
+    let expected = read(anthropic::messages, &messages(json!({})));
+    assert_eq!(read(anthropic::messages, &messages(json!([]))), expected);
+    let expected = read(responses::responses, &responses(json!({}), json!("{}")));
+    assert_eq!(read(responses::responses, &responses(json!([]), json!([]))), expected);
+    assert_eq!(read(responses::responses, &responses(json!([]), json!({}))), expected);
+    let nothing = |mut body: Value, fields: &[&str]| {
+        fields.iter().for_each(|field| body[*field] = json!([]));
+        body
+    };
+    let fields = ["metadata", "tool_choice", "thinking", "output_config", "chat_template_kwargs", "cache_control"];
+    read(anthropic::messages, &nothing(messages(json!({})), &fields));
+    let fields = ["metadata", "tool_choice", "reasoning", "text", "chat_template_kwargs", "prompt", "conversation"];
+    read(responses::responses, &nothing(responses(json!({}), json!("{}")), &fields));
+}

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use warmpath_common::dialects::{Converted, DialectError, Spelling, anthropic, responses};
+use warmpath_common::empty_maps;
 use warmpath_common::fields::{self, ReadError};
 use warmpath_common::lora::RequestedAdapter;
 use warmpath_common::openai::{self, ChatPrompt};
@@ -56,6 +57,7 @@ struct ChatBody {
     #[serde(default, deserialize_with = "openai::tools_to_offer")]
     tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
+    #[serde(default, deserialize_with = "empty_maps::optional_object")]
     chat_template_kwargs: Option<Map<String, Value>>,
     reasoning_effort: Option<String>,
     add_generation_prompt: Option<bool>,
@@ -192,4 +194,31 @@ fn parse_dialect(
     };
     let (options, parsed) = parsed.map_err(|error| error.respelled(&spelling))?;
     Ok(ParsedBody { options: Options { n: None, ..options }, parsed, spelling })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn empty_lists_in_place_of_maps_give_the_prompt_of_empty_maps() {
+        let chat = |body: Value| match parse(EndpointKind::Chat, body.to_string().as_bytes()) {
+            Ok(ParsedBody { parsed: Parsed::Chat(chat), .. }) => *chat,
+            _ => panic!("{body} is a chat"),
+        };
+        let body = |empty: Value| {
+            let parameters = json!({"type": "object", "properties": {"a": empty}, "patternProperties": empty});
+            let tools = [empty.clone(), parameters]
+                .map(|parameters| json!({"type": "function", "function": {"name": "f", "parameters": parameters}}));
+            json!({"messages": [{"role": "user", "content": "Hi"}], "tools": tools})
+        };
+        assert_eq!(chat(body(json!([]))), chat(body(json!({}))));
+        let mut with_nothing = body(json!({}));
+        for field in ["chat_template_kwargs", "metadata", "logit_bias", "response_format"] {
+            with_nothing[field] = json!([]);
+        }
+        assert_eq!(chat(with_nothing), chat(body(json!({}))));
+    }
 }

@@ -5,8 +5,8 @@
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use warmpath_common::fields;
 use warmpath_common::openai::{ChatPrompt, messages_to_show, schemas};
+use warmpath_common::{empty_maps, fields};
 
 use super::generation::schemas::tokens_max_of_chat;
 use super::{AnswerFields, CommonFields, Request, UntokenizedPrompts};
@@ -20,7 +20,7 @@ pub struct ChatRequest {
     #[serde(deserialize_with = "messages_to_show")]
     #[schemars(schema_with = "schemas::messages")]
     messages: Vec<Map<String, Value>>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "empty_maps::optional_object")]
     #[schemars(schema_with = "schemas::template_variables")]
     chat_template_kwargs: Option<Map<String, Value>>,
     /// Reasoning effort of the model, if its template supports it; `none` switches reasoning off.

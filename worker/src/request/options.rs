@@ -2,13 +2,11 @@
 //!
 //! Not here: the fields about generation (`generation`), the effect of shifts, priorities and slots (the engine).
 
-use std::marker::PhantomData;
 use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{Deserializer, MapAccess, Visitor};
+use warmpath_common::empty_maps;
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::lora::RequestedAdapter;
 use warmpath_common::whole::Whole;
@@ -57,7 +55,7 @@ pub struct Options {
     /// Whether the response is streamed as server-sent events.
     stream: Option<bool>,
     /// Further options of a stream.
-    #[serde(deserialize_with = "object")]
+    #[serde(deserialize_with = "empty_maps::optional_object")]
     stream_options: Option<StreamOptions>,
     /// Seconds that a stream may be silent before a comment keeps it alive; -1 is forever.
     #[schemars(range(min = -1, max = 86400))]
@@ -214,27 +212,4 @@ pub fn silence_max(interval_s: i64) -> Result<Option<Duration>, String> {
         Err(_) if interval_s == -1 => Ok(None),
         _ => Err(format!("must be -1 to {SILENCE_S_MAX} seconds")),
     }
-}
-
-/// Parses an object or null. Serde alone would accept an array as a struct's fields in order.
-fn object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
-    struct OnlyObject<T>(PhantomData<T>);
-
-    impl<'de, T: Deserialize<'de>> Visitor<'de> for OnlyObject<T> {
-        type Value = Option<T>;
-
-        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str("an object")
-        }
-
-        fn visit_unit<E>(self) -> Result<Option<T>, E> {
-            Ok(None)
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Option<T>, A::Error> {
-            T::deserialize(MapAccessDeserializer::new(map)).map(Some)
-        }
-    }
-
-    deserializer.deserialize_any(OnlyObject(PhantomData))
 }

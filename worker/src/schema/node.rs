@@ -33,6 +33,18 @@ const UNSUPPORTED: [&str; 19] = [
     "optional",
 ];
 
+/// Keywords among these that allow every value if they are an empty map.
+const WITHOUT_EFFECT_IF_EMPTY: [&str; 8] = [
+    "if",
+    "then",
+    "else",
+    "dependentRequired",
+    "dependentSchemas",
+    "dependencies",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+];
+
 /// Names of the types.
 const TYPES: [&str; 7] = ["null", "boolean", "integer", "number", "string", "array", "object"];
 
@@ -108,6 +120,9 @@ impl<'a> SchemaNode<'a> {
             "propertyNames" if allows_every_name(value) => return Ok(()),
             "uniqueItems" if *value != Value::Bool(false) => {
                 return Err(at.refuse("`uniqueItems` is not supported"));
+            }
+            _ if WITHOUT_EFFECT_IF_EMPTY.contains(&keyword) && value.as_object().is_some_and(Map::is_empty) => {
+                return Ok(());
             }
             _ if UNSUPPORTED.contains(&keyword) => {
                 return Err(at.refuse(format!("the keyword `{keyword}` is not supported")));

@@ -150,8 +150,11 @@ fn property_names_that_allow_all_names_are_dropped() {
 #[test]
 fn refuses_unsupported_keywords_with_their_path() {
     for keyword in ["not", "if", "contains", "dependentRequired", "unevaluatedProperties", "$dynamicRef"] {
-        let schema = json!({"properties": {"a": {"items": {keyword: {}}}}});
+        let schema = json!({"properties": {"a": {"items": {keyword: {"b": {}}}}}});
         check_refused(schema, &format!("properties.a.items.{keyword}"), "not supported");
+    }
+    for keyword in ["if", "then", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedItems"] {
+        check(json!({"type": "string", keyword: {}}), json!({"type": "string"}));
     }
     for pattern in ["[^\"]", "a[^b\\\\]", "[^!-~]", "[^\\x22]", "[^\\W]", "\\P{L}"] {
         check_refused(json!({"pattern": pattern}), "pattern", "backslashes");

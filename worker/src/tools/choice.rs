@@ -5,6 +5,7 @@
 
 use serde_json::Value;
 use warmpath_common::dialects::{CUSTOM, left_out_of_chat};
+use warmpath_common::empty_maps::is_empty_list;
 use warmpath_llama_chat::ToolChoice;
 
 use crate::error::RequestError;
@@ -54,6 +55,7 @@ pub(super) fn read<'a>(
     let auto = if listed.tools.is_empty() { ToolChoice::None } else { ToolChoice::Auto };
     match choice {
         None | Some(Value::Null) => Ok(all(auto)),
+        Some(choice) if is_empty_list(choice) => Ok(all(auto)),
         Some(Value::String(word)) if word == "none" => Ok(all(ToolChoice::None)),
         Some(Value::String(word)) if word == "auto" => Ok(all(auto)),
         Some(Value::String(word)) if word == "required" => {

@@ -101,7 +101,7 @@ async fn a_response_with_a_required_call_has_it_and_continues_with_its_result() 
     assert_eq!(next["output"][0]["type"], "message", "{next}");
     assert!(next["usage"]["input_tokens_details"]["cached_tokens"].as_u64() > Some(10), "{next}");
 
-    body["tools"][0]["parameters"] = json!([]);
+    body["tools"][0]["parameters"] = json!([1]);
     let (status, error) = worker.try_ask(RESPONSES, &body).await;
     assert_eq!((status, &error["error"]["param"]), (400, &json!("tools[0].parameters")), "{error}");
 }

@@ -20,6 +20,7 @@ mod document;
 mod drafts;
 mod editors;
 mod embeddings;
+mod empty_maps;
 mod evil_peers;
 mod fuzz;
 mod harness;

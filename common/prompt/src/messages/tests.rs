@@ -86,6 +86,11 @@ fn absent_arguments_are_empty() {
     let call = json!([{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]);
     check(TEXT_ONLY, call.clone(), "assistant:{};");
     check(PRINTED_ARGUMENTS, call, "{};");
+    for empty in [json!([]), json!("[]"), json!(" [ ] ")] {
+        let call = json!([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": empty}}]}]);
+        check(TEXT_ONLY, call.clone(), "assistant:{};");
+        check(PRINTED_ARGUMENTS, call, "{};");
+    }
 }
 
 #[test]

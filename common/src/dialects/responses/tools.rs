@@ -9,6 +9,7 @@ use super::super::custom::free_text_fields;
 use super::super::field::{Object, unsupported, wrong};
 use super::super::tools::{CallForm, Listing, Tool, left_out_kind};
 use super::super::{CUSTOM, DialectError};
+use crate::empty_maps::is_empty_list;
 
 /// Reads a tool, or every tool of a namespace.
 pub(super) fn read_tool(mut tool: Object, tools: &mut Listing) -> Result<(), DialectError> {
@@ -105,6 +106,7 @@ pub(super) fn read_tool_choice(
             }
             word.into()
         }
+        value if is_empty_list(&value) => return Ok(()),
         Value::Object(_) => read_chosen(choice.object()?, tools)?,
         _ => return Err(wrong(&choice.path, "must be a string or an object")),
     };
