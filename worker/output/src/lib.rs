@@ -6,5 +6,6 @@
 pub mod grammar;
 pub mod infill;
 pub mod logprobs;
+pub mod reasoning_budget;
 pub mod stream_decoder;
 pub mod tool_call_detector;
