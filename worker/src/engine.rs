@@ -55,7 +55,7 @@ pub(crate) use media::warn_of_text_only;
 pub use media::{Projector, ProjectorConfig, ProjectorNeed};
 pub use output::arguments::{ArgumentSchemas, ArgumentsExtent};
 pub use output::json_schema::{CompiledSchema, Constraint, SchemaCompiler};
-pub use output::reasoning::ReasoningFirst;
+pub use output::reasoning::{BudgetWish, ReasoningFirst};
 pub use output::sampler_kind::SamplerKind;
 pub use output::speculation::{DraftCosts, SpeculationConfig};
 pub use output::tool_grammar::{Begin, CallGrammar, CallStart};

@@ -10,6 +10,7 @@ pub mod journal;
 pub mod message_stream;
 mod output_parser;
 pub mod prompts;
+mod reasoning;
 mod response_stream;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -130,7 +131,7 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(ResponseSpec, Vec<Sub
     if leaves_ignore_eos && (generation.schema.is_some() || prompts.iter().any(ReadPrompt::may_call)) {
         generation.ignore_eos = false;
     }
-    constrain(&mut prompts, &mut generation)?;
+    constrain(serving, &mut prompts, &mut generation)?;
     if let Some(wish) = &mut generation.probabilities {
         wish.of_prompt = prompts.iter().any(|prompt| prompt.is_echoed);
     }
@@ -183,9 +184,9 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(ResponseSpec, Vec<Sub
 ///
 /// A response that follows a client's grammar has no reasoning, and all of it is content. A response that follows a
 /// schema may have reasoning before it, and may be a tool call instead. Errors: `Field` if tools are combined with a
-/// grammar.
-fn constrain(prompts: &mut [ReadPrompt], generation: &mut Generation) -> Result<(), RequestError> {
-    for prompt in prompts {
+/// grammar, and for a bound of reasoning that the format cannot keep.
+fn constrain(serving: &Serving, prompts: &mut [ReadPrompt], generation: &mut Generation) -> Result<(), RequestError> {
+    for prompt in prompts.iter_mut() {
         let Some(answer) = &prompt.answer else { continue };
         if generation.sampling.grammar.is_none() && generation.schema.is_none() {
             answer.constrain(generation)?;
@@ -196,6 +197,9 @@ fn constrain(prompts: &mut [ReadPrompt], generation: &mut Generation) -> Result<
         } else if generation.schema.is_none() || !answer.let_reason(generation) {
             prompt.answer = None;
         }
+    }
+    for prompt in prompts {
+        prompt.bound = reasoning::bound(serving, generation, prompt)?;
     }
     Ok(())
 }
@@ -229,6 +233,7 @@ fn submit(serving: &Serving, mut draft: PreparedRequest) -> Result<Vec<Submitted
             let mut generation = draft.generation.clone();
             // The same seed would give the same text for each choice.
             generation.sampling.seed = generation.sampling.seed.map(|seed| seed_of_choice(seed, k));
+            generation.bound.clone_from(&prompt.bound);
             let (events, receiver) = engine::events();
             let past = draft.past.tokens(submitted.len());
             let said = past.iter().map(|past| past.sampled.token);

@@ -49,6 +49,7 @@ const RENAMED: &[(&str, &str)] = &[
     ("parallel_tool_calls", "tool_choice.disable_parallel_tool_use"),
     ("tool_choice.function", "tool_choice"),
     ("chat_template_kwargs.enable_thinking", "thinking.type"),
+    ("thinking_budget_tokens", "thinking.budget_tokens"),
 ];
 
 /// Returns the chat of a request for a message.
@@ -313,14 +314,19 @@ fn read_format(fields: &mut Object, chat: &mut Map<String, Value>) -> Result<(),
     Ok(())
 }
 
-/// Reads whether the model is to reason first; where the request does not set it, the chat template decides.
+/// Reads whether the model is to reason first, and how long; where the request does not set it, the chat template
+/// decides.
 fn read_thinking(fields: &mut Object) -> Result<(), DialectError> {
     let Some(mut thinking) = fields.optional_object("thinking")? else { return Ok(()) };
-    let thinks = match thinking.text("type")?.as_str() {
+    let kind = thinking.text("type")?;
+    let thinks = match kind.as_str() {
         "enabled" | "adaptive" => true,
         "disabled" => false,
         _ => return Err(wrong(&thinking.path_of("type"), "must be \"enabled\", \"adaptive\" or \"disabled\"")),
     };
+    if let Some(budget) = thinking.take("budget_tokens").filter(|_| kind == "enabled") {
+        fields.fields.insert("thinking_budget_tokens".to_owned(), budget.value);
+    }
     let variables = fields.fields.entry("chat_template_kwargs").or_insert_with(|| json!({}));
     if let Value::Object(variables) = variables {
         variables.entry("enable_thinking").or_insert(thinks.into());

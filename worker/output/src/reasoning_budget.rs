@@ -1,7 +1,7 @@
 //! The bound of a response's reasoning: at the bound, the tokens that close the reasoning are forced.
 //!
 //! Reasoning may begin with the response, behind earlier reasoning, and behind the text that opens an answer. Elsewhere
-//! its mark is ordinary text, for example in a file that a call writes. All reasoning of a response shares one bound, so
+//! its mark is ordinary text, for example in a file that a call writes. All reasoning of a response shares one bound:
 //! a model that opens its reasoning again does not think on. A character is never cut.
 //!
 //! Not here: drawing the other tokens (the engine's sampler), separating reasoning from content (the worker's parser).

@@ -128,6 +128,19 @@ pub struct GenerationFlags {
     #[arg(long = "mirostat-ent", env = "WARMPATH_MIROSTAT_ENT", value_name = "ENTROPY")]
     pub mirostat_tau: Option<f32>,
 
+    /// Maximum number of tokens of a response's reasoning, which is closed there; 0 closes it at once, -1 never.
+    #[arg(
+        long = "reasoning-budget",
+        env = "WARMPATH_REASONING_BUDGET",
+        value_name = "N",
+        allow_negative_numbers = true
+    )]
+    pub reasoning_budget_tokens: Option<i64>,
+
+    /// Text at the end of reasoning that --reasoning-budget closes.
+    #[arg(long, env = "WARMPATH_REASONING_BUDGET_MESSAGE", value_name = "TEXT")]
+    pub reasoning_budget_message: Option<String>,
+
     /// Random seed; -1 for a different one for each response.
     #[arg(short, long, env = "WARMPATH_SEED", value_name = "SEED", allow_negative_numbers = true)]
     pub seed: Option<i64>,
@@ -246,6 +259,7 @@ mod tests {
             (GenerationFlags { n_predict: Some(-2), ..GenerationFlags::default() }, "predict"),
             (GenerationFlags { top_p: Some(1.5), ..GenerationFlags::default() }, "top-p"),
             (GenerationFlags { mirostat: Some(3), ..GenerationFlags::default() }, "mirostat"),
+            (GenerationFlags { reasoning_budget_tokens: Some(-2), ..GenerationFlags::default() }, "reasoning-budget"),
             (GenerationFlags { mirostat_eta: Some(-1.0), ..GenerationFlags::default() }, "mirostat-lr"),
         ] {
             let error = defaults(&flags).unwrap_err();

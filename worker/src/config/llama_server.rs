@@ -214,7 +214,7 @@ pub const ROWS: &[FlagRow] = &[
     row(
         "--adaptive-target --adaptive-decay -l --logit-bias --grammar --grammar-file -j --json-schema -jf \
          --json-schema-file -r --reverse-prompt -sp --special --spm-infill --chat-template-kwargs \
-         --reasoning-format -rea --reasoning --reasoning-effort --reasoning-budget --reasoning-budget-message",
+         --reasoning-format -rea --reasoning --reasoning-effort",
         Value,
         Refused("set it in each request; docs/api.md has the supported fields"),
     ),

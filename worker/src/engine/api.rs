@@ -14,12 +14,13 @@ use warmpath_common::lora::Applied;
 use warmpath_prompt::MediaRun;
 use warmpath_worker_core::tenants::TenantId;
 use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
+use warmpath_worker_output::reasoning_budget::ReasoningBound;
 
 use super::config::ShiftObstacle;
 use super::events::EventSender;
 use super::kv::receiving::{FetchedState, PeerOffer};
 use super::output::json_schema::CompiledSchema;
-use super::output::reasoning::ReasoningFirst;
+use super::output::reasoning::{BudgetWish, ReasoningFirst};
 use super::output::sampler_kind::SamplerKind;
 use super::output::tool_grammar::CallGrammar;
 
@@ -127,6 +128,10 @@ pub struct Generation {
     pub schema: Option<CompiledSchema>,
     /// Marks of reasoning that may precede the constrained text; `None` if there is none.
     pub reasoning: Option<ReasoningFirst>,
+    /// Requested bound of reasoning.
+    pub budget: BudgetWish,
+    /// Bound of reasoning in the response's format; `None` if there is none.
+    pub bound: Option<ReasoningBound>,
     /// Requested drafts.
     pub drafts: DraftWish,
 }

@@ -104,7 +104,7 @@ pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<
     });
     let left_out = tools.left_out();
     let Prompt { tokens, runs, .. } = prompt;
-    Ok(ReadPrompt { tokens, runs, last_message_token, text: None, is_echoed: false, answer, left_out })
+    Ok(ReadPrompt { tokens, runs, last_message_token, text: None, is_echoed: false, answer, bound: None, left_out })
 }
 
 fn call_grammar(answer: &AnswerFormat, grammar: AnswerGrammar<'_>, kept: Option<KeptArguments>) -> CallGrammar {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use warmpath_common::ids::Token;
 use warmpath_common::prompts::RawPrompt;
 use warmpath_prompt::{MediaRun, PromptTokens, Scope};
+use warmpath_worker_output::reasoning_budget::ReasoningBound;
 
 use super::chat::{self, ChatAnswer};
 use crate::app_state::Serving;
@@ -28,6 +29,8 @@ pub struct ReadPrompt {
     pub is_echoed: bool,
     /// Constraints of its response and the format for parsing it; `None` if the whole text is the content.
     pub answer: Option<Arc<ChatAnswer>>,
+    /// Bound of the response's reasoning; `None` until it is known, and if there is none.
+    pub bound: Option<ReasoningBound>,
     /// Kinds of tools that were omitted from the prompt.
     pub left_out: Vec<&'static str>,
 }
@@ -48,7 +51,8 @@ impl ReadPrompt {
         }
         // Media are no part of the text, as in llama-server.
         let text = (repeats != Repeats::Nothing).then(|| serving.prompts.detokenize(&tokens));
-        Ok(Self { tokens, runs, last_message_token: None, text, is_echoed, answer: None, left_out: Vec::new() })
+        let (answer, bound, left_out) = (None, None, Vec::new());
+        Ok(Self { tokens, runs, last_message_token: None, text, is_echoed, answer, bound, left_out })
     }
 
     /// Returns whether the answer may consist of tool calls.

@@ -5,6 +5,7 @@
 //! (the engine).
 
 mod drafts;
+mod reasoning;
 mod samplers;
 pub mod schemas;
 
@@ -24,6 +25,7 @@ use crate::engine::{DraftWish, Generation, ProbabilitySource, ProbabilityWish, S
 use crate::error::RequestError;
 use crate::response_format::{self, WantedSchema};
 use drafts::DraftFields;
+use reasoning::BudgetFields;
 use samplers::SamplersField;
 
 /// Maximum number of stop texts. Source: OpenAI allows 4, llama-server any number; the response is searched for each of
@@ -139,6 +141,8 @@ pub struct GenerationFields {
     post_sampling_probs: Option<bool>,
     #[serde(flatten, deserialize_with = "fields::part")]
     drafts: DraftFields,
+    #[serde(flatten, deserialize_with = "fields::part")]
+    budget: BudgetFields,
 }
 
 /// `stop` in its two forms.
@@ -203,6 +207,7 @@ impl GenerationFields {
             n_indent: self.resolve_n_indent(basis.defaults.n_indent)?,
             predict_max: self.resolve_predict_max(basis.defaults.predict_max)?,
             probabilities: self.resolve_probabilities()?,
+            budget: self.budget.resolve(&basis.defaults.budget)?,
             sampling: self.resolve_sampling(basis)?,
             ..Generation::default()
         })

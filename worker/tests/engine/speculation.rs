@@ -14,6 +14,8 @@ use warmpath_worker::engine::{
 };
 use warmpath_worker::schema::normalize;
 use warmpath_worker_core::drafting::ForcedDrafts;
+use warmpath_worker_output::reasoning_budget::{Begun, ReasoningBound};
+use warmpath_worker_output::tool_call_detector::ReasoningMarks;
 
 use super::drafts::{forced, half_right, know, right, wrong};
 use super::support::{Answer, Ask, ask, config, start, stop, tokens, until};
@@ -151,6 +153,14 @@ fn every_way(engine: &EngineHandle) -> Vec<Ask> {
     asks.push(asked);
     for max_tokens in [1, 2, 3, 9, 10, 11, 12] {
         asks.push(ask(&prompt, max_tokens));
+    }
+    for (tokens_max, begun) in [(0, Begun::Reasoning), (7, Begun::Reasoning), (7, Begun::Nothing)] {
+        let mut asked = sampled(|sampling| sampling.repeat_penalty = 1.3);
+        let marks = ReasoningMarks { start: "a".to_owned(), ends: vec!["\u{1}never".to_owned()] };
+        let closing = tokens(9, 5).into();
+        asked.generation.bound = Some(ReasoningBound { tokens_max, marks, opening: String::new(), closing, begun });
+        asked.generation.probabilities = plain.clone().listing(2).generation.probabilities;
+        asks.push(asked);
     }
     asks
 }

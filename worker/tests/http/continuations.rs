@@ -98,7 +98,7 @@ pub fn alike(one: &Value, other: &Value) -> bool {
 }
 
 /// Checks every cut of a stream: `elsewhere` must send the rest of it.
-async fn check((worker, elsewhere): (&TestWorker, &TestWorker), path: &str, mut body: Value) -> String {
+pub async fn check((worker, elsewhere): (&TestWorker, &TestWorker), path: &str, mut body: Value) -> String {
     body["stream"] = json!(true);
     let whole = stream(worker, path, &body, None).await;
     let n_writes = whole.writes.len();

@@ -38,6 +38,7 @@ mod probabilities;
 mod random_schema;
 mod readers;
 mod real_weights;
+mod reasoning_budget;
 mod rerank;
 mod schemas;
 mod shifts;

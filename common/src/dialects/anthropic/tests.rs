@@ -167,9 +167,12 @@ fn fields_have_a_chat_s_names_and_the_others_stay() {
     );
     check_fields(json!({"mcp_servers": [], "container": null}), json!({}));
     let kwargs = |thinks: bool| json!({"chat_template_kwargs": {"enable_thinking": thinks}});
-    check_fields(json!({"thinking": {"type": "enabled", "budget_tokens": 1024}}), kwargs(true));
+    let mut bounded = kwargs(true);
+    bounded["thinking_budget_tokens"] = json!(1024);
+    check_fields(json!({"thinking": {"type": "enabled", "budget_tokens": 1024}}), bounded);
+    check_fields(json!({"thinking": {"type": "enabled", "budget_tokens": null}}), kwargs(true));
     check_fields(json!({"thinking": {"type": "adaptive"}}), kwargs(true));
-    check_fields(json!({"thinking": {"type": "disabled"}}), kwargs(false));
+    check_fields(json!({"thinking": {"type": "disabled", "budget_tokens": 1024}}), kwargs(false));
     let own = json!({"thinking": {"type": "enabled"}, "chat_template_kwargs": {"enable_thinking": false}});
     check_fields(own, kwargs(false));
     let schema = json!({"type": "object"});

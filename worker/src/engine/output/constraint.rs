@@ -147,7 +147,7 @@ pub(crate) fn unfollowed(reason: impl std::fmt::Display) -> String {
 }
 
 /// Returns the text of a token, also of a control token.
-fn piece(model: &LlamaModel, token: Token) -> Vec<u8> {
+pub(super) fn piece(model: &LlamaModel, token: Token) -> Vec<u8> {
     model.vocab().token_to_piece(LlamaToken(token.cast_signed()), true, None)
 }
 

@@ -18,8 +18,9 @@ use warmpath_common::ids::Token;
 use warmpath_common::media::MEDIA_TOKEN_MIN;
 use warmpath_worker_output::infill::{self, KeptCandidates};
 use warmpath_worker_output::logprobs::{self, TokenLogprob, TokenProbabilities};
+use warmpath_worker_output::reasoning_budget::ReasoningBudget;
 
-use super::constraint::{ResponseRule, unfollowed};
+use super::constraint::{ResponseRule, piece, unfollowed};
 use super::grammar::FollowedGrammar;
 use super::json_schema::Allowed;
 use super::sampler_kind::SamplerKind;
@@ -48,6 +49,8 @@ const MIROSTAT_M: i32 = 100;
 /// Sampler of one response.
 pub(crate) struct TokenSampler {
     rule: ResponseRule,
+    /// Count of the reasoning; `None` without a bound.
+    budget: Option<ReasoningBudget>,
     chooser: Sampler,
 }
 
@@ -77,12 +80,13 @@ impl TokenSampler {
         }
         let candidates = LlamaTokenDataArray::new(Vec::new(), false);
         let end = infill_end(model, generation);
-        let mut sampler = Self { rule, chooser: Sampler { chains, end, biases, candidates, n_draws: 0 } };
+        let budget = generation.bound.clone().map(ReasoningBudget::new);
+        let mut sampler = Self { rule, budget, chooser: Sampler { chains, end, biases, candidates, n_draws: 0 } };
         sampler.replay(model, submission)?;
         Ok(sampler)
     }
 
-    /// Advances the rule and the random numbers past the response so far, which the penalties' history already has.
+    /// Advances rule, budget and random numbers past the response so far, which the penalties' history already has.
     ///
     /// The state of Mirostat and XTC depends on logits, so it starts anew. Errors: `Sampler` if a token breaks the
     /// rule.
@@ -90,7 +94,7 @@ impl TokenSampler {
         let draws_once = submission.generation.sampling.mirostat == 0;
         for past in &submission.past {
             let sampled = past.sampled;
-            self.rule.take(model, sampled.token)?;
+            self.take(model, sampled.token)?;
             for _ in 0..if draws_once { sampled.n_draws } else { 0 } {
                 self.chooser.skip_draw();
             }
@@ -98,14 +102,26 @@ impl TokenSampler {
         Ok(())
     }
 
+    /// Advances the rule and the count of reasoning by a token.
+    fn take(&mut self, model: &LlamaModel, token: Token) -> Result<(), EngineError> {
+        self.rule.take(model, token)?;
+        if let Some(budget) = &mut self.budget {
+            budget.push(token, &piece(model, token));
+        }
+        Ok(())
+    }
+
     /// Chooses the next token by the logits of the last one and records the choice.
     ///
-    /// Errors: `Sampler` if the rule or the biases exclude every token, or if checking the rule takes too much work.
+    /// Errors: `Sampler` if the rule or the biases exclude every token, if the rule excludes the end of reasoning, or if
+    /// checking the rule takes too much work.
     pub(crate) fn choose(&mut self, model: &LlamaModel, logits: &[f32]) -> Result<SampledToken, EngineError> {
         let chooser = &mut self.chooser;
         chooser.n_draws = 0;
         let source = ChoiceInput { model, logits };
+        let forced = self.budget.as_ref().and_then(ReasoningBudget::forced);
         let id = match &mut self.rule {
+            _ if let Some(token) = forced => Ok(chooser.choose_only(to_llama(token), source)),
             ResponseRule::Free | ResponseRule::Waiting(_) => chooser.choose_free(source),
             ResponseRule::Schema(constraint) => {
                 chooser.choose_allowed(constraint.allowed().map_err(|reason| refuse(unfollowed(reason)))?, None, source)
@@ -120,7 +136,8 @@ impl TokenSampler {
             ResponseRule::Reasoning(thinking) => chooser.choose_unending(thinking.then.ends(), source),
         }?;
         let token = id.0.unsigned_abs();
-        self.rule.take(model, token)?;
+        self.take(model, token)?;
+        let chooser = &mut self.chooser;
         accept(&mut chooser.chains, id)?;
         Ok(SampledToken { token, n_draws: chooser.n_draws })
     }
@@ -192,10 +209,16 @@ impl Sampler {
                 let ends = mask.iter().map(|id| data(id as usize));
                 let end = ends.max_by(|a, b| a.logit().total_cmp(&b.logit()));
                 let end = end.ok_or_else(|| refuse("there is no token that ends an answer".to_owned()))?;
-                self.fill(|candidates| candidates.push(LlamaTokenData::new(end.id(), end.logit(), 1.0)));
-                Ok(end.id())
+                Ok(self.choose_only(end.id(), source))
             }
         }
+    }
+
+    /// Chooses this token, without a random draw.
+    fn choose_only(&mut self, token: LlamaToken, source: ChoiceInput<'_>) -> LlamaToken {
+        let logit = source.logits[token.0.unsigned_abs() as usize];
+        self.fill(|candidates| candidates.push(LlamaTokenData::new(token, logit, 1.0)));
+        token
     }
 
     /// Chooses the next token, checks it by a grammar and, if it is refused, chooses again among the allowed tokens.
