@@ -3,6 +3,7 @@
 //! Sampling fields and responses belong to the worker; the router relays the rest of a body without parsing it. Each
 //! reader deserializes only the fields that it uses from the same bytes; unknown fields are ignored.
 
+mod messages;
 pub mod schemas;
 
 use schemars::JsonSchema;
@@ -11,6 +12,8 @@ use serde_json::{Map, Value};
 
 use crate::dialects::{function_of_custom, left_out_of_chat, write_custom_calls};
 use crate::empty_maps;
+
+pub use messages::REASONING_FIELDS;
 
 /// The part of a chat completion request that decides its prompt and its routing.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
@@ -41,10 +44,14 @@ pub struct ChatPrompt {
     pub cache_salt: Option<String>,
 }
 
-/// Reads a chat's messages; calls of custom tools become calls of functions.
+/// Reads a chat's messages in the one form that checks and templates know; calls of custom tools become calls of
+/// functions.
 pub fn messages_to_show<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Map<String, Value>>, D::Error> {
     let mut messages = Vec::<Map<String, Value>>::deserialize(deserializer)?;
-    messages.iter_mut().for_each(write_custom_calls);
+    for message in &mut messages {
+        write_custom_calls(message);
+        messages::convert(message);
+    }
     Ok(messages)
 }
 

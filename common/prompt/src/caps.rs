@@ -7,6 +7,7 @@
 //! `turns`).
 
 use serde_json::{Value as Json, json};
+use warmpath_common::openai::REASONING_FIELDS;
 
 use crate::messages::to_template_value;
 use crate::template::ChatTemplate;
@@ -55,8 +56,8 @@ pub(crate) struct Caps {
     pub refused_pairs: RefusedPairs,
     /// Whether the template knows the role `developer`; otherwise `system` takes its place.
     pub developer_role: bool,
-    /// Whether the template reads reasoning as `thinking`, as gpt-oss does; others read `reasoning_content`.
-    pub thinking_key: bool,
+    /// Field from which the template reads reasoning: `reasoning_content`, or another as those of gpt-oss and Solar-Open.
+    pub reasoning_field: &'static str,
     /// Whether the template refuses content besides reasoning and calls, as gpt-oss's does.
     pub calls_without_content: bool,
     /// Whether the template reads reasoning only as a part of the content, of type `thinking`, as Ministral 3's does.
@@ -155,7 +156,7 @@ impl Caps {
             refuses_long_call_ids: refuses_calls(&long_ids),
             refused_pairs: refused_pairs(template, (user, assistant), &answered),
             developer_role: shows_developer(template),
-            thinking_key: template.source().contains("message.thinking"),
+            reasoning_field: reasoning_field(template, assistant, &answered),
             // Source: llama.cpp's test for gpt-oss in `common_chat_try_specialized_template`.
             calls_without_content: template.source().contains("<|channel|>"),
             thinking_parts: takes_thinking_parts(template),
@@ -191,6 +192,27 @@ fn content_shapes(template: &ChatTemplate, role: &str) -> ContentShapes {
         part,
         parts: part && shown(json!([text(MARKER), text(SECOND_MARKER)]), &[MARKER, SECOND_MARKER]),
     }
+}
+
+/// Returns the first field whose reasoning is rendered; `reasoning_content` if none is. `answered` ends with a tool's
+/// result.
+///
+/// Templates render it in earlier answers, in the last one, or between a call and the next answer.
+fn reasoning_field(template: &ChatTemplate, assistant: ContentShapes, answered: &[Json]) -> &'static str {
+    let (asks, says) = (json!({"role": "user", "content": "question"}), message("assistant", "answer", assistant));
+    let conversations = [json!([asks, says, asks]), json!([asks, says]), json!(answered)];
+    let is_rendered = |field: &str, messages: &Json| {
+        let mut variables = json!({
+            "messages": messages, "bos_token": "", "eos_token": "", "add_generation_prompt": true,
+            "enable_thinking": true, "tools": [a_tool()],
+        });
+        variables["messages"][1][field] = json!(MARKER);
+        template.render(to_template_value(&variables)).is_ok_and(|shown| shown.contains(MARKER))
+    };
+    let is_read = |field: &&str| {
+        template.source().contains(*field) && conversations.iter().any(|messages| is_rendered(field, messages))
+    };
+    REASONING_FIELDS.into_iter().find(is_read).unwrap_or(REASONING_FIELDS[0])
 }
 
 /// Returns whether reasoning is rendered as a part of the content, and not as `reasoning_content`.

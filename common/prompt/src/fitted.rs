@@ -90,7 +90,7 @@ impl FittedTemplate {
 
     /// Renders a request.
     pub fn rendered(&self, request: &ChatPrompt) -> Result<Rendered, PromptError> {
-        let goes_on = continued(request)?;
+        let goes_on = self.continued(request)?;
         let mut variables = variables(request, &self.caps)?;
         let stand_ins = self.shield.stand_ins(&variables).map_err(|()| {
             let reason = "they contain too many different private-use characters".to_owned();
@@ -117,6 +117,11 @@ impl FittedTemplate {
             }
         }
         Ok(Rendered { plain, shielded: Some(Shielded { text, stand_ins, hostile }) })
+    }
+
+    /// Returns the message that the response to a request continues, if there is one.
+    pub fn continued<'m>(&self, request: &'m ChatPrompt) -> Result<Option<Continued<'m>>, PromptError> {
+        continued(request, &self.caps)
     }
 
     /// Returns the separators that the template writes between the parts of a call's arguments, if they are known.

@@ -7,13 +7,13 @@ use std::borrow::Cow;
 
 use minijinja::value::Value;
 use serde_json::{Map, Value as Json, json};
-use warmpath_common::openai::ChatPrompt;
+use warmpath_common::openai::{ChatPrompt, REASONING_FIELDS};
 
 use crate::calls::{add_ids, fit_calls, one_call_each};
 use crate::caps::{Caps, ContentShapes, SystemPlaces};
 use crate::error::PromptError;
 use crate::media::{MediaKind, mark};
-use crate::turns::{is_answer, joined};
+use crate::turns::{JOINT, is_answer, joined};
 
 /// Longest role.
 ///
@@ -92,39 +92,49 @@ pub(crate) struct Continued<'m> {
     pub content: Cow<'m, str>,
 }
 
-/// Returns the message to continue, if the last one is the assistant's and not the only one.
+/// Returns the message to continue, if the last one is the assistant's and has others before it. Answers before it that the
+/// template refuses there are a part of it, as everywhere else ([`joined`]).
 ///
 /// Errors: `Messages` if it cannot be continued, like llama-server.
-pub(crate) fn continued(request: &ChatPrompt) -> Result<Option<Continued<'_>>, PromptError> {
-    let is_assistant = |message: &Map<String, Json>| message.get("role").is_some_and(|role| role == "assistant");
-    let Some((message, before)) = request.messages.split_last().filter(|(last, _)| is_assistant(last)) else {
+pub(crate) fn continued<'m>(request: &'m ChatPrompt, caps: &Caps) -> Result<Option<Continued<'m>>, PromptError> {
+    let messages = &request.messages;
+    let Some((message, before)) = messages.split_last().filter(|(last, _)| has_role(last, &["assistant"])) else {
         return Ok(None);
     };
-    let refused = |reason: &str| PromptError::Messages { index: before.len(), reason: reason.to_owned() };
-    match before.last() {
-        None => return Ok(None),
-        Some(previous) if is_assistant(previous) => {
-            return Err(refused(
-                "of two assistant's messages at the end, it is not clear which one is to be continued",
-            ));
-        }
-        Some(_) => {}
+    if !before.is_empty() && has_calls(message) {
+        let reason = "an assistant's message with tool calls cannot be continued; the calls' results must follow";
+        return Err(PromptError::Messages { index: before.len(), reason: reason.to_owned() });
     }
-    if message.get("tool_calls").and_then(Json::as_array).is_some_and(|calls| !calls.is_empty()) {
-        return Err(refused(
-            "an assistant's message with tool calls cannot be continued; the calls' results must follow",
-        ));
+    let is_joined = |message: &&Map<String, Json>| has_role(message, &["assistant"]) && !has_calls(message);
+    let joined = before.iter().rev().take_while(is_joined).count();
+    let first = if caps.refused_pairs.assistants { before.len() - joined } else { before.len() };
+    if first == 0 {
+        return Ok(None);
     }
-    let reasoning = message.get("reasoning_content").and_then(Json::as_str).unwrap_or_default().into();
-    let content = match message.get("content") {
-        Some(Json::String(text)) => text.into(),
-        Some(Json::Array(parts)) => {
-            let texts: Result<Vec<_>, _> = parts.iter().map(part_text).collect();
-            texts.map_err(|reason| refused(&reason))?.join(CONTINUED_PARTS_JOINT).into()
-        }
-        _ => "".into(),
-    };
+    let content = |(index, message)| said(message).map_err(|reason| PromptError::Messages { index, reason });
+    let mut contents = (first..).zip(&messages[first..]).map(content).collect::<Result<Vec<_>, _>>()?;
+    contents.retain(|text| !text.is_empty());
+    let reasoning = messages[first].get("reasoning_content").and_then(Json::as_str).unwrap_or_default().into();
+    let content = if contents.len() == 1 { contents.remove(0) } else { contents.join(JOINT).into() };
     Ok(Some(Continued { reasoning, content }))
+}
+
+fn has_calls(message: &Map<String, Json>) -> bool {
+    message.get("tool_calls").and_then(Json::as_array).is_some_and(|calls| !calls.is_empty())
+}
+
+/// Returns the text of an answer.
+///
+/// Errors: the reason if it is not only text.
+fn said(message: &Map<String, Json>) -> Result<Cow<'_, str>, String> {
+    match message.get("content") {
+        Some(Json::String(text)) => Ok(text.into()),
+        Some(Json::Array(parts)) => {
+            let texts = parts.iter().map(part_text).collect::<Result<Vec<_>, _>>()?;
+            Ok(texts.join(CONTINUED_PARTS_JOINT).into())
+        }
+        _ => Ok("".into()),
+    }
 }
 
 /// Returns the messages with their indexes. System messages that the template does not render are joined to other
@@ -236,10 +246,10 @@ fn fit_empty(message: &mut Map<String, Json>, caps: &Caps) {
 /// Moves reasoning to where the template reads it.
 fn fit_thinking(message: &mut Map<String, Json>, caps: &Caps) {
     let as_part = caps.thinking_parts && has_role(message, &["system", "assistant"]);
-    if !as_part && !caps.thinking_key {
+    if !as_part && caps.reasoning_field == REASONING_FIELDS[0] {
         return;
     }
-    let Some(Json::String(thoughts)) = message.get("reasoning_content").cloned() else { return };
+    let Some(Json::String(thoughts)) = message.get(REASONING_FIELDS[0]).cloned() else { return };
     // llama.cpp drops reasoning without text, too.
     if thoughts.is_empty() {
         return;
@@ -253,7 +263,7 @@ fn fit_thinking(message: &mut Map<String, Json>, caps: &Caps) {
         message.insert("content".to_owned(), Json::Array(parts));
         return;
     }
-    message.entry("thinking").or_insert(Json::String(thoughts));
+    message.insert(caps.reasoning_field.to_owned(), Json::String(thoughts));
     if caps.calls_without_content && message.contains_key("tool_calls") {
         message.shift_remove("content");
     }
@@ -304,7 +314,10 @@ fn fit_content(content: Option<&Json>, role: &str, caps: &Caps) -> Result<Json, 
     }
 }
 
-fn part_text(part: &Json) -> Result<&str, String> {
+/// Returns the text of a part of a content.
+///
+/// Errors: the reason if it is no text.
+pub(crate) fn part_text(part: &Json) -> Result<&str, String> {
     let kind = part.get("type").and_then(Json::as_str).ok_or("each part of content must have a type")?;
     match (kind, part.get("text")) {
         ("text", Some(Json::String(text))) => Ok(text),

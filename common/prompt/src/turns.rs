@@ -12,12 +12,12 @@
 use serde_json::{Map, Value as Json, json};
 
 use crate::caps::Caps;
-use crate::messages::{has_role, join};
+use crate::messages::{has_role, join, part_text};
 
 /// Separator of joined messages.
 ///
 /// Source: mistral-common joins successive messages in this way before it renders them (`_aggregate_user_messages`).
-const JOINT: &str = "\n\n";
+pub(crate) const JOINT: &str = "\n\n";
 
 /// Returns the messages with each pair joined that the template refuses.
 ///
@@ -49,10 +49,17 @@ pub(crate) fn is_answer(message: &Map<String, Json>) -> bool {
 }
 
 /// Appends the content of `more` to a message: as text if both are texts, since a separator between parts is lost in
-/// templates that trim each of them.
+/// templates that trim each of them. Nothing separates empty content.
 ///
 /// Cost: that of the appended content, as many messages may be joined to one.
 fn append(message: &mut Map<String, Json>, mut more: Map<String, Json>) {
+    if is_empty(&more) {
+        return;
+    }
+    if is_empty(message) {
+        message.insert("content".to_owned(), more["content"].take());
+        return;
+    }
     if join(message, &more, JOINT) {
         return;
     }
@@ -60,6 +67,14 @@ fn append(message: &mut Map<String, Json>, mut more: Map<String, Json>) {
     parts.push(json!({"type": "text", "text": JOINT}));
     parts.append(&mut take_parts(&mut more));
     message.insert("content".to_owned(), Json::Array(parts));
+}
+
+/// Returns whether a message has no text and no media.
+fn is_empty(message: &Map<String, Json>) -> bool {
+    match message.get("content") {
+        Some(Json::Array(parts)) => parts.iter().all(|part| part_text(part) == Ok("")),
+        content => content.is_none_or(|content| content.is_null() || content == ""),
+    }
 }
 
 /// Takes a message's content as a list of parts.

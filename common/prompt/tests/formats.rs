@@ -40,6 +40,8 @@ const OTHER_PROMPTS: &[(&str, &[&str])] = &[
     ("meta-llama-Llama-3.3-70B-Instruct", &["question", "question with tools", "result", THOUGHT, "goes on"]),
     // llama.cpp takes it for Ministral 3 and puts reasoning before the content, of which it renders the first part.
     ("unsloth-mistral-Devstral-Small-2507", &[THOUGHT]),
+    // It reads reasoning from `reasoning`, a field that llama.cpp does not fill.
+    ("upstage-Solar-Open-100B", &[THOUGHT]),
 ];
 
 fn tool() -> Json {

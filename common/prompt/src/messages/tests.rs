@@ -130,6 +130,28 @@ fn reasoning_is_where_the_template_reads_it() {
     check(&harmony, without_thoughts, "assistant:b;");
 }
 
+/// Returns a template that renders reasoning from one field, as Solar-Open's does, behind the last question.
+fn reads(field: &str) -> String {
+    format!(
+        "{{% set ns = namespace(last=0) %}}{{% for m in messages %}}{{% if m.role == 'user' %}}{{% set ns.last = loop.index0 %}}{{% endif %}}{{% endfor %}}{{% for m in messages %}}{{{{ m.role }}}}:{{% if m.{field} and loop.index0 > ns.last %}}<{{{{ m.{field} }}}}>{{% endif %}}{{{{ m.content }}}};{{% endfor %}}"
+    )
+}
+
+#[test]
+fn reasoning_under_any_name_is_rendered_under_the_template_s() {
+    let names = ["reasoning_content", "reasoning", "thinking"];
+    for template in names.map(reads) {
+        for name in names {
+            let mut answer = json!({"role": "assistant", "content": "b"});
+            answer[name] = json!("a");
+            check(&template, json!([{"role": "user", "content": "q"}, answer]), "user:q;assistant:<a>b;");
+        }
+    }
+    let only_if_enabled = reads("reasoning").replace("{% if m.reasoning", "{% if enable_thinking and m.reasoning");
+    let answer = json!({"role": "assistant", "content": "b", "reasoning_content": "a"});
+    check(&only_if_enabled, json!([{"role": "user", "content": "q"}, answer]), "user:q;assistant:<a>b;");
+}
+
 #[test]
 fn wrong_messages_are_refused_with_their_field() {
     check_refused(json!({"content": "x"}), "role must be a string");

@@ -225,12 +225,12 @@ fn many_messages_are_joined_without_reading_the_earlier_parts() {
     let mut thought = say("assistant", json!("x"));
     thought.insert("reasoning_content".to_owned(), json!("t"));
     let mut messages = vec![say("user", json!("a")), say("assistant", json!(parts)), thought];
-    messages.extend(vec![say("assistant", json!("")); N]);
+    messages.extend(vec![say("assistant", json!("c")); N]);
     let variables = variables(&serde_json::from_value(json!({ "messages": messages })).unwrap(), &ministral.caps);
     let messages = variables.unwrap()["messages"].take();
     let parts = messages[1]["content"].as_array().unwrap();
     assert_eq!((messages.as_array().unwrap().len(), parts.len()), (2, N + 3));
-    assert_eq!(parts[N + 2]["text"].as_str().unwrap().len(), 1 + 2 * N);
+    assert_eq!(parts[N + 2]["text"].as_str().unwrap().len(), 1 + 3 * N);
 }
 
 #[test]
@@ -439,4 +439,58 @@ fn ids_that_the_template_refuses_become_nine_letters_and_digits_alike_in_call_an
     assert_eq!(ids("call_0002"), ["call_0002", ID]);
     check_shown(NEMO, messages("call_0002"), r#""call_id": "call_0002"}[/TOOL_RESULTS]"#);
     check(ONE_CALL, json!([calls("", json!([call(FOREIGN_ID, json!({}))]))]), &format!("assistant:<{FOREIGN_ID}>;"));
+}
+
+#[test]
+fn reasoning_is_rendered_from_the_field_that_each_template_reads() {
+    for (name, field) in [
+        ("upstage-Solar-Open-100B", "reasoning"),
+        ("LFM2.5-8B-A1B", "thinking"),
+        (GPT_OSS, "thinking"),
+        (QWEN, "reasoning_content"),
+        ("poolside-Laguna-S-2.1", "reasoning_content"),
+        ("google-gemma-4-31B-it", "reasoning_content"),
+        ("tencent-Hy3", "reasoning_content"),
+        ("Kimi-K3", "reasoning_content"),
+        ("Cohere2MoE", "reasoning_content"),
+    ] {
+        assert_eq!(Fitted::named(name).caps.reasoning_field, field, "{name}");
+    }
+    let mut thought = calls("", json!([call(ID, json!("{}"))]));
+    thought["reasoning"] = json!("because");
+    check_shown(
+        "upstage-Solar-Open-100B",
+        json!([user("q"), thought, result(ID, json!("r"))]),
+        "<|think|>because<|end|>",
+    );
+}
+
+#[test]
+fn the_last_of_several_answers_is_continued() {
+    let request = |messages: Json| serde_json::from_value::<ChatPrompt>(json!({ "messages": messages })).unwrap();
+    let check = |name: &str, messages: Json, expected: Option<&str>| {
+        let request = request(messages);
+        let goes_on = continued(&request, &Fitted::named(name).caps).unwrap();
+        assert_eq!(goes_on.map(|goes_on| goes_on.content.into_owned()).as_deref(), expected, "{name}");
+    };
+    let two = json!([user("q"), assistant("a"), assistant("b")]);
+    let first_is_empty = json!([user("q"), assistant(""), assistant("b")]);
+    let alone = json!([assistant("a"), assistant("b")]);
+    for name in [QWEN, LLAMA, GPT_OSS] {
+        check(name, two.clone(), Some("b"));
+        check(name, first_is_empty.clone(), Some("b"));
+        check(name, alone.clone(), Some("b"));
+    }
+    for name in [GEMMA, NEMO] {
+        check(name, two.clone(), Some("a\n\nb"));
+        check(name, first_is_empty.clone(), Some("b"));
+        check(name, alone.clone(), None);
+    }
+    let behind_calls = json!([user("q"), calls("", json!([call(ID, json!("{}"))])), assistant("b")]);
+    check(GEMMA, behind_calls, Some("b"));
+    check_shown(
+        GEMMA,
+        json!([user("q"), assistant(""), assistant("b"), user("r")]),
+        "<start_of_turn>model\nb<end_of_turn>",
+    );
 }
