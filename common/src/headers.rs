@@ -45,6 +45,8 @@ pub const DEBUG: &str = "x-warmpath-debug";
 pub const PREFIX_BREAK: &str = "x-warmpath-prefix-break";
 /// Types of tools in the request that were left out, because neither the router nor the worker runs them.
 pub const LEFT_OUT_TOOLS: &str = "x-warmpath-left-out-tools";
+/// Kinds of parts in the request's history that the model cannot read, and in whose place a short text is.
+pub const LEFT_OUT_PARTS: &str = "x-warmpath-left-out-parts";
 /// Names of tools whose arguments may break their schemas in the answer.
 pub const UNCONSTRAINED_TOOLS: &str = "x-warmpath-unconstrained-tools";
 /// Number of a request's texts that were shortened to fit, for vectors and scores.

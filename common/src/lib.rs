@@ -11,6 +11,7 @@ pub mod embeddings;
 pub mod empty_maps;
 pub mod fields;
 pub mod headers;
+pub mod history;
 pub mod ids;
 pub mod journal;
 pub mod lora;

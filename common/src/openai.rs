@@ -14,6 +14,7 @@ use crate::dialects::{function_of_custom, left_out_of_chat, write_custom_calls};
 use crate::empty_maps;
 
 pub use messages::REASONING_FIELDS;
+pub(crate) use messages::{document_text, result_text, thought};
 
 /// The part of a chat completion request that decides its prompt and its routing.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]

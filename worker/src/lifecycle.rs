@@ -157,7 +157,7 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(ResponseSpec, Vec<Sub
         generation: generation.clone(),
         prompt_texts: prompt_texts(&prompts, n),
         answer: prompts.iter().find_map(|prompt| prompt.answer.clone()),
-        left_out: prompts.iter_mut().flat_map(|prompt| std::mem::take(&mut prompt.left_out)).collect(),
+        left_out: prompts.first_mut().map(|prompt| std::mem::take(&mut prompt.left_out)).unwrap_or_default(),
     };
     let adapter = lora::resolve(&serving.model, options.model.as_deref(), options.lora.as_deref())?;
     let hinted = arrival.wanted_slot.filter(|slot| slot.0 < serving.model.n_slots);

@@ -70,6 +70,8 @@ metrics! {
     requests: IntCounterVec = counters("requests_total", &["endpoint", "status"]);
     /// Requests with tools that this worker does not execute, by kind; they were answered without these tools.
     left_out_tools: IntCounterVec = counters("left_out_tools_total", &["kind"]);
+    /// Requests with parts in their history that the model cannot read, by kind; a short text was in their place.
+    left_out_parts: IntCounterVec = counters("left_out_parts_total", &["kind"]);
     /// Requests without a valid token, if tokens are required.
     auth_failures: IntCounter = counter("auth_failures_total");
     /// Failed reads of the file of tokens; the last tokens stay in force.

@@ -56,7 +56,7 @@ pub(crate) struct Caps {
     pub refused_pairs: RefusedPairs,
     /// Whether the template knows the role `developer`; otherwise `system` takes its place.
     pub developer_role: bool,
-    /// Field from which the template reads reasoning: `reasoning_content`, or another as those of gpt-oss and Solar-Open.
+    /// Field from which the template reads reasoning: `reasoning_content`, or another like gpt-oss's and Solar-Open's.
     pub reasoning_field: &'static str,
     /// Whether the template refuses content besides reasoning and calls, as gpt-oss's does.
     pub calls_without_content: bool,

@@ -28,6 +28,7 @@ mod stand_in;
 mod template;
 mod tools_first;
 mod turns;
+mod unread;
 mod vocabulary;
 mod words;
 

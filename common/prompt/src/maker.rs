@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock};
 
 use serde_json::Value as Json;
 use warmpath_common::ids::Token;
-use warmpath_common::model::Fingerprint;
+use warmpath_common::model::{Fingerprint, Modalities};
 use warmpath_common::openai::ChatPrompt;
 
 use crate::answers::{AnswerFormat, FormatWish};
@@ -29,6 +29,7 @@ use crate::partition::{Partitioner, Piece};
 use crate::shield::StandIns;
 use crate::template::Clock;
 use crate::tools_first::ToolsPlace;
+use crate::unread;
 use crate::vocabulary::{AddSpecial, ParseSpecial, Vocabulary, VocabularyInfo};
 
 pub use begun::BegunPrompt;
@@ -85,6 +86,8 @@ pub struct Prompt {
     pub tokens: Vec<Token>,
     /// Runs of media tokens among them, in their order.
     pub runs: Vec<MediaRun>,
+    /// Kinds of parts of the history that the model cannot read: a short text is in their place.
+    pub left_out_parts: Vec<&'static str>,
 }
 
 /// Tokens whose pieces are joined without interruption: cancelled work ends after a portion. Units: tokens.
@@ -192,7 +195,7 @@ impl PromptMaker {
         let made = self.tokens_within(&begun, n_tokens_max)?.whole();
         let unread = |reason| PromptError::Field { field: "messages", reason };
         let PromptTokens { tokens, runs, .. } = made.map_err(unread)?;
-        Ok(Prompt { tokens, runs, text: begun.cut.into_text() })
+        Ok(Prompt { tokens, runs, text: begun.cut.into_text(), left_out_parts: begun.left_out_parts })
     }
 
     /// Returns the tokens with which the prompt of every conversation that begins with these messages begins.
@@ -241,7 +244,8 @@ impl PromptMaker {
     ///
     /// Errors: see [`PromptError`].
     pub fn render(&self, request: &ChatPrompt) -> Result<String, PromptError> {
-        Ok(self.cut(self.rendered(request)?).into_text())
+        let (readable, _) = self.readable(request)?;
+        Ok(self.cut(self.rendered(&readable.chat)?).into_text())
     }
 
     /// Returns the tokens of `text` as llama.cpp's own tokenizer produces them, portion by portion.
@@ -364,13 +368,17 @@ impl PromptMaker {
         prompt: &Prompt,
         wish: &FormatWish,
     ) -> Result<Option<AnswerFormat>, PromptError> {
-        self.template_of(request)?.answer_format(request, wish, &prompt.text)
+        // Whether a medium is malformed does not matter here.
+        let readable = unread::readable(request, |kind, _| media::check_read(kind, self.modalities()))?;
+        self.template_of(request)?.answer_format(&readable.chat, wish, &prompt.text)
+    }
+
+    fn modalities(&self) -> Modalities {
+        self.media.as_ref().map(|media| media.reader.reading().modalities).unwrap_or_default()
     }
 
     fn rendered(&self, request: &ChatPrompt) -> Result<Rendered, PromptError> {
         end_if_cancelled();
-        let modalities = self.media.as_ref().map(|media| media.reader.reading().modalities);
-        media::check_all_read(&request.messages, modalities.unwrap_or_default())?;
         self.template_of(request)?.rendered(request)
     }
 

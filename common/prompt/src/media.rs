@@ -16,6 +16,7 @@ use std::sync::{Arc, LazyLock};
 
 use memchr::memmem;
 use serde_json::{Map, Value as Json};
+use warmpath_common::history::new_message;
 use warmpath_common::ids::Token;
 use warmpath_common::media::{ImageSize, LayoutPart, MediaLayout, MediaSize, RUN_TOKENS_MIN, run_tokens};
 use warmpath_common::model::{MediaReading, Modalities};
@@ -26,6 +27,7 @@ use crate::error::PromptError;
 use crate::partition::Piece;
 
 use images::IMAGE_SIDE_MAX;
+pub(crate) use reading::{Budget, check_number};
 pub use reading::{KnownMedia, MediaContent, Medium};
 
 /// A model's way of reading media.
@@ -83,6 +85,23 @@ impl MediaKind {
             Self::Image => modalities.vision,
             Self::Audio => modalities.audio,
         }
+    }
+}
+
+/// Reason why a medium cannot be used.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum MediaError {
+    /// The model, or this program, cannot read it.
+    #[error("{0}")]
+    Unread(String),
+    /// It can be read, but the prompt's media are too much.
+    #[error("{0}")]
+    TooMuch(String),
+}
+
+impl From<String> for MediaError {
+    fn from(reason: String) -> Self {
+        Self::Unread(reason)
     }
 }
 
@@ -183,18 +202,16 @@ pub(crate) fn parts(messages: &[Map<String, Json>]) -> impl Iterator<Item = (usi
     })
 }
 
-/// Checks that a model reads all media of a conversation, and that there are not too many.
+/// Checks that a model of these modalities reads such media in chats.
 ///
-/// Errors: `Messages` for the first one that it does not read, `Field` if there are too many.
-pub(crate) fn check_all_read(messages: &[Map<String, Json>], modalities: Modalities) -> Result<(), PromptError> {
-    if let Some((index, kind, _)) = parts(messages).find(|(_, kind, _)| !kind.is_read(modalities)) {
-        let kind = kind.part_type();
-        let reason =
-            format!("content parts of type \"{kind}\" are not supported by this model, which reads {modalities}");
-        return Err(PromptError::Messages { index, reason });
+/// Errors: `Unread`.
+pub(crate) fn check_read(kind: MediaKind, modalities: Modalities) -> Result<(), MediaError> {
+    if kind.is_read(modalities) {
+        return Ok(());
     }
-    let too_many = |reason| PromptError::Field { field: "messages", reason };
-    reading::check_number(parts(messages).count()).map_err(too_many)
+    let kind = kind.part_type();
+    let reason = format!("content parts of type \"{kind}\" are not supported by this model, which reads {modalities}");
+    Err(MediaError::Unread(reason))
 }
 
 /// Returns whether a file of this size may be read.
@@ -280,18 +297,24 @@ pub(crate) fn show(text: String) -> String {
     shown
 }
 
-/// Checks that a rendered prompt has every medium of its conversation.
+/// Checks that a rendered prompt has the media of the message that the user has just written; returns the kinds of
+/// those in the history that the template left out.
 ///
-/// Errors: `Messages` for the first one that the template left out.
-pub(crate) fn check_all_shown(pieces: &[Piece], messages: &[Map<String, Json>]) -> Result<(), PromptError> {
+/// Errors: `Messages` for the first one that is missing.
+pub(crate) fn check_shown(pieces: &[Piece], messages: &[Map<String, Json>]) -> Result<Vec<&'static str>, PromptError> {
+    let newest = new_message(messages.iter().map(Some));
     let is_shown = |wanted: usize| pieces.iter().any(|piece| matches!(piece, Piece::Media(nth) if *nth == wanted));
-    match parts(messages).enumerate().find(|(nth, _)| !is_shown(*nth)) {
-        Some((_, (index, kind, _))) => {
+    let mut left_out = Vec::new();
+    for (_, (index, kind, _)) in parts(messages).enumerate().filter(|(nth, _)| !is_shown(*nth)) {
+        if newest == Some(index) {
             let reason = format!("the model's chat template shows no {} in this message", kind.name());
-            Err(PromptError::Messages { index, reason })
+            return Err(PromptError::Messages { index, reason });
         }
-        None => Ok(()),
+        if !left_out.contains(&kind.name()) {
+            left_out.push(kind.name());
+        }
     }
+    Ok(left_out)
 }
 
 #[cfg(test)]

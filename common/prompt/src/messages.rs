@@ -92,8 +92,8 @@ pub(crate) struct Continued<'m> {
     pub content: Cow<'m, str>,
 }
 
-/// Returns the message to continue, if the last one is the assistant's and has others before it. Answers before it that the
-/// template refuses there are a part of it, as everywhere else ([`joined`]).
+/// Returns the message to continue, if the last one is the assistant's and has others before it. Answers before it
+/// that the template refuses there are a part of it, as everywhere else ([`joined`]).
 ///
 /// Errors: `Messages` if it cannot be continued, like llama-server.
 pub(crate) fn continued<'m>(request: &'m ChatPrompt, caps: &Caps) -> Result<Option<Continued<'m>>, PromptError> {

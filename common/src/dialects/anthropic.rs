@@ -17,6 +17,8 @@ use super::field::{Field, Object, unsupported, wrong};
 use super::spelling::Origins;
 use super::tools::{Listing, left_out_kind};
 use super::{Converted, DialectError, Spelling, drop_meaningless, read_object, write};
+use crate::history::new_message;
+use crate::openai::{document_text, result_text};
 use tools::{read_tool, read_tool_choice};
 
 /// Priority that `cache_control` gives to the KV state that a request leaves in the cache.
@@ -83,7 +85,9 @@ fn convert(mut fields: Object) -> Result<Converted, DialectError> {
     if messages.is_empty() {
         return Err(wrong("messages", "is empty"));
     }
-    for message in messages {
+    let newest = new_message(messages.iter().map(|message| message.value.as_object()));
+    for (idx, message) in messages.into_iter().enumerate() {
+        reader.is_new = newest == Some(idx);
         reader.read_message(message.object()?)?;
     }
     let mut chat = Map::new();
@@ -131,6 +135,8 @@ struct Reader {
     tools: Listing,
     /// Priority that the request's `cache_control` fields request.
     priority: Option<i32>,
+    /// Whether the user has just written the current message; all others are history.
+    is_new: bool,
 }
 
 impl Reader {
@@ -167,8 +173,15 @@ impl Reader {
         if !matches!(role.as_str(), "user" | "assistant" | "system") {
             return Err(wrong(&message.path_of("role"), "must be \"user\" or \"assistant\""));
         }
-        let content = message.required("content")?;
+        if self.is_new {
+            self.conversation.begin_new();
+        }
+        let content = message.nullable("content")?;
         let path = message.path;
+        let Some(content) = content else {
+            self.conversation.begin(&role, &path);
+            return Ok(());
+        };
         match content.value {
             Value::String(text) => self.conversation.add_text(&role, text, &path),
             Value::Array(_) => {
@@ -190,12 +203,8 @@ impl Reader {
         let kind = block.text("type")?;
         match (kind.as_str(), role) {
             ("text", _) => {
-                let text = block.text("text")?;
+                let text = block.nullable_text("text")?;
                 self.conversation.add_text(role, text, &block.path);
-            }
-            ("image", "user") => {
-                let path = block.path.clone();
-                self.conversation.add(role, read_image(block)?, &path);
             }
             ("tool_result", "user") => self.read_result(block)?,
             ("tool_use", "assistant") => {
@@ -205,21 +214,41 @@ impl Reader {
                 self.conversation.call(call, &block.path);
             }
             ("thinking", "assistant") => {
-                let thought = block.text("thinking")?;
+                let thought = block.nullable_text("thinking")?;
                 self.conversation.add_reasoning(thought, &block.path);
             }
             // It is encrypted, and this model did not write it.
             ("redacted_thinking", "assistant") => {}
             (kind, "assistant") if is_of_servers(kind) => {}
-            ("image" | "tool_result" | "tool_use" | "thinking" | "redacted_thinking", _) => {
+            ("tool_result" | "tool_use" | "thinking" | "redacted_thinking", _) => {
                 return Err(wrong(
                     &block.path_of("type"),
                     &format!("cannot be `{kind}` in a message of role `{role}`"),
                 ));
             }
-            _ => return Err(refuse_block(&block, &kind)),
+            _ => {
+                let path = block.path.clone();
+                let part = self.read_shown(block, &kind)?;
+                self.conversation.add(role, part, &path);
+            }
         }
         Ok(())
+    }
+
+    /// Reads an image, a document, or a block that only marks history.
+    fn read_shown(&self, mut block: Object, kind: &str) -> Result<Part, DialectError> {
+        if let Some(text) = document_text(kind, &block.fields) {
+            return Ok(Part::Text(text));
+        }
+        let source = block.fields.get("source").and_then(|source| source.get("type")?.as_str());
+        if kind == "image" && (self.is_new || matches!(source, None | Some("base64"))) {
+            return read_image(block);
+        }
+        if self.is_new {
+            return Err(refuse_block(&block, kind));
+        }
+        block.fields.insert("type".to_owned(), kind.into());
+        Ok(Part::Unread(block.fields))
     }
 
     fn read_result(&mut self, mut block: Object) -> Result<(), DialectError> {
@@ -227,23 +256,24 @@ impl Reader {
         let parts = match block.take("content") {
             None => Vec::new(),
             Some(Field { value: Value::String(text), .. }) => vec![Part::Text(text)],
-            Some(content) if content.value.is_array() => content
-                .items()?
-                .into_iter()
-                .map(|part| self.read_result_part(part.object()?))
-                .collect::<Result<_, _>>()?,
-            Some(content) => return Err(wrong(&content.path, "must be a string or an array of blocks")),
+            Some(content) => match result_text(&content.value) {
+                Some(text) => vec![Part::Text(text)],
+                None => {
+                    let parts = content.items()?.into_iter().map(|part| self.read_result_part(part.object()?));
+                    parts.collect::<Result<_, _>>()?
+                }
+            },
         };
         self.conversation.result(id, parts, &block.path);
         Ok(())
     }
 
     fn read_result_part(&mut self, mut block: Object) -> Result<Part, DialectError> {
-        if block.fields.get("type").is_some_and(|kind| kind == "image") {
-            self.note_cache(&mut block)?;
-            return read_image(block);
+        self.note_cache(&mut block)?;
+        match block.text("type")?.as_str() {
+            "text" => block.nullable_text("text").map(Part::Text),
+            kind => self.read_shown(block, kind),
         }
-        self.read_text_block(block).map(|(text, _)| Part::Text(text))
     }
 
     /// Returns the texts of a field that is one text or an array of text blocks, each with its path.
@@ -261,7 +291,7 @@ impl Reader {
         if kind != "text" {
             return Err(refuse_block(&block, &kind));
         }
-        Ok((block.text("text")?, block.path))
+        Ok((block.nullable_text("text")?, block.path))
     }
 }
 

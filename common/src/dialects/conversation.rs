@@ -5,10 +5,14 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::history::HISTORY_FIELD;
+
 /// Messages so far.
 #[derive(Debug, Default)]
 pub(super) struct Conversation {
     turns: Vec<Turn>,
+    /// Turn of the message that the user has just written, and the number of parts that were in it before.
+    new_turn: Option<(usize, usize)>,
 }
 
 /// One message.
@@ -16,6 +20,8 @@ pub(super) struct Conversation {
 struct Turn {
     role: String,
     parts: Vec<Part>,
+    /// Number of its first parts that are history, if it has the new message as well.
+    n_history_parts: usize,
     reasoning: Vec<String>,
     calls: Vec<Value>,
     /// Id of the call, where the message is a tool's result.
@@ -32,6 +38,8 @@ pub(super) enum Part {
     Image(String),
     /// Contains the field `input_audio`, which is the same in a chat.
     Audio(Map<String, Value>),
+    /// A part of the history that no model reads here, as the client wrote it.
+    Unread(Map<String, Value>),
 }
 
 impl Part {
@@ -40,8 +48,15 @@ impl Part {
             Self::Text(text) => json!({"type": "text", "text": text}),
             Self::Image(url) => json!({"type": "image_url", "image_url": {"url": url}}),
             Self::Audio(audio) => json!({"type": "input_audio", "input_audio": audio}),
+            Self::Unread(part) => as_history(part.into()),
         }
     }
+}
+
+/// Returns a part with the mark of history.
+fn as_history(mut part: Value) -> Value {
+    part[HISTORY_FIELD] = true.into();
+    part
 }
 
 /// Call of a tool.
@@ -67,6 +82,19 @@ impl Conversation {
     /// Adds a turn of `role` without content, unless the last turn is of that role.
     pub fn begin(&mut self, role: &str, origin: &str) {
         self.turn(role, origin);
+    }
+
+    /// Adds a part to the last turn, whoever speaks there; to one of the user if there is none.
+    pub fn add_to_last(&mut self, part: Part, origin: &str) {
+        let role = self.turns.last().map_or("user", |turn| turn.role.as_str()).to_owned();
+        self.add(&role, part, origin);
+    }
+
+    /// Begins the message that the user has just written, which may be joined to the last turn.
+    pub fn begin_new(&mut self) {
+        let joined = self.turns.last().filter(|turn| turn.role == "user");
+        let turn_idx = self.turns.len() - usize::from(joined.is_some());
+        self.new_turn = Some((turn_idx, joined.map_or(0, |turn| turn.parts.len())));
     }
 
     /// Adds reasoning of the assistant; a turn that already has content or calls is not continued by it.
@@ -99,7 +127,12 @@ impl Conversation {
     }
 
     /// Returns the messages, and the path of each.
-    pub fn finish(self) -> (Vec<Value>, Vec<String>) {
+    pub fn finish(mut self) -> (Vec<Value>, Vec<String>) {
+        if let Some((turn_idx, n_parts)) = self.new_turn
+            && let Some(turn) = self.turns.get_mut(turn_idx)
+        {
+            turn.n_history_parts = n_parts;
+        }
         self.turns.into_iter().map(Turn::finish).unzip()
     }
 
@@ -117,6 +150,7 @@ impl Turn {
         Self {
             role: role.to_owned(),
             parts: Vec::new(),
+            n_history_parts: 0,
             reasoning: Vec::new(),
             calls: Vec::new(),
             call_id: None,
@@ -137,7 +171,13 @@ impl Turn {
             [] if !self.calls.is_empty() => Value::Null,
             [] => "".into(),
             [Part::Text(text)] => std::mem::take(text).into(),
-            _ => self.parts.into_iter().map(Part::write).collect(),
+            _ => {
+                let write = |(idx, part): (usize, Part)| match part {
+                    Part::Image(_) | Part::Audio(_) if idx < self.n_history_parts => as_history(part.write()),
+                    part => part.write(),
+                };
+                self.parts.into_iter().enumerate().map(write).collect()
+            }
         };
         message.insert("content".to_owned(), content);
         if !self.calls.is_empty() {

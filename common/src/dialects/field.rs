@@ -91,6 +91,17 @@ impl Object {
         self.required(name)?.text()
     }
 
+    /// Takes out a required field; `None` where it is null.
+    pub fn nullable(&mut self, name: &str) -> Result<Option<Field>, DialectError> {
+        let is_null = self.fields.get(name).is_some_and(Value::is_null);
+        if is_null { Ok(None) } else { self.required(name).map(Some) }
+    }
+
+    /// Takes out a required text, which is empty where it is null.
+    pub fn nullable_text(&mut self, name: &str) -> Result<String, DialectError> {
+        self.nullable(name)?.map_or_else(|| Ok(String::new()), Field::text)
+    }
+
     /// Takes out a text, if there is one.
     pub fn optional_text(&mut self, name: &str) -> Result<Option<String>, DialectError> {
         self.take(name).map(Field::text).transpose()

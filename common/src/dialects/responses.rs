@@ -15,10 +15,16 @@ use super::spelling::Origins;
 use super::tools::{CallForm, Listing, left_out_kind};
 use super::{Converted, DialectError, Spelling, drop_meaningless, read_object, write};
 use crate::empty_maps::is_empty_list;
+use crate::history::new_message;
+use crate::openai::{document_text, result_text, thought};
 use tools::{read_tool, read_tool_choice, take_tool};
 
 /// Fields that mean nothing in responses, besides those that mean nothing in any dialect.
 pub const DROPPED: &[&str] = &["include", "max_tokens", "max_tool_calls", "messages", "store", "truncation", "user"];
+
+/// Types of parts, which are no items.
+const PART_KINDS: &[&str] =
+    &["text", "input_text", "output_text", "refusal", "input_image", "image_url", "input_audio", "thinking"];
 
 /// Field names of a chat, each with its name in responses.
 const RENAMED: &[(&str, &str)] = &[
@@ -103,6 +109,8 @@ fn refuse_logprobs(fields: &mut Object) -> Result<(), DialectError> {
 struct Reader {
     conversation: Conversation,
     tools: Listing,
+    /// Whether the user has just written the current message; all other items are history, unless one is alone.
+    is_new: bool,
 }
 
 impl Reader {
@@ -111,7 +119,11 @@ impl Reader {
         match input.value {
             Value::String(text) => self.conversation.add_text("user", text, &path),
             Value::Array(_) => {
-                for item in input.items()? {
+                let items = input.items()?;
+                let newest = new_message(items.iter().map(|item| item.value.as_object()));
+                let is_alone = items.len() == 1;
+                for (idx, item) in items.into_iter().enumerate() {
+                    self.is_new = is_alone || newest == Some(idx);
                     self.read_item(item.object()?)?;
                 }
             }
@@ -142,8 +154,8 @@ impl Reader {
             }
             "function_call_output" | "custom_tool_call_output" => {
                 let id = item.text("call_id")?;
-                let output = read_parts(item.required("output")?)?;
-                self.conversation.result(id, output, &item.path);
+                let output = item.nullable("output")?.map_or_else(|| Ok(Vec::new()), |output| self.read_output(output));
+                self.conversation.result(id, output?, &item.path);
                 Ok(())
             }
             "reasoning" => self.read_reasoning(item),
@@ -157,9 +169,14 @@ impl Reader {
                     self.tools.leave_out(left_out);
                     return Ok(());
                 }
-                let reason =
-                    format!("items of type `{kind}` are not supported; messages, tool calls and reasoning are");
-                Err(unsupported(&item.path_of("type"), reason))
+                if self.is_new || PART_KINDS.contains(&kind) {
+                    let reason =
+                        format!("items of type `{kind}` are not supported; messages, tool calls and reasoning are");
+                    return Err(unsupported(&item.path_of("type"), reason));
+                }
+                item.fields.insert("type".to_owned(), kind.into());
+                self.conversation.add_to_last(Part::Unread(item.fields), &item.path);
+                Ok(())
             }
         }
     }
@@ -169,12 +186,67 @@ impl Reader {
         if !matches!(role.as_str(), "user" | "assistant" | "system" | "developer") {
             return Err(wrong(&item.path_of("role"), "must be \"user\", \"assistant\", \"system\" or \"developer\""));
         }
-        let parts = read_parts(item.required("content")?)?;
+        if self.is_new {
+            self.conversation.begin_new();
+        }
+        let content = item.nullable("content")?;
+        let parts = match content {
+            Some(Field { value: Value::String(text), .. }) => {
+                self.conversation.add_text(&role, text, &item.path);
+                return Ok(());
+            }
+            Some(content) if content.value.is_array() => content.items()?,
+            Some(content) => return Err(wrong(&content.path, "must be a string or an array of parts")),
+            None => Vec::new(),
+        };
         if parts.is_empty() {
             self.conversation.begin(&role, &item.path);
         }
-        parts.into_iter().for_each(|part| self.conversation.add(&role, part, &item.path));
+        for part in parts {
+            match thought(&part.value).filter(|_| role == "assistant") {
+                Some(thought) if thought.is_empty() => {}
+                Some(thought) => self.conversation.add_reasoning(thought, &item.path),
+                None => self.conversation.add(&role, self.read_part(part.object()?)?, &item.path),
+            }
+        }
         Ok(())
+    }
+
+    /// Returns the parts of a tool's result: one text, an array of parts, or any other JSON, which is a text.
+    fn read_output(&self, output: Field) -> Result<Vec<Part>, DialectError> {
+        if let Some(text) = result_text(&output.value) {
+            return Ok(vec![Part::Text(text)]);
+        }
+        match output.value {
+            Value::String(text) => Ok(vec![Part::Text(text)]),
+            _ => output.items()?.into_iter().map(|part| self.read_part(part.object()?)).collect(),
+        }
+    }
+
+    fn read_part(&self, mut part: Object) -> Result<Part, DialectError> {
+        let kind = part.text("type")?;
+        if let Some(text) = document_text(&kind, &part.fields) {
+            return Ok(Part::Text(text));
+        }
+        let file = part.fields.get("file_id").filter(|file| !file.is_null());
+        match (kind.as_str(), file) {
+            ("input_text" | "output_text" | "text", _) => part.nullable_text("text").map(Part::Text),
+            ("refusal", _) => part.nullable_text("refusal").map(Part::Text),
+            ("input_image", None) => part.text("image_url").map(Part::Image),
+            ("input_audio", _) => Ok(Part::Audio(part.required("input_audio")?.object()?.fields)),
+            _ if !self.is_new => {
+                part.fields.insert("type".to_owned(), kind.into());
+                Ok(Part::Unread(part.fields))
+            }
+            ("input_image", Some(_)) => {
+                let reason = "files are not stored here; send the image in `image_url`";
+                Err(unsupported(&part.path_of("file_id"), reason))
+            }
+            (kind, _) => {
+                let reason = format!("parts of type `{kind}` are not supported; texts, images and audio are");
+                Err(unsupported(&part.path_of("type"), reason))
+            }
+        }
     }
 
     /// Reads the model's earlier reasoning; its summary if the client did not send the content back.
@@ -184,31 +256,6 @@ impl Reader {
         let reasoning = if reasoning.is_empty() { summary } else { reasoning };
         reasoning.into_iter().for_each(|thought| self.conversation.add_reasoning(thought, &item.path));
         Ok(())
-    }
-}
-
-/// Returns the parts of a field that is one text or an array of parts.
-fn read_parts(field: Field) -> Result<Vec<Part>, DialectError> {
-    match field.value {
-        Value::String(text) => Ok(vec![Part::Text(text)]),
-        Value::Array(_) => field.items()?.into_iter().map(|part| read_part(part.object()?)).collect(),
-        _ => Err(wrong(&field.path, "must be a string or an array of parts")),
-    }
-}
-
-fn read_part(mut part: Object) -> Result<Part, DialectError> {
-    match part.text("type")?.as_str() {
-        "input_text" | "output_text" | "text" => part.text("text").map(Part::Text),
-        "refusal" => part.text("refusal").map(Part::Text),
-        "input_image" => match part.take("file_id") {
-            Some(file) => Err(unsupported(&file.path, "files are not stored here; send the image in `image_url`")),
-            None => part.text("image_url").map(Part::Image),
-        },
-        "input_audio" => Ok(Part::Audio(part.required("input_audio")?.object()?.fields)),
-        kind => {
-            let reason = format!("parts of type `{kind}` are not supported; texts, images and audio are");
-            Err(unsupported(&part.path_of("type"), reason))
-        }
     }
 }
 

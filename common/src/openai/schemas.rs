@@ -4,6 +4,7 @@
 //! `the_document_and_the_readers_agree_field_by_field` compares the schemas with what is accepted.
 
 use schemars::{Schema, SchemaGenerator, json_schema};
+use serde_json::{Value, json};
 
 /// Pattern of an image's URL: the image itself, in base64, or its place on a host that the operator lists.
 pub const IMAGE_URL: &str = "^(data:[^,]*;base64,|https?://)";
@@ -24,8 +25,15 @@ pub fn audio() -> Schema {
 pub fn messages(_: &mut SchemaGenerator) -> Schema {
     let text = json_schema!({
         "type": "object",
-        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+        "properties": {
+            "type": {"enum": ["text", "input_text", "output_text"]}, "text": {"type": ["string", "null"]},
+        },
         "required": ["type", "text"],
+    });
+    let refusal = json_schema!({
+        "type": "object",
+        "properties": {"type": {"const": "refusal"}, "refusal": {"type": ["string", "null"]}},
+        "required": ["type", "refusal"],
     });
     let url = json_schema!({
         "type": "object",
@@ -44,20 +52,51 @@ pub fn messages(_: &mut SchemaGenerator) -> Schema {
         "properties": {"type": {"const": "input_audio"}, "input_audio": audio()},
         "required": ["type", "input_audio"],
     });
-    let part = json_schema!({"anyOf": [text, image, audio]});
+    let other = other(&["text", "input_text", "output_text"]);
+    let part = json_schema!({"anyOf": [text, refusal, image, audio, other]});
+    let calls = json_schema!({"type": ["array", "null"], "items": {"type": "object"}});
+    let result = json_schema!({
+        "type": "object",
+        "description": "A tool's result: text, parts, or any other JSON.",
+        "properties": {"role": {"enum": ["tool", "function"]}, "content": result(part.as_value()), "tool_calls": calls},
+        "required": ["role"],
+    });
+    let message = json_schema!({
+        "type": "object",
+        "properties": {
+            "role": {"type": "string", "pattern": "^[A-Za-z0-9_. -]{1,64}$"},
+            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": part}, {"type": "null"}]},
+            "tool_calls": calls,
+        },
+        "required": ["role"],
+    });
     json_schema!({
         "description": "The conversation, with each message as the template receives it.",
         "type": "array",
         "minItems": 1,
-        "items": {
-            "type": "object",
-            "properties": {
-                "role": {"type": "string", "pattern": "^[A-Za-z0-9_. -]{1,64}$"},
-                "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": part}, {"type": "null"}]},
-                "tool_calls": {"type": ["array", "null"], "items": {"type": "object"}},
-            },
-            "required": ["role"],
-        },
+        "items": {"anyOf": [message, result]},
+    })
+}
+
+/// Returns the schema of parts, blocks or items whose type is none of `known`.
+pub fn other(known: &[&str]) -> Schema {
+    json_schema!({
+        "type": "object",
+        "description": "Another type: in the history a short text is in its place, in the new message it is refused.",
+        "properties": {"type": {"type": "string", "not": {"enum": known}}},
+        "required": ["type"],
+    })
+}
+
+/// Returns the schema of a tool's result: text, parts, or other JSON, which is a text.
+pub fn result(part: &Value) -> Schema {
+    let typed = json!({"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]});
+    json_schema!({
+        "anyOf": [
+            {"type": ["string", "null", "boolean", "number", "object"]},
+            {"type": "array", "items": part},
+            {"type": "array", "contains": {"not": typed}},
+        ],
     })
 }
 

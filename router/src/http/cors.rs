@@ -18,7 +18,7 @@ use crate::config::Cors;
 const MAX_AGE: Duration = Duration::from_secs(600);
 
 /// Headers of a response that a page may read, besides those that every page may.
-const EXPOSED: [&str; 13] = [
+const EXPOSED: [&str; 14] = [
     headers::REQUEST_ID,
     anthropic::REQUEST_ID,
     headers::WORKER,
@@ -29,6 +29,7 @@ const EXPOSED: [&str; 13] = [
     headers::ROUTE,
     headers::PREFIX_BREAK,
     headers::LEFT_OUT_TOOLS,
+    headers::LEFT_OUT_PARTS,
     headers::UNCONSTRAINED_TOOLS,
     headers::TRUNCATED_TEXTS,
     headers::ANSWER_BREAK,

@@ -52,6 +52,7 @@ const PASSED: &[&str] = &[
     headers::PROMPT_TOKENS,
     headers::CACHED_TOKENS,
     headers::LEFT_OUT_TOOLS,
+    headers::LEFT_OUT_PARTS,
     headers::UNCONSTRAINED_TOOLS,
     headers::TRUNCATED_TEXTS,
     headers::ANSWER_BREAK,

@@ -134,6 +134,47 @@ async fn an_agent_s_tools_give_the_same_prompt_in_router_and_worker() -> anyhow:
 }
 
 #[tokio::test]
+async fn what_a_model_cannot_read_gives_the_same_prompt_in_router_and_worker() -> anyhow::Result<()> {
+    let rig = Rig::start(N_WORKERS, &[]).await?;
+    let call = json!({"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}});
+    let (asked, url) = (words(21, 80), "data:image/png;base64,AAAA");
+    let image = json!({"type": "image_url", "image_url": {"url": url}});
+    let chat = json!({"max_tokens": 4, "messages": [
+        {"role": "user", "content": asked}, {"role": "assistant", "content": null, "reasoning": "so", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": [image]}]});
+    let source = json!({"type": "base64", "media_type": "image/png", "data": "AAAA"});
+    let result = json!({"type": "tool_result", "tool_use_id": "c", "content": [{"type": "image", "source": source}]});
+    let document =
+        json!({"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBE"}});
+    let messages = json!({"max_tokens": 4, "messages": [
+        {"role": "user", "content": asked},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "look", "input": {}}]},
+        {"role": "user", "content": [result, document]}]});
+    let responses = json!({"max_output_tokens": 4, "input": [
+        {"role": "user", "content": asked},
+        {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}, {"type": "compaction"},
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image", "image_url": url}]}]});
+    for (path, body, left_out) in [
+        ("/v1/chat/completions", chat, "image"),
+        ("/v1/messages", messages, "image, document"),
+        ("/v1/responses", responses, "other, image"),
+    ] {
+        for turn in 0..2 {
+            let reply = rig.post(&format!("{}{path}", rig.router_url()), &body).await?;
+            anyhow::ensure!(reply.status == 200, "{path}: {}", reply.text);
+            assert_eq!(reply.header("x-warmpath-left-out-parts"), left_out, "{path}");
+            let tokens = |name: &str| reply.header(name).parse::<u64>();
+            let [predicted, actual, all] =
+                ["predicted-cached", "cached", "prompt"].map(|name| tokens(&format!("x-warmpath-{name}-tokens")));
+            let (predicted, actual, all) = (predicted?, actual?, all?);
+            assert_eq!(predicted / BLOCK_SIZE_TOKENS, actual / BLOCK_SIZE_TOKENS, "{path}, turn {turn}");
+            assert!(turn == 0 || actual + BLOCK_SIZE_TOKENS >= all, "{path}: {actual} of {all}");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn tools_and_a_schema_in_one_request_give_a_call_or_an_answer_by_the_schema() -> anyhow::Result<()> {
     let rig = Rig::start(1, &[]).await?;
     let object = |name: &str, values: Value| json!({"type": "object", "properties": {name: {"enum": values}}, "required": [name], "additionalProperties": false});

@@ -25,6 +25,7 @@ use crate::engine::{FetchedState, Started};
 use crate::error::RequestError;
 use crate::lifecycle::journal::{self, ResponseIdentity, RouterInstructions};
 use crate::lifecycle::message_stream::{MessageEnd, MessageStep, Messages, WholeMessage};
+use crate::lifecycle::prompts::LeftOut;
 use crate::lifecycle::{self, Arrival, StartedResponse};
 use crate::request::{BodyReader, Delivery};
 
@@ -140,21 +141,28 @@ impl Facts {
     }
 }
 
-/// Reports the kinds of tools that were omitted from a request: in a header, in a metric, and once in the log.
-pub fn tell_left_out(app: &App, response: &mut Response, kinds: &[&'static str]) {
-    for kind in kinds {
+/// Reports what a request's prompt lacks: in headers, in metrics, and once in the log.
+pub fn tell_left_out(app: &App, response: &mut Response, LeftOut { tools, parts }: &LeftOut) {
+    let is_first = |kind| app.left_out_logged.lock().unwrap_or_else(PoisonError::into_inner).insert(kind);
+    for kind in tools {
         app.metrics.left_out_tools.with_label_values(&[*kind]).inc();
-        if app.left_out_logged.lock().unwrap_or_else(PoisonError::into_inner).insert(kind) {
-            info!(
-                kind,
-                "a request has a tool that this worker does not run; the tool is ignored and named in the header {}",
-                headers::LEFT_OUT_TOOLS
-            );
+        if is_first(kind) {
+            let header = headers::LEFT_OUT_TOOLS;
+            info!(kind, header, "a request has a tool that this worker does not run; the tool is ignored");
         }
     }
-    if !kinds.is_empty() {
-        let list = HeaderValue::try_from(kinds.join(", ")).expect("kinds of tools are plain words");
-        response.headers_mut().insert(HeaderName::from_static(headers::LEFT_OUT_TOOLS), list);
+    for kind in parts {
+        app.metrics.left_out_parts.with_label_values(&[*kind]).inc();
+        if is_first(kind) {
+            let header = headers::LEFT_OUT_PARTS;
+            info!(kind, header, "a request's history has a part that the model cannot read; a text is in its place");
+        }
+    }
+    for (header, kinds) in [(headers::LEFT_OUT_TOOLS, tools), (headers::LEFT_OUT_PARTS, parts)] {
+        if !kinds.is_empty() {
+            let list = HeaderValue::try_from(kinds.join(", ")).expect("kinds are plain words");
+            response.headers_mut().insert(HeaderName::from_static(header), list);
+        }
     }
 }
 

@@ -28,6 +28,7 @@ use crate::error::RequestError;
 use crate::lifecycle::ResponseTotals;
 use crate::lifecycle::journal::{self, ResponseIdentity};
 use crate::lifecycle::message_stream::{MessageDelta, MessageEnd, MessageStep, Messages};
+use crate::lifecycle::prompts::LeftOut;
 use crate::request::{ChatRequest, Delivery, read_chat};
 use crate::tools::ToolFields;
 
@@ -124,8 +125,9 @@ pub async fn create<W: DialectWriter>(
     let (Converted { body, spelling, tools }, repeated) = read.await?;
     let messages = answer::start(app, (context, wanted), Body(body.into()), ChatRequest::read).await;
     let messages = messages.map_err(|error| error.respelled(&spelling))?;
-    let left_out = tools.left_out().to_vec();
     let answer = messages.answer();
+    // The conversion has already taken the tools out.
+    let left_out = LeftOut { tools: tools.left_out().to_vec(), parts: answer.form().left_out.parts.clone() };
     let (facts, delivery) = (Facts::of(answer), answer.form().delivery);
     let beginning = Beginning {
         model: serving.model.names.first().cloned().unwrap_or_default(),

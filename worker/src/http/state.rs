@@ -49,7 +49,7 @@ pub struct App {
     pub tracer: Tracer,
     /// Metrics.
     pub metrics: Arc<Metrics>,
-    /// Kinds of left-out tools that have been logged. The lock is held for one insertion.
+    /// Kinds of left-out tools and parts that have been logged. The lock is held for one insertion.
     pub left_out_logged: Arc<Mutex<BTreeSet<&'static str>>>,
 }
 

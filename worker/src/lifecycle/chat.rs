@@ -12,7 +12,7 @@ use warmpath_prompt::{AddSpecial, AnswerFormat, AnswerGrammar, GrammarFrom, Pars
 use warmpath_worker_output::tool_call_detector;
 
 use super::arguments::{self, CallFormat, KeptArguments};
-use super::prompts::ReadPrompt;
+use super::prompts::{LeftOut, ReadPrompt};
 use crate::app_state::Serving;
 use crate::engine::{Begin, CallGrammar, CallStart, Generation, ReasoningFirst};
 use crate::error::RequestError;
@@ -102,8 +102,8 @@ pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<
         let custom_tools = tools.custom_names().into();
         Arc::new(ChatAnswer { format, reasoning_output, calls, must_call, unconstrained, custom_tools, spelled, first })
     });
-    let left_out = tools.left_out();
-    let Prompt { tokens, runs, .. } = prompt;
+    let Prompt { tokens, runs, left_out_parts, .. } = prompt;
+    let left_out = LeftOut { tools: tools.left_out(), parts: left_out_parts };
     Ok(ReadPrompt { tokens, runs, last_message_token, text: None, is_echoed: false, answer, bound: None, left_out })
 }
 

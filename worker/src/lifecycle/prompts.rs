@@ -31,8 +31,17 @@ pub struct ReadPrompt {
     pub answer: Option<Arc<ChatAnswer>>,
     /// Bound of the response's reasoning; `None` until it is known, and if there is none.
     pub bound: Option<ReasoningBound>,
-    /// Kinds of tools that were omitted from the prompt.
-    pub left_out: Vec<&'static str>,
+    /// What the prompt lacks.
+    pub left_out: LeftOut,
+}
+
+/// Kinds of what is in a request, but not in its prompt.
+#[derive(Debug, Clone, Default)]
+pub struct LeftOut {
+    /// Kinds of tools that this worker does not execute.
+    pub tools: Vec<&'static str>,
+    /// Kinds of parts of the history that the model cannot read; a short text is in their place.
+    pub parts: Vec<&'static str>,
 }
 
 impl ReadPrompt {
@@ -51,7 +60,7 @@ impl ReadPrompt {
         }
         // Media are no part of the text, as in llama-server.
         let text = (repeats != Repeats::Nothing).then(|| serving.prompts.detokenize(&tokens));
-        let (answer, bound, left_out) = (None, None, Vec::new());
+        let (answer, bound, left_out) = (None, None, LeftOut::default());
         Ok(Self { tokens, runs, last_message_token: None, text, is_echoed, answer, bound, left_out })
     }
 

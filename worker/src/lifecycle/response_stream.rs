@@ -16,7 +16,7 @@ use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 
 use super::chat::ChatAnswer;
 use super::journal::{self, Journal, JournalLines, PastOutput, ResponseIdentity};
-use super::{Arrival, Submitted};
+use super::{Arrival, Submitted, prompts::LeftOut};
 use crate::engine::{
     CachedTokens, Drafted, EngineError, EngineEvent, FetchedState, FinishReason, Finished, Generation, SampledToken,
     Started,
@@ -40,8 +40,8 @@ pub struct ResponseSpec {
     pub prompt_texts: Vec<String>,
     /// Format for parsing the choices as messages; `None` if the whole text is the content.
     pub answer: Option<Arc<ChatAnswer>>,
-    /// Kinds of tools in the request that this worker does not execute.
-    pub left_out: Vec<&'static str>,
+    /// What its prompt lacks.
+    pub left_out: LeftOut,
     /// Identity of the response.
     pub identity: ResponseIdentity,
     /// Whether the response has a journal.

@@ -8,6 +8,7 @@ use warmpath_shell::trace::Span;
 
 use super::Arrival;
 use super::journal::{PastOutput, ResponseIdentity, RouterInstructions};
+use super::prompts::LeftOut;
 use super::response_stream::{ChoiceState, RequestTimer, ResponseSpec, StartedResponse};
 use crate::engine::{EventReceiver, Generation};
 use crate::metrics::Metrics;
@@ -38,7 +39,7 @@ pub(crate) async fn scripted(prompt_tokens: usize, past: Option<PastOutput>, eve
         generation: Generation::default(),
         prompt_texts: Vec::new(),
         answer: None,
-        left_out: Vec::new(),
+        left_out: LeftOut::default(),
         identity: ResponseIdentity::fresh(),
         is_journaled: false,
         past,

@@ -24,6 +24,7 @@ mod empty_maps;
 mod evil_peers;
 mod fuzz;
 mod harness;
+mod histories;
 mod hostile_tools;
 mod images;
 mod kv_transfer;

@@ -14,8 +14,9 @@ use super::{Cut, PromptMaker, RawError};
 use crate::error::{PromptError, TooManyTokens};
 use crate::fragments::Scope;
 use crate::least_tokens::assumed;
-use crate::media::{self, Medium, PromptTokens};
+use crate::media::{self, Budget, Medium, PromptTokens};
 use crate::partition::Piece;
+use crate::unread::{self, Readable};
 
 /// Longest text that is tokenized to its end, however many tokens it has: clients that shorten their prompts rely on an
 /// exact number in the error. Units: bytes.
@@ -32,6 +33,8 @@ pub struct BegunPrompt {
     unseen_bytes: usize,
     /// Media of the prompt, in their order.
     media: Vec<Arc<Medium>>,
+    /// Kinds of parts of the history that the model cannot read.
+    pub(super) left_out_parts: Vec<&'static str>,
 }
 
 /// A part of a prompt.
@@ -56,14 +59,37 @@ impl PromptMaker {
     ///
     /// Cost: rendering, and decoding media that are new; nothing is tokenized. Errors: see [`PromptError`].
     pub fn begin_chat(&self, request: &ChatPrompt) -> Result<BegunPrompt, PromptError> {
-        let salt = request.cache_salt.as_deref().unwrap_or_default();
-        let scope = Scope::of(salt);
-        let mut begun = self.begin(self.cut(self.rendered(request)?), scope);
-        if let Some(media) = &self.media {
-            media::check_all_shown(&begun.cut.pieces, &request.messages)?;
-            begun.media = media.known.read(&request.messages, scope)?;
+        let (readable, media) = self.readable(request)?;
+        let mut begun = self.begin(self.cut(self.rendered(&readable.chat)?), scope_of(request));
+        begun.left_out_parts = readable.left_out;
+        for kind in media::check_shown(&begun.cut.pieces, &readable.chat.messages)? {
+            if !begun.left_out_parts.contains(&kind) {
+                begun.left_out_parts.push(kind);
+            }
         }
-        Ok(begun)
+        Ok(BegunPrompt { media, ..begun })
+    }
+
+    /// Returns a chat whose every part the model reads, and its media in their order.
+    ///
+    /// Cost: decoding media that are new. Errors: `Messages`, and `Field` for too many media.
+    pub(super) fn readable<'r>(
+        &self,
+        request: &'r ChatPrompt,
+    ) -> Result<(Readable<'r>, Vec<Arc<Medium>>), PromptError> {
+        let (modalities, scope) = (self.modalities(), scope_of(request));
+        let n_media = media::parts(&request.messages).filter(|(_, kind, _)| kind.is_read(modalities)).count();
+        let too_many = |reason| PromptError::Field { field: "messages", reason };
+        media::check_number(n_media).map_err(too_many)?;
+        let (mut budget, mut read) = (Budget::full(), Vec::new());
+        let readable = unread::readable(request, |kind, part| {
+            media::check_read(kind, modalities)?;
+            if let Some(media) = &self.media {
+                read.push(media.known.read((kind, part), scope, &mut budget)?);
+            }
+            Ok(())
+        })?;
+        Ok((readable, read))
     }
 
     /// Looks up the cached fragments of a completion request's text, control tokens parsed.
@@ -110,7 +136,7 @@ impl PromptMaker {
             },
         };
         let parts = cut.pieces.iter().map(part).collect();
-        BegunPrompt { cut, scope, parts, unseen_bytes, media: Vec::new() }
+        BegunPrompt { cut, scope, parts, unseen_bytes, media: Vec::new(), left_out_parts: Vec::new() }
     }
 
     /// Returns the tokens of a prompt that this maker has begun, with those that the vocabulary adds, up to the first
@@ -218,4 +244,9 @@ impl PromptMaker {
         }
         Ok(self.fragments.add(scope, fragment, tokens))
     }
+}
+
+/// Returns the scope of a request's cached fragments and media.
+fn scope_of(request: &ChatPrompt) -> Scope {
+    Scope::of(request.cache_salt.as_deref().unwrap_or_default())
 }

@@ -15,6 +15,7 @@ use warmpath_common::media::{AudioSize, ContentHash, SampleHasher};
 
 use self::mp3::Mp3;
 use self::wav::Wav;
+use super::MediaError;
 use crate::cancel::end_if_cancelled;
 
 /// Most samples of a channel of audio: 35 minutes at 16 kHz, 11 at 48 kHz.
@@ -71,12 +72,12 @@ pub(super) fn measure(
     file: &[u8],
     format: AudioFormat,
     n_samples_left: &mut u64,
-) -> Result<(AudioSize, ContentHash), String> {
+) -> Result<(AudioSize, ContentHash), MediaError> {
     let mut decoder = Decoder::open(file, format)?;
     let sample_rate = decoder.sample_rate();
     if !AUDIO_RATES.contains(&sample_rate) {
         let (least, most) = (AUDIO_RATES.start(), AUDIO_RATES.end());
-        return Err(format!("the audio has a sample rate of {sample_rate} Hz; it may have {least} to {most}"));
+        return Err(format!("the audio has a sample rate of {sample_rate} Hz; it may have {least} to {most}").into());
     }
     let (mut hasher, mut n_samples, mut samples) = (SampleHasher::new(sample_rate), 0_u32, Vec::new());
     loop {
@@ -86,22 +87,24 @@ pub(super) fn measure(
             break;
         }
         if !samples.iter().all(|sample| sample.abs() <= SAMPLE_MAX) {
-            return Err("the audio has a sample that is no number, or too large".to_owned());
+            return Err("the audio has a sample that is no number, or too large".to_owned().into());
         }
         n_samples = n_samples.saturating_add(u32::try_from(samples.len()).unwrap_or(u32::MAX));
         if !is_short_enough(AudioSize { n_samples, sample_rate }) {
-            return Err(format!(
+            let reason = format!(
                 "the audio is too long; it may have {AUDIO_SECONDS_MAX} seconds, and {AUDIO_SAMPLES_MAX} samples of a channel"
-            ));
+            );
+            return Err(reason.into());
         }
         *n_samples_left = n_samples_left.checked_sub(samples.len() as u64).ok_or_else(|| {
-            format!("the audio of a prompt may have {AUDIOS_SAMPLES_MAX} samples of a channel in all")
+            let reason = format!("the audio of a prompt may have {AUDIOS_SAMPLES_MAX} samples of a channel in all");
+            MediaError::TooMuch(reason)
         })?;
         hasher.add(&samples);
     }
     let size = AudioSize { n_samples, sample_rate };
     if !is_possible(size) {
-        return Err(format!("the audio is too short; it must have {AUDIO_MS_MIN} ms"));
+        return Err(format!("the audio is too short; it must have {AUDIO_MS_MIN} ms").into());
     }
     Ok((size, hasher.finish()))
 }

@@ -11,6 +11,8 @@ use image::codecs::webp::WebPDecoder;
 use image::{AnimationDecoder as _, DynamicImage, ImageDecoder, ImageResult, Limits};
 use warmpath_common::media::{ContentHash, ImageFormat, ImageSize};
 
+use super::MediaError;
+
 /// Largest width and height of an image. Source: Anthropic's API. Units: pixels.
 pub(super) const IMAGE_SIDE_MAX: u32 = 8000;
 
@@ -37,21 +39,22 @@ pub(super) fn measure(
     file: &[u8],
     format: ImageFormat,
     n_pixels_left: &mut u64,
-) -> Result<(ImageSize, ContentHash), String> {
+) -> Result<(ImageSize, ContentHash), MediaError> {
     let broken = |error: image::ImageError| format!("the image cannot be decoded: {error}");
     let size = size(file, format).map_err(broken)?;
     let ImageSize { width, height } = size;
     let n_pixels = u64::from(width) * u64::from(height);
     if width.max(height) > IMAGE_SIDE_MAX || n_pixels > IMAGE_PIXELS_MAX || n_pixels == 0 {
-        return Err(format!(
+        let reason = format!(
             "the image has {width} x {height} pixels; it may have {IMAGE_SIDE_MAX} on a side and {IMAGE_PIXELS_MAX} in all"
-        ));
+        );
+        return Err(reason.into());
     }
-    *n_pixels_left = n_pixels_left
-        .checked_sub(n_pixels)
-        .ok_or_else(|| format!("the images of a prompt may have {IMAGES_PIXELS_MAX} pixels in all"))?;
+    *n_pixels_left = n_pixels_left.checked_sub(n_pixels).ok_or_else(|| {
+        MediaError::TooMuch(format!("the images of a prompt may have {IMAGES_PIXELS_MAX} pixels in all"))
+    })?;
     if is_animated(file, format).map_err(broken)? {
-        return Err("the image is animated; send one picture".to_owned());
+        return Err("the image is animated; send one picture".to_owned().into());
     }
     let pixels = decode(file, format).map_err(broken)?;
     Ok((size, ContentHash::of_pixels(size, &pixels)))

@@ -12,15 +12,14 @@ use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use moka::sync::Cache;
-use serde_json::{Map, Value as Json};
+use serde_json::Value as Json;
 use warmpath_common::media::{ContentHash, ImageFormat, MEDIA_BYTES_MAX, MediaSize};
 use warmpath_common::model::Modalities;
 
 use super::audio::{self, AUDIOS_SAMPLES_MAX, AudioFormat};
 use super::images::{self, IMAGES_PIXELS_MAX};
-use super::{MediaKind, parts};
+use super::{MediaError, MediaKind};
 use crate::cancel::end_if_cancelled;
-use crate::error::PromptError;
 use crate::fragments::Scope;
 
 /// Most media of a prompt. Source: Anthropic's API allows 100 images, and no more have a byte as their number.
@@ -99,13 +98,13 @@ impl MediaFormat {
 }
 
 /// What may still be decoded for a prompt.
-struct Budget {
+pub(crate) struct Budget {
     n_pixels: u64,
     n_samples: u64,
 }
 
 impl Budget {
-    fn full() -> Self {
+    pub fn full() -> Self {
         Self { n_pixels: IMAGES_PIXELS_MAX, n_samples: AUDIOS_SAMPLES_MAX }
     }
 }
@@ -126,22 +125,21 @@ impl Default for KnownMedia {
 }
 
 impl KnownMedia {
-    /// Returns a conversation's media, whose number has been checked, in their order.
+    /// Returns the medium of a message's part.
     ///
-    /// Cost: hashing each file, and decoding those that are new in this scope. Errors: `Messages`.
-    pub fn read(&self, messages: &[Map<String, Json>], scope: Scope) -> Result<Vec<Arc<Medium>>, PromptError> {
-        let mut budget = Budget::full();
-        let mut media = Vec::new();
-        for (index, kind, part) in parts(messages) {
-            end_if_cancelled();
-            let file = match kind {
-                MediaKind::Image => image_file(part),
-                MediaKind::Audio => audio_file(part),
-            };
-            let medium = file.and_then(|file| self.medium(file, scope, &mut budget));
-            media.push(Arc::new(medium.map_err(|reason| PromptError::Messages { index, reason })?));
-        }
-        Ok(media)
+    /// Cost: hashing the file, and decoding it if it is new in this scope. Errors: every [`MediaError`].
+    pub(crate) fn read(
+        &self,
+        (kind, part): (MediaKind, &Json),
+        scope: Scope,
+        budget: &mut Budget,
+    ) -> Result<Arc<Medium>, MediaError> {
+        end_if_cancelled();
+        let file = match kind {
+            MediaKind::Image => image_file(part),
+            MediaKind::Audio => audio_file(part),
+        };
+        self.medium(file?, scope, budget).map(Arc::new)
     }
 
     /// Returns the media of files in base64, in their order.
@@ -161,7 +159,7 @@ impl KnownMedia {
             if !format.kind().is_read(modalities) {
                 return Err(format!("it is {}, and this model reads {modalities}", format.kind().name()));
             }
-            self.medium((file, format), scope, &mut budget)
+            self.medium((file, format), scope, &mut budget).map_err(|error| error.to_string())
         };
         let place = |idx: usize, reason: String| format!("multimodal_data[{idx}]: {reason}");
         let media = files.iter().enumerate().map(|(idx, text)| medium(text).map_err(|reason| place(idx, reason)));
@@ -173,7 +171,7 @@ impl KnownMedia {
         (file, format): (Vec<u8>, MediaFormat),
         scope: Scope,
         budget: &mut Budget,
-    ) -> Result<Medium, String> {
+    ) -> Result<Medium, MediaError> {
         let mut hasher = blake3::Hasher::new_derive_key("warmpath 2026 media file v1");
         hasher.update(scope.bytes()).update(&file);
         let key = *hasher.finalize().as_bytes();
@@ -201,7 +199,7 @@ impl KnownMedia {
 /// Checks that a prompt may have so many media.
 ///
 /// Errors: the reason.
-pub(super) fn check_number(n_media: usize) -> Result<(), String> {
+pub(crate) fn check_number(n_media: usize) -> Result<(), String> {
     if n_media > MEDIA_MAX {
         return Err(format!("a prompt may have {MEDIA_MAX} images and audio files"));
     }

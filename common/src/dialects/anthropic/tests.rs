@@ -249,8 +249,6 @@ fn features_of_anthropic_s_servers_are_refused() {
     for kind in ["document", "search_result", "container_upload", "server_tool_use", "web_search_tool_result"] {
         check_unsupported(user(json!([{"type": kind}])), "messages[0].content[0].type", kind);
     }
-    let result = json!([{"type": "tool_result", "tool_use_id": "t", "content": [image]}]);
-    check_unsupported(user(result), "messages[0].content[0].content[0].source.type", "`url`");
     let with = |name: &str, value: Value| {
         let mut body = user(json!("a"));
         body[name] = value;
@@ -262,6 +260,73 @@ fn features_of_anthropic_s_servers_are_refused() {
         "unheard_of",
     );
     check_unsupported(with("container", json!("c")), "container", "containers");
+}
+
+#[test]
+fn blocks_of_the_history_that_no_model_reads_are_kept_as_such() {
+    let pdf = json!({"type": "document", "title": "T", "source": {"type": "base64", "media_type": "application/pdf", "data": "AA=="}});
+    let unread = |block: &Value| {
+        let mut block = block.clone();
+        block["history"] = json!(true);
+        block
+    };
+    let result = |content: Value| json!({"type": "tool_result", "tool_use_id": "t", "content": content});
+    let shown = |content: Value| json!({"role": "tool", "tool_call_id": "t", "content": content});
+    let read = json!([{"role": "user", "content": [result(json!("read")), pdf, {"type": "text", "text": "a"}]}]);
+    let beside = json!({"role": "user", "content": [unread(&pdf), {"type": "text", "text": "a"}]});
+    check(read, json!([shown(json!("read")), beside]));
+    let url = json!({"type": "image", "source": {"type": "url", "url": "u"}});
+    let inside = json!([{"role": "user", "content": [result(json!([pdf, url, {"type": "text", "text": null}]))]}]);
+    check(inside, json!([shown(json!([unread(&pdf), unread(&url), {"type": "text", "text": ""}]))]));
+    let earlier = json!([
+        {"role": "user", "content": [pdf]}, {"role": "assistant", "content": [{"type": "compaction"}]},
+        {"role": "user", "content": "b"},
+    ]);
+    let says = |role: &str, content: Value| json!({"role": role, "content": content});
+    let kept = json!([
+        says("user", json!([unread(&pdf)])),
+        says("assistant", json!([unread(&json!({"type": "compaction"}))])),
+        says("user", json!("b")),
+    ]);
+    check(earlier, kept);
+    // The blocks of a message that is joined to the new one stay history.
+    let image = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}});
+    let part = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}});
+    let joined = json!([{"role": "user", "content": [image]}, {"role": "user", "content": [image]}]);
+    check(joined, json!([says("user", json!([unread(&part), part]))]));
+    check_unsupported(
+        json!({"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": [pdf]}]}),
+        "messages[1].content[0].type",
+        "document",
+    );
+}
+
+#[test]
+fn documents_of_text_are_texts_wherever_they_stand() {
+    let document = json!({"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "a"}});
+    check(json!([{"role": "user", "content": [document]}]), json!([{"role": "user", "content": "a"}]));
+    let result = json!({"type": "tool_result", "tool_use_id": "t", "content": [document]});
+    let shown = json!({"role": "tool", "tool_call_id": "t", "content": "a"});
+    check(json!([{"role": "user", "content": [result]}]), json!([shown]));
+}
+
+#[test]
+fn results_of_any_json_are_texts_and_absent_content_is_empty() {
+    for (content, text) in [
+        (json!(5), "5"),
+        (json!({"a": [true]}), "{\"a\":[true]}"),
+        (json!([1, {"b": 2}]), "[1,{\"b\":2}]"),
+        (json!(null), ""),
+    ] {
+        let result = json!({"type": "tool_result", "tool_use_id": "t", "content": content});
+        let shown = json!({"role": "tool", "tool_call_id": "t", "content": text});
+        check(json!([{"role": "user", "content": [result]}]), json!([shown]));
+    }
+    let empty = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": null}]);
+    check(empty, json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]));
+    let thought = json!([{"type": "thinking", "thinking": null}, {"type": "text", "text": null}]);
+    let said = json!({"role": "assistant", "reasoning_content": "", "content": ""});
+    check(json!([{"role": "assistant", "content": thought}]), json!([said]));
 }
 
 #[test]

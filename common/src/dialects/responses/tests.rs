@@ -202,6 +202,67 @@ fn unsupported_features_are_refused() {
     check_unsupported(with("tools", nested), "tools[0].tools[0].type", "unheard_of");
 }
 
+#[test]
+fn items_and_parts_of_the_history_that_no_model_reads_are_kept_as_such() {
+    let file = json!({"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,AA=="});
+    let stored = json!({"type": "input_image", "file_id": "file-1"});
+    let compaction = json!({"type": "compaction", "encrypted_content": "gAAA"});
+    let unread = |part: &Value| {
+        let mut part = part.clone();
+        part["history"] = json!(true);
+        part
+    };
+    let input = json!([
+        {"role": "user", "content": [file]}, compaction,
+        {"role": "assistant", "content": [{"type": "output_text", "text": "b"}]}, compaction,
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": [file, stored]}, compaction,
+        {"role": "user", "content": [file]},
+    ]);
+    let call = json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let answer = json!([{"type": "text", "text": "b"}, unread(&compaction)]);
+    let expected = json!([
+        {"role": "user", "content": [unread(&file), unread(&compaction)]},
+        {"role": "assistant", "content": answer, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": [unread(&file), unread(&stored), unread(&compaction)]},
+        {"role": "user", "content": [unread(&file)]},
+    ]);
+    assert_eq!(convert(json!({"input": input}))["messages"], expected);
+    let asked = json!([compaction, {"role": "user", "content": [{"type": "input_text", "text": "a"}]}, compaction]);
+    let question = json!([unread(&compaction), {"type": "text", "text": "a"}, unread(&compaction)]);
+    assert_eq!(convert(json!({"input": asked}))["messages"], json!([{"role": "user", "content": question}]));
+    let misplaced = json!([{"role": "user", "content": "a"}, {"type": "input_text", "text": "b"}]);
+    check_unsupported(json!({"input": misplaced}), "input[1].type", "input_text");
+    let new = json!([{"role": "user", "content": "a"}, {"role": "user", "content": [file]}]);
+    check_unsupported(json!({"input": new}), "input[1].content[0].type", "input_file");
+}
+
+#[test]
+fn any_json_is_a_result_and_every_form_of_reasoning_and_text_is_read() {
+    let output = |output: Value| {
+        let input = json!([{"type": "function_call_output", "call_id": "c", "output": output}]);
+        convert(json!({"input": input}))["messages"][0]["content"].clone()
+    };
+    for (result, text) in [
+        (json!(5), "5"),
+        (json!(false), "false"),
+        (json!({"a": 1}), "{\"a\":1}"),
+        (json!([[]]), "[[]]"),
+        (json!(null), ""),
+    ] {
+        assert_eq!(output(result), text);
+    }
+    let thought = json!({"type": "thinking", "thinking": "t"});
+    let said = json!([thought, {"type": "output_text", "text": null}, {"type": "refusal", "refusal": "no"}]);
+    let input = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": said}, {"role": "user", "content": null}]);
+    let answer = json!([{"type": "text", "text": ""}, {"type": "text", "text": "no"}]);
+    let expected = json!([
+        {"role": "user", "content": "a"}, {"role": "assistant", "reasoning_content": "t", "content": answer},
+        {"role": "user", "content": ""},
+    ]);
+    assert_eq!(convert(json!({"input": input}))["messages"], expected);
+}
+
 /// Returns a request in the format of Codex, with texts of our own.
 fn codex(input: Value) -> Value {
     let function = |name: &str| {

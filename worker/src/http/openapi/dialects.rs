@@ -69,9 +69,14 @@ fn tagged(kind: &str, properties: Value, required: &[&str]) -> Value {
     json!({"type": "object", "properties": all, "required": required})
 }
 
-/// Returns the schema of a text or a list of parts.
+/// Returns the schema of a text or a list of parts, or neither.
 fn text_or(parts: &[Value]) -> Value {
-    json!({"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": parts}}]})
+    json!({"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": parts}}, {"type": "null"}]})
+}
+
+/// Returns the schema of a text that may be null.
+fn nullable_text() -> Value {
+    json!({"type": ["string", "null"]})
 }
 
 fn messages() -> Map<String, Value> {
@@ -81,40 +86,14 @@ fn messages() -> Map<String, Value> {
         "properties": {"type": {"const": "ephemeral"}, "ttl": {"enum": ["5m", "1h", null]}},
         "required": ["type"],
     });
-    let text = tagged("text", json!({"text": {"type": "string"}, "cache_control": cache}), &["text"]);
-    let mut results = text_or(&[text.clone(), image(&cache)]);
-    let mut contents = text_or(std::slice::from_ref(&text));
-    for shapes in [&mut contents, &mut results] {
-        shapes["anyOf"].as_array_mut().into_iter().for_each(|shapes| shapes.push(json!({"type": "null"})));
-    }
-    let result = json!({"tool_use_id": {"type": "string"}, "content": results, "cache_control": cache});
-    let call = json!({
-        "id": {"type": "string"}, "name": {"type": "string"}, "input": {"type": "object"}, "cache_control": cache,
-    });
-    let of_user = [text.clone(), image(&cache), tagged("tool_result", result, &["tool_use_id"])];
-    let of_assistant = [
-        of_servers(&cache),
-        text.clone(),
-        tagged("tool_use", call, &["id", "name", "input"]),
-        tagged("thinking", json!({"thinking": {"type": "string"}, "cache_control": cache}), &["thinking"]),
-        tagged("redacted_thinking", json!({"cache_control": cache}), &[]),
-    ];
-    let of_system = [text];
-    let message = |role: &str, blocks: &[Value]| {
-        json!({
-            "type": "object",
-            "properties": {"role": {"const": role}, "content": text_or(blocks)},
-            "required": ["role", "content"],
-        })
-    };
+    let text = tagged("text", json!({"text": nullable_text(), "cache_control": cache}), &["text"]);
+    let contents = text_or(std::slice::from_ref(&text));
     fields(json!({
         "messages": {
             "description": "The conversation.",
             "type": "array",
             "minItems": 1,
-            "items": {"anyOf": [
-                message("user", &of_user), message("assistant", &of_assistant), message("system", &of_system),
-            ]},
+            "items": {"anyOf": messages_of_roles(&text, &cache)},
         },
         "system": contents,
         "max_tokens": {
@@ -145,13 +124,48 @@ fn messages() -> Map<String, Value> {
     }))
 }
 
+/// Returns the schemas of the messages of each role; `text` is that of a block of text.
+fn messages_of_roles(text: &Value, cache: &Value) -> Value {
+    let other = |known: &[&str]| {
+        let mut other = schemas::other(known).to_value();
+        other["properties"]["cache_control"] = cache.clone();
+        other
+    };
+    let results = schemas::result(&json!({"anyOf": [text, image(cache), other(&["text", "image"])]}));
+    let other = other(&["text", "image", "tool_result", "tool_use", "thinking", "redacted_thinking"]);
+    let result = json!({"tool_use_id": {"type": "string"}, "content": results, "cache_control": cache});
+    let call = json!({
+        "id": {"type": "string"}, "name": {"type": "string"}, "input": {"type": "object"}, "cache_control": cache,
+    });
+    let of_user = [text.clone(), image(cache), tagged("tool_result", result, &["tool_use_id"]), other.clone()];
+    let of_assistant = [
+        of_servers(cache),
+        text.clone(),
+        image(cache),
+        other.clone(),
+        tagged("tool_use", call, &["id", "name", "input"]),
+        tagged("thinking", json!({"thinking": nullable_text(), "cache_control": cache}), &["thinking"]),
+        tagged("redacted_thinking", json!({"cache_control": cache}), &[]),
+    ];
+    let of_system = [text.clone(), image(cache), other];
+    let message = |role: &str, blocks: &[Value]| {
+        json!({
+            "type": "object",
+            "properties": {"role": {"const": role}, "content": text_or(blocks)},
+            "required": ["role", "content"],
+        })
+    };
+    json!([message("user", &of_user), message("assistant", &of_assistant), message("system", &of_system)])
+}
+
 /// Returns the schema of a block with an image.
 fn image(cache: &Value) -> Value {
     let media_types = ImageFormat::ALL.map(ImageFormat::media_type);
     let data = json!({"media_type": {"enum": media_types}, "data": {"type": "string"}});
     let data = tagged("base64", data, &["media_type", "data"]);
     let url = tagged("url", json!({"url": {"type": "string", "pattern": "^https?://"}}), &["url"]);
-    tagged("image", json!({"source": {"anyOf": [data, url]}, "cache_control": cache}), &["source"])
+    let other = schemas::other(&["base64", "url"]);
+    tagged("image", json!({"source": {"anyOf": [data, url, other]}, "cache_control": cache}), &["source"])
 }
 
 /// Returns the schema of a block about a tool that Anthropic's servers executed.
@@ -229,11 +243,8 @@ fn output_format() -> Value {
 }
 
 fn response() -> Map<String, Value> {
-    let text = |kind: &str| tagged(kind, json!({"text": {"type": "string"}}), &["text"]);
-    let refusal = tagged("refusal", json!({"refusal": {"type": "string"}}), &["refusal"]);
-    let image = tagged("input_image", json!({"image_url": {"type": "string", "pattern": IMAGE_URL}}), &["image_url"]);
-    let audio = tagged("input_audio", json!({"input_audio": schemas::audio()}), &["input_audio"]);
-    let parts = text_or(&[text("input_text"), text("output_text"), text("text"), refusal, image, audio]);
+    let parts = response_parts();
+    let results = schemas::result(&json!({ "anyOf": parts }));
     let reasoning = json!({
         "type": ["array", "null"],
         "items": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
@@ -243,7 +254,7 @@ fn response() -> Map<String, Value> {
         "properties": {
             "type": {"enum": ["message", null]},
             "role": {"enum": ["user", "assistant", "system", "developer"]},
-            "content": parts,
+            "content": text_or(&parts),
         },
         "required": ["role", "content"],
     });
@@ -257,7 +268,7 @@ fn response() -> Map<String, Value> {
         tagged(kind, properties, &names)
     };
     let output =
-        |kind: &str| tagged(kind, json!({"call_id": {"type": "string"}, "output": parts}), &["call_id", "output"]);
+        |kind: &str| tagged(kind, json!({"call_id": {"type": "string"}, "output": results}), &["call_id", "output"]);
     let reasoning = tagged("reasoning", json!({"content": reasoning, "summary": reasoning}), &[]);
     let items = [
         message,
@@ -267,6 +278,16 @@ fn response() -> Map<String, Value> {
         output("custom_tool_call_output"),
         reasoning,
         left_out(LEFT_OUT_KINDS),
+        schemas::other(&[
+            "message",
+            "reasoning",
+            "item_reference",
+            "function_call",
+            "function_call_output",
+            "custom_tool_call",
+            "custom_tool_call_output",
+        ])
+        .to_value(),
     ];
     let items = json!({"type": "array", "items": {"anyOf": items}});
     let stored = json!({"enum": [false, null], "description": "Not supported: responses are not stored."});
@@ -288,6 +309,18 @@ fn response() -> Map<String, Value> {
         "prompt": stored,
         "background": stored,
     }))
+}
+
+/// Returns the schemas of the parts of a message or a result.
+fn response_parts() -> [Value; 8] {
+    let text = |kind: &str| tagged(kind, json!({"text": nullable_text()}), &["text"]);
+    let refusal = tagged("refusal", json!({"refusal": nullable_text()}), &["refusal"]);
+    let image = tagged("input_image", json!({"image_url": {"type": "string", "pattern": IMAGE_URL}}), &["image_url"]);
+    let audio = tagged("input_audio", json!({"input_audio": schemas::audio()}), &["input_audio"]);
+    let stored = tagged("input_image", json!({"file_id": {"not": {"type": "null"}}}), &["file_id"]);
+    let other =
+        schemas::other(&["input_text", "output_text", "text", "refusal", "input_image", "input_audio"]).to_value();
+    [text("input_text"), text("output_text"), text("text"), refusal, image, stored, audio, other]
 }
 
 fn response_tool_choice() -> Value {

@@ -5,10 +5,10 @@
 use std::io::Cursor;
 
 use image::{ExtendedColorType, ImageEncoder as _, RgbImage};
-use serde_json::json;
+use serde_json::{Map, json};
 use warmpath_common::media::ImageSize;
 
-use super::super::check_all_read;
+use super::super::parts;
 use super::*;
 
 fn picture(width: u32, height: u32) -> RgbImage {
@@ -32,15 +32,20 @@ fn chat(urls: &[String]) -> Vec<Map<String, Json>> {
     vec![message.as_object().expect("an object").clone()]
 }
 
-fn read(url: String) -> Result<Arc<Medium>, String> {
-    let read = KnownMedia::default().read(&chat(&[url]), Scope::default());
-    read.map(|mut media| media.remove(0)).map_err(|error| error.to_string())
+/// Reads all media of a conversation.
+fn read_all(known: &KnownMedia, chat: &[Map<String, Json>], scope: Scope) -> Result<Vec<Arc<Medium>>, MediaError> {
+    let mut budget = Budget::full();
+    parts(chat).map(|(_, kind, part)| known.read((kind, part), scope, &mut budget)).collect()
+}
+
+fn read(url: String) -> Result<Arc<Medium>, MediaError> {
+    read_all(&KnownMedia::default(), &chat(&[url]), Scope::default()).map(|mut media| media.remove(0))
 }
 
 #[track_caller]
 fn check_refused(url: String, says: &str) {
-    let reason = read(url).expect_err("it is refused");
-    assert!(reason.starts_with("messages") && reason.contains(says), "{reason}");
+    let error = read(url).expect_err("it is refused");
+    assert!(matches!(&error, MediaError::Unread(reason) if reason.contains(says)), "{error}");
 }
 
 #[test]
@@ -81,7 +86,7 @@ fn what_is_no_usable_image_is_refused() {
         check_refused(url, says);
     }
     let nameless = vec![json!({"role": "user", "content": [{"type": "image_url"}]}).as_object().unwrap().clone()];
-    assert!(KnownMedia::default().read(&nameless, Scope::default()).is_err());
+    assert!(read_all(&KnownMedia::default(), &nameless, Scope::default()).is_err());
 }
 
 /// Returns a PNG of one colour, whose file is a thousandth of its pixels.
@@ -106,18 +111,17 @@ fn bombs_are_refused_by_what_they_declare() {
     // The first one is known by now.
     let several: Vec<String> = (0..10).map(|n| url("image/png", &bomb(4000, 4000 - n))).collect();
     let known = KnownMedia::default();
-    assert!(known.read(&chat(&many), Scope::default()).is_ok(), "one image is decoded once");
-    let refused = known.read(&chat(&several), Scope::default()).expect_err("they are too many pixels");
-    assert!(refused.to_string().contains("pixels in all"), "{refused}");
+    assert!(read_all(&known, &chat(&many), Scope::default()).is_ok(), "one image is decoded once");
+    let refused = read_all(&known, &chat(&several), Scope::default()).expect_err("they are too many pixels");
+    assert!(matches!(&refused, MediaError::TooMuch(reason) if reason.contains("pixels in all")), "{refused}");
 }
 
 #[test]
 fn a_conversation_has_no_more_media_than_its_limit() {
-    let check = |n: usize| check_all_read(&chat(&vec![String::new(); n]), BOTH);
-    assert!(check(MEDIA_MAX).is_ok());
+    assert!(check_number(MEDIA_MAX).is_ok());
     for n in [MEDIA_MAX + 1, 10_000] {
-        let error = check(n).expect_err("they are too many");
-        assert_eq!(error.to_string(), "messages: a prompt may have 100 images and audio files");
+        let error = check_number(n).expect_err("they are too many");
+        assert_eq!(error, "a prompt may have 100 images and audio files");
     }
 }
 
@@ -159,11 +163,11 @@ fn crc(bytes: &[u8]) -> u32 {
 fn an_image_is_decoded_once_under_each_salt() {
     let known = KnownMedia::default();
     let chat = chat(&[url("image/png", &encoded(&picture(40, 30), ImageFormat::Png))]);
-    let first = known.read(&chat, Scope::default()).expect("it is read");
+    let first = read_all(&known, &chat, Scope::default()).expect("it is read");
     let measured = |salt: &str| {
         known.0.run_pending_tasks();
         let n_known = known.0.entry_count();
-        assert_eq!(known.read(&chat, Scope::of(salt)).expect("it is read"), first);
+        assert_eq!(read_all(&known, &chat, Scope::of(salt)).expect("it is read"), first);
         known.0.run_pending_tasks();
         known.0.entry_count() - n_known
     };
@@ -194,7 +198,7 @@ fn files_without_a_media_type_are_the_same_media() {
     let audio = json!({"type": "input_audio", "input_audio": {"data": base64(&wav), "format": "mp3"}});
     let message = json!({"role": "user", "content": [image, audio, image]});
     let chat = [message.as_object().expect("an object").clone()];
-    assert_eq!(read, known.read(&chat, Scope::default()).expect("they are read"));
+    assert_eq!(read, read_all(&known, &chat, Scope::default()).expect("they are read"));
     assert!(matches!((read[0].size, read[1].size), (MediaSize::Image(_), MediaSize::Audio(_))));
     for (wrong, says) in [
         (String::new(), "must be a PNG, JPEG, WebP or GIF, or a WAV, MP3 or FLAC"),
@@ -220,7 +224,7 @@ fn a_data_url_of_audio_may_name_any_media_type() {
         let audio = json!({"type": "input_audio", "input_audio": {"data": data}});
         let message = json!({"role": "user", "content": [audio]});
         let chat = [message.as_object().expect("an object").clone()];
-        KnownMedia::default().read(&chat, Scope::default()).expect("it is read")
+        read_all(&KnownMedia::default(), &chat, Scope::default()).expect("it is read")
     };
     for kind in ["audio/wav", "application/octet-stream", ""] {
         assert_eq!(read(url(kind, &wav)), read(base64(&wav)), "{kind}");
