@@ -107,7 +107,8 @@ impl ImageUrls {
         Ok(Some(Arc::new(Self { hosts: hosts.to_vec(), tls, limits: LIMITS })))
     }
 
-    /// Returns a body with data in place of the images' URLs.
+    /// Returns a body with data in place of the images' URLs. The URL of an image of the history that cannot be fetched
+    /// stays: a text will be in its place.
     ///
     /// A body without such URLs, or that is not valid JSON, is returned unchanged. Cost: a search in the body; if it
     /// may name images, parsing and writing it on a thread for long work. Errors: every [`ImageUrlError`].
@@ -126,9 +127,13 @@ impl ImageUrls {
             let reason = format!("a request may name {IMAGE_URLS_MAX} different URLs of images");
             return Err(ImageUrlError::Field { param, reason });
         }
+        let has_new = wanted.iter().any(|image| image.is_new);
         let fetched = tokio::time::timeout(self.limits.request_timeout, self.fetch_all(wanted, (bodies, sender))).await;
-        let late = |_| ImageUrlError::Field { param, reason: FetchError::Late.to_string() };
-        let fetched = fetched.map_err(late)??;
+        let fetched = match fetched {
+            Ok(fetched) => fetched?,
+            Err(_) if !has_new => HashMap::new(),
+            Err(_) => return Err(ImageUrlError::Field { param, reason: FetchError::Late.to_string() }),
+        };
         let (n_bytes, bytes_max) = (body.len(), bodies.bytes_max);
         // The new body takes the place of the old one and of the files.
         drop(body);
@@ -152,8 +157,7 @@ impl ImageUrls {
                 running.push(Arc::clone(self).fetch(next, claim));
             }
             let Some(done) = running.next().await else { return Ok(fetched) };
-            let (url, image) = done?;
-            fetched.insert(url, image);
+            fetched.extend(done?);
         }
     }
 }

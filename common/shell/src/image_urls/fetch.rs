@@ -89,21 +89,24 @@ pub(super) enum FetchError {
 }
 
 impl ImageUrls {
-    /// Returns an image under its URL.
+    /// Returns an image under its URL; `None` for one in the history that cannot be fetched.
     ///
     /// Errors: every [`ImageUrlError`].
     pub(super) async fn fetch(
         self: Arc<Self>,
         wanted: WantedImage,
         mut claim: Claim,
-    ) -> Result<(String, FetchedImage), ImageUrlError> {
-        let WantedImage { url, param } = wanted;
+    ) -> Result<Option<(String, FetchedImage)>, ImageUrlError> {
+        let WantedImage { url, param, is_new } = wanted;
         let fetched = timeout(self.limits.file_timeout, self.file(&url, &mut claim)).await;
         match fetched.unwrap_or(Err(FetchError::Late)) {
-            Ok((kind, file)) => Ok((url, FetchedImage { kind, base64: STANDARD.encode(file), _claim: claim })),
+            Ok((kind, file)) => Ok(Some((url, FetchedImage { kind, base64: STANDARD.encode(file), _claim: claim }))),
             Err(FetchError::Room(error)) => Err(error.into()),
             Err(error) => {
-                tracing::info!(error = crate::chain(&error), "an image was not fetched");
+                tracing::info!(error = crate::chain(&error), is_new, "an image was not fetched");
+                if !is_new {
+                    return Ok(None);
+                }
                 Err(ImageUrlError::Field { param, reason: error.to_string() })
             }
         }

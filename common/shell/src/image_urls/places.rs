@@ -4,6 +4,7 @@
 //! within parts. Not here: converting the parts (`warmpath_common::dialects`).
 
 use serde_json::{Map, Value, json};
+use warmpath_common::history::new_message;
 
 use super::fetch::FetchedImage;
 
@@ -23,16 +24,26 @@ pub(super) struct WantedImage {
     pub url: String,
     /// Path of the message that names it first.
     pub param: String,
+    /// Whether the message that its user has just written names it.
+    pub is_new: bool,
 }
 
 /// Returns the images that a body names by URL, each once.
 pub(super) fn wanted(body: &mut Map<String, Value>) -> Vec<WantedImage> {
+    let newest = FIELDS.map(|field| {
+        let messages = body.get(field)?.as_array()?;
+        Some((field, new_message(messages.iter().map(Value::as_object))?))
+    });
     let mut wanted: Vec<WantedImage> = Vec::new();
-    each_part(body, &mut |(field, idx), part| {
+    each_part(body, &mut |place, part| {
         let Some(url) = url_of(part) else { return };
-        // A longer list is refused anyway.
-        if wanted.len() <= super::IMAGE_URLS_MAX && !wanted.iter().any(|known| known.url == url) {
-            wanted.push(WantedImage { url: url.to_owned(), param: format!("{field}[{idx}]") });
+        let is_new = newest.contains(&Some(place));
+        if let Some(known) = wanted.iter_mut().find(|known| known.url == url) {
+            known.is_new |= is_new;
+        } else if wanted.len() <= super::IMAGE_URLS_MAX {
+            // A longer list is refused anyway.
+            let (field, idx) = place;
+            wanted.push(WantedImage { url: url.to_owned(), param: format!("{field}[{idx}]"), is_new });
         }
     });
     wanted

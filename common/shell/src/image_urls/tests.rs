@@ -163,6 +163,21 @@ async fn what_a_host_answers_wrongly_is_reported() {
 }
 
 #[tokio::test]
+async fn the_urls_of_a_history_stay_where_they_cannot_be_fetched() {
+    let host = server().await;
+    let fetcher = fetcher(&host, FetchLimits { file_timeout: Duration::from_secs(1), ..LIMITS });
+    let say =
+        |role: &str, url: &str| json!({"role": role, "content": [{"type": "image_url", "image_url": {"url": url}}]});
+    let data = format!("data:image/png;base64,{STANDARD_OF_PNG}");
+    let [gone, other, seen] = ["gone", "inner", "a.png"].map(|path| format!("http://{host}/{path}"));
+    let history = |seen: &str| json!({"messages": [say("user", &gone), say("tool", &other), say("assistant", "data:,"), say("user", seen)]});
+    assert_eq!(inline(&fetcher, &history(&seen)).await.expect("the new image is fetched"), history(&data));
+    check_refused(&fetcher, &gone, "answers 404").await;
+    // An image that is gone, in the history and in the new message.
+    assert!(matches!(inline(&fetcher, &history(&gone)).await, Err(ImageUrlError::Field { .. })));
+}
+
+#[tokio::test]
 async fn hosts_that_are_silent_or_away_are_not_waited_for() {
     let host = server().await;
     let short = Duration::from_millis(50);
