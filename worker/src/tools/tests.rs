@@ -164,29 +164,41 @@ fn nested(n: usize, step: impl Fn(Value) -> Value) -> Value {
     (0..n).fold(json!({"type": "string"}), |schema, _| step(schema))
 }
 
+/// Returns definitions of which each refers to the next one, a little deeper than is followed; the last one ends them.
+fn chain(step: impl Fn(Value) -> Value) -> Value {
+    const LEVELS: usize = 200;
+    let link = |n: usize| (format!("d{n}"), step(json!({"$ref": format!("#/$defs/d{}", n + 1)})));
+    (0..LEVELS).map(link).chain([(format!("d{LEVELS}"), json!({}))]).collect::<serde_json::Map<_, _>>().into()
+}
+
 #[test]
 fn refuses_exploding_and_recursive_schemas() {
     let refused = |schema: Value, says: &str| {
         check(json!({"tools": [tool("a", json!({})), tool("b", schema)]}), "tools[1].function.parameters", says);
     };
-    let types = nested(30, |schema| json!({"type": ["object", "object", "object"], "properties": {"a": schema}}));
+    let types = nested(11, |schema| json!({"type": ["object", "object", "object"], "properties": {"a": schema}}));
     refused(types, "too large");
     let optional: serde_json::Map<_, _> = (0..2000).map(|n| (format!("p{n}"), json!({"type": "null"}))).collect();
     refused(json!({"type": "object", "properties": optional}), "too large");
-    let again = json!({"properties": {"a": {"allOf": [{"$ref": "#/$defs/x"}]}}});
-    refused(json!({"allOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": again}}), "refers to itself");
-    let circle = json!({"x": {"$ref": "#/$defs/y"}, "y": {"$ref": "#/$defs/x"}});
-    refused(json!({"allOf": [{"$ref": "#/$defs/x"}], "$defs": circle}), "refers to itself");
-    let fan: serde_json::Map<_, _> = (0..60)
+    let again = chain(|next| json!({"properties": {"a": {"allOf": [next]}}}));
+    refused(json!({"allOf": [{"$ref": "#/$defs/d0"}], "$defs": again}), "refers to itself");
+    let plain = chain(|next| next);
+    refused(json!({"allOf": [{"$ref": "#/$defs/d0"}], "$defs": plain}), "refers to itself");
+    let fan: serde_json::Map<_, _> = (0..6)
         .map(|n| {
             let next = json!({"allOf": vec![json!({"$ref": format!("#/$defs/d{}", n + 1)}); 8]});
             (format!("d{n}"), json!({"properties": {"a": next}}))
         })
-        .chain([("d60".to_owned(), json!({}))])
+        .chain([("d6".to_owned(), json!({}))])
         .collect();
     refused(json!({"allOf": [{"$ref": "#/$defs/d0"}], "$defs": fan}), "too large");
     refused(json!({"properties": {"x".repeat(300): {}}}), "over 256 bytes");
-    let alternatives = json!({"allOf": [{"anyOf": [{"$ref": "#/$defs/x"}]}], "$defs": circle});
+    // Each reference of a property is followed once, those of alternatives each time.
+    let followed: serde_json::Map<_, _> =
+        [150, 100, 50, 0].into_iter().map(|n| (format!("p{n}"), json!({"$ref": format!("#/$defs/d{n}")}))).collect();
+    let properties = json!({"a": {"properties": followed}});
+    let alternatives =
+        json!({"properties": properties, "allOf": [{"anyOf": [{"$ref": "#/$defs/d0"}]}], "$defs": plain});
     refused(alternatives, "refers to itself");
     refused(json!({"allOf": [{"$ref": "#"}]}), "itself");
     let listed = |reference: &str| json!({"items": {"$ref": reference}, "$defs": {"a": [{"type": "string"}]}});
@@ -196,12 +208,12 @@ fn refuses_exploding_and_recursive_schemas() {
     // llama.cpp follows references as they are written, and our compiler decodes them.
     for (written, decoded) in [("a%20b", "a b"), ("a~0b", "a~b"), ("a~1b", "a/b")] {
         let reference = json!({"$ref": format!("#/$defs/{written}")});
-        let definitions = |endless: &str, plain: &str| {
-            let endless_one = json!({"allOf": [{"$ref": format!("#/$defs/{written}")}]});
-            json!({"items": reference, "$defs": {endless: endless_one, plain: {"type": "string"}}})
+        let definitions = |long: &str, plain: &str| {
+            let long_one = json!({"properties": {"x".repeat(300): {}}});
+            json!({"items": reference, "$defs": {long: long_one, plain: {"type": "string"}}})
         };
-        refused(definitions(written, decoded), "itself");
-        refused(definitions(decoded, written), "itself");
+        refused(definitions(written, decoded), "over 256 bytes");
+        refused(definitions(decoded, written), "over 256 bytes");
     }
 }
 

