@@ -54,6 +54,8 @@ pub(crate) struct Caps {
     pub refuses_long_call_ids: bool,
     /// Successive messages that are refused.
     pub refused_pairs: RefusedPairs,
+    /// Conversations that are refused until an empty message of the user opens them.
+    pub refused_openings: RefusedOpenings,
     /// Whether the template knows the role `developer`; otherwise `system` takes its place.
     pub developer_role: bool,
     /// Field from which the template reads reasoning: `reasoning_content`, or another like gpt-oss's and Solar-Open's.
@@ -108,6 +110,15 @@ pub(crate) struct RefusedPairs {
     pub result_and_user: bool,
 }
 
+/// Conversations that a template refuses and renders behind an empty message of the user.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RefusedOpenings {
+    /// Whether one that begins with the assistant is refused.
+    pub assistant: bool,
+    /// Whether one without any message of the user is refused, as by Qwen 3.5's template.
+    pub without_user: bool,
+}
+
 /// A text that no template contains.
 const MARKER: &str = "warmpath probe text";
 /// Another such text.
@@ -155,6 +166,7 @@ impl Caps {
             requires_call_ids: refuses_calls(&without_ids),
             refuses_long_call_ids: refuses_calls(&long_ids),
             refused_pairs: refused_pairs(template, (user, assistant), &answered),
+            refused_openings: refused_openings(template, [system, user, assistant]),
             developer_role: shows_developer(template),
             reasoning_field: reasoning_field(template, assistant, &answered),
             // Source: llama.cpp's test for gpt-oss in `common_chat_try_specialized_template`.
@@ -370,6 +382,17 @@ fn refused_pairs(
         users: refuses(template, &chat(&[&asks, &asks]), &alternating, None),
         assistants: refuses(template, &chat(&[&asks, &says, &says, &asks]), &alternating, None),
         result_and_user: refuses(template, &behind_result(&[&asks]), &behind_result(&[&says, &asks]), Some(a_tool())),
+    }
+}
+
+/// Determines which conversations are refused unless an empty message of the user opens them.
+fn refused_openings(template: &ChatTemplate, [system, user, assistant]: [ContentShapes; 3]) -> RefusedOpenings {
+    let (instructs, opens) = (message("system", "instruction", system), message("user", "", user));
+    let (says, asks) = (message("assistant", "answer", assistant), message("user", "question", user));
+    let opened = [opens.clone(), says.clone(), asks.clone()];
+    RefusedOpenings {
+        assistant: refuses(template, &opened[1..], &opened, None),
+        without_user: refuses(template, std::slice::from_ref(&instructs), &[instructs.clone(), opens], None),
     }
 }
 

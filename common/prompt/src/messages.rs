@@ -13,7 +13,7 @@ use crate::calls::{add_ids, fit_calls, one_call_each};
 use crate::caps::{Caps, ContentShapes, SystemPlaces};
 use crate::error::PromptError;
 use crate::media::{MediaKind, mark};
-use crate::turns::{JOINT, is_answer, joined};
+use crate::turns::{JOINT, is_answer, joined, opened};
 
 /// Longest role.
 ///
@@ -41,7 +41,7 @@ pub(crate) fn variables(request: &ChatPrompt, caps: &Caps) -> Result<Map<String,
     }
     add_ids(&mut messages, caps);
     // Media are counted by now, so messages may change places.
-    let messages = joined(one_call_each(messages, caps), caps);
+    let messages = opened(joined(one_call_each(messages, caps), caps), caps);
     variables.insert("messages".to_owned(), messages.into_iter().map(Json::Object).collect());
     // As in transformers, which always defines these two.
     let tools = request.tools.clone().filter(|tools| !tools.is_empty());

@@ -7,6 +7,9 @@
 //! the two: text that no model wrote, at each call of an agent that adds a reminder to each result. Some of Mistral's
 //! templates write the tools in front of the last user's message, so each such turn would also move the tools.
 //!
+//! An empty message of the user opens a conversation that the template refuses because it begins with the assistant, or
+//! has no message of the user at all, as after a compaction. Only the template's own marks are added, and no text.
+//!
 //! Not here: system messages (`messages`), the pairs that a template refuses (`caps`).
 
 use serde_json::{Map, Value as Json, json};
@@ -41,6 +44,23 @@ pub(crate) fn joined(messages: Vec<Map<String, Json>>, caps: &Caps) -> Vec<Map<S
         }
     }
     turns
+}
+
+/// Returns the messages with an empty one of the user behind the system messages, if the template requires it.
+///
+/// Cost: O(n).
+pub(crate) fn opened(mut messages: Vec<Map<String, Json>>, caps: &Caps) -> Vec<Map<String, Json>> {
+    let refused = caps.refused_openings;
+    let is_system = |message: &Map<String, Json>| has_role(message, &["system", "developer"]);
+    let start = messages.iter().position(|message| !is_system(message)).unwrap_or(messages.len());
+    let begins_with_assistant = messages.get(start).is_some_and(|first| !has_role(first, &["user"]));
+    let has_user = messages[start..].iter().any(|message| has_role(message, &["user"]));
+    if (refused.assistant && begins_with_assistant) || (refused.without_user && !has_user) {
+        let fields = [("role", json!("user")), ("content", caps.content("user").wrapped(""))];
+        let opening = fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        messages.insert(start, opening);
+    }
+    messages
 }
 
 /// Returns whether a message is an answer of the assistant, and not calls.
