@@ -44,6 +44,7 @@ pub use maker::{
 };
 pub use media::{KnownMedia, MediaContent, MediaReader, MediaRun, Medium, PromptTokens, has_media, is_readable};
 pub use template::{
-    ChatTemplate, Clock, RENDERED_BYTES_MAX, TEMPLATE_BYTES_MAX, TEMPLATE_FUEL_MAX, TEMPLATE_RECURSION_MAX,
+    ChatTemplate, Clock, RENDERED_BYTES_MAX, TEMPLATE_BYTES_MAX, TEMPLATE_FUEL_FREE, TEMPLATE_FUEL_MAX,
+    TEMPLATE_FUEL_PER_BYTE, TEMPLATE_RECURSION_MAX,
 };
 pub use vocabulary::{AddSpecial, ParseSpecial, VocabularyInfo};

@@ -4,12 +4,13 @@
 //! conversion of a request for a template (`messages`), and tokens.
 
 mod python;
+mod searches;
+mod source;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Value;
+use minijinja::value::{Value, ValueKind};
 use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior};
 
 use crate::error::PromptError;
@@ -25,11 +26,25 @@ pub const TEMPLATE_BYTES_MAX: usize = 1 << 20;
 /// Source: a million tokens of context at four bytes a token, times four.
 pub const RENDERED_BYTES_MAX: usize = 16 << 20;
 
+/// Template instructions of one rendering that its texts do not have to pay for. An instruction also pays for 64 bytes of
+/// the texts that the template makes.
+///
+/// Source: the tests' templates need 30,000 for a short chat with tools; ten million take a third of a second.
+pub const TEMPLATE_FUEL_FREE: u64 = 10_000_000;
+
+/// Template instructions that each byte of a request's texts adds, so that a long chat may take longer than a short one.
+///
+/// Source: some templates look at every message once more for each message: gpt-oss's for a later answer, Gemma 4's for
+/// an earlier turn. In 8,000 messages of 75 bytes Gemma 4's runs 236 million instructions, 250 for each byte.
+pub const TEMPLATE_FUEL_PER_BYTE: u64 = 400;
+
 /// Most template instructions of one rendering; a template that runs more is taken to be in an endless loop.
 ///
-/// Source: a chat of 1,000 messages runs at most 3.7 million in the templates of llama.cpp (Gemma 4, whose cost grows
-/// with the square of the number of messages); 50 million take about two seconds.
-pub const TEMPLATE_FUEL_MAX: u64 = 50_000_000;
+/// Source: they take 15 seconds, as long as it takes to tokenize the 16 MiB that a template may render.
+pub const TEMPLATE_FUEL_MAX: u64 = 500_000_000;
+
+/// Bytes that a message, a part or another value counts beside its texts. Source: what JSON needs around it.
+const VALUE_BYTES: u64 = 8;
 
 /// Deepest recursion of a template.
 ///
@@ -60,13 +75,11 @@ impl ChatTemplate {
         let mut environment = Environment::new();
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_undefined_behavior(UndefinedBehavior::Lenient);
-        environment.set_fuel(Some(TEMPLATE_FUEL_MAX));
         environment.set_recursion_limit(TEMPLATE_RECURSION_MAX);
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(failed)?);
         python::install(&mut environment, clock);
-        let compiled = python::without_generation_tags(source);
-        environment.add_template_owned(NAME, compiled).map_err(failed)?;
+        environment.add_template_owned(NAME, source::for_minijinja(source)).map_err(failed)?;
         Ok(Self { environment, source: source.to_owned() })
     }
 
@@ -85,18 +98,42 @@ impl ChatTemplate {
 
     /// Renders the template with `variables`, a map.
     pub(crate) fn render(&self, variables: Value) -> Result<String, PromptError> {
-        let template = self.environment.get_template(NAME).map_err(failed)?;
+        // A copy shares everything but its settings.
+        let mut environment = self.environment.clone();
+        let fuel = fuel(bytes(&variables));
+        environment.set_fuel(Some(fuel));
+        let template = environment.get_template(NAME).map_err(failed)?;
         let mut text = LimitedText { bytes: Vec::new(), full: false };
-        // minijinja 3.0.5 panics on `list[::-1]` of an empty list (its ops.rs, range_step_backwards).
-        let render = AssertUnwindSafe(|| template.render_captured_to(variables, &mut text).map(drop));
-        let rendered = catch_unwind(render);
+        let rendered = template.render_captured_to(variables, &mut text).map(drop);
         if text.full {
             return Err(PromptError::TooLong { what: "the rendered prompt", bytes_max: RENDERED_BYTES_MAX });
         }
-        let reason = "the template engine panicked".to_owned();
-        rendered.map_err(|_| PromptError::Template { reason })?.map_err(failed)?;
+        rendered.map_err(|error| match error.kind() {
+            ErrorKind::OutOfFuel => {
+                let reason = format!("it ran more than {fuel} instructions, which are enough for texts of this length");
+                PromptError::Template { reason }
+            }
+            _ => failed(error),
+        })?;
         String::from_utf8(text.bytes).map_err(|error| PromptError::Template { reason: error.to_string() })
     }
+}
+
+/// Returns the number of instructions that a template may run for texts of `n_bytes`.
+fn fuel(n_bytes: u64) -> u64 {
+    (TEMPLATE_FUEL_FREE + n_bytes * TEMPLATE_FUEL_PER_BYTE).min(TEMPLATE_FUEL_MAX)
+}
+
+/// Returns the length of the texts in a value. Units: bytes. Cost: O(n).
+fn bytes(value: &Value) -> u64 {
+    let items = || value.try_iter().into_iter().flatten();
+    let inner: u64 = match value.kind() {
+        ValueKind::String => value.as_str().map_or(0, |text| text.len() as u64),
+        ValueKind::Seq => items().map(|item| bytes(&item)).sum(),
+        ValueKind::Map => items().map(|key| bytes(&key) + value.get_item(&key).map_or(0, |item| bytes(&item))).sum(),
+        _ => 0,
+    };
+    inner + VALUE_BYTES
 }
 
 /// Output of a template, up to the limit.
@@ -128,9 +165,6 @@ fn failed(error: minijinja::Error) -> PromptError {
             return PromptError::Refused { message: raised.0.clone() };
         }
         cause = current.source();
-    }
-    if error.kind() == ErrorKind::OutOfFuel {
-        return PromptError::Template { reason: format!("it ran more than {TEMPLATE_FUEL_MAX} instructions") };
     }
     PromptError::Template { reason: error.to_string() }
 }

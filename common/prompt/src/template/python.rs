@@ -2,13 +2,13 @@
 //!
 //! These functions, filters and methods give Python's results. Not here: the settings that both engines have.
 
-use minijinja::value::{Value, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, escape_formatter};
-use minijinja_contrib::pycompat::unknown_method_callback;
-
 use super::Clock;
+use super::source::PERCENT_FILTER;
+use minijinja::value::{Tuple, Value, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, escape_formatter};
 
 mod json;
+mod text;
 
 /// Message that a template raised with `raise_exception`.
 #[derive(Debug, thiserror::Error)]
@@ -17,21 +17,25 @@ pub(super) struct Raised(pub String);
 
 /// Adds transformers' functions and filters to `environment`.
 pub(super) fn install(environment: &mut Environment<'static>, clock: Clock) {
-    environment.set_unknown_method_callback(unknown_method_callback);
-    environment.set_formatter(|out, state, value| match float_text(value) {
-        Some(text) => Ok(out.write_str(&text)?),
-        None => escape_formatter(out, state, value),
+    environment.set_unknown_method_callback(text::method);
+    environment.set_formatter(|out, state, value| match value.is_undefined() || value.as_str().is_some() {
+        true => escape_formatter(out, state, value),
+        false => Ok(out.write_str(&printed(value))?),
     });
     environment.add_filter("tojson", json::tojson);
+    environment.add_filter("trim", text::trim);
+    environment.add_filter("indent", text::indent);
+    environment.add_filter(PERCENT_FILTER, text::percent_format);
     environment.add_filter("string", |value: &Value| -> Value {
-        match (value.as_str(), float_text(value)) {
-            (Some(_), _) => value.clone(),
-            (None, Some(text)) => Value::from(text),
-            (None, None) => Value::from(value.to_string()),
-        }
+        if value.as_str().is_some() { value.clone() } else { Value::from(printed(value)) }
     });
     // Python's None is no iterable; minijinja treats it as an empty one.
     environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
+    // A string and a dict have a length and items, too, which is all that jinja2 asks for.
+    let is_sequence = |value: &Value| {
+        value.is_undefined() || matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map)
+    };
+    environment.add_test("sequence", is_sequence);
     environment.add_function("raise_exception", |message: Value| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(message.to_string())))
     });
@@ -41,28 +45,30 @@ pub(super) fn install(environment: &mut Environment<'static>, clock: Clock) {
     });
 }
 
-/// Returns Python's text of a float; `None` for anything else.
-fn float_text(value: &Value) -> Option<String> {
-    let float = value.kind() == ValueKind::Number && !value.is_integer();
-    float.then(|| f64::try_from(value.clone()).ok().map(json::float_repr)).flatten()
+/// Returns a value as Python prints it: as minijinja does, except for the exponents of floats.
+fn printed(value: &Value) -> String {
+    if !has_float(value) {
+        return value.to_string();
+    }
+    let items = |open, close, items: Vec<String>| format!("{open}{}{close}", items.join(", "));
+    let inner = |value: &Value| if value.as_str().is_some() { format!("{value:?}") } else { printed(value) };
+    match value.kind() {
+        ValueKind::Number => f64::try_from(value.clone()).map_or_else(|_| value.to_string(), json::float_repr),
+        ValueKind::Map => {
+            let pair = |key: Value| format!("{}: {}", inner(&key), inner(&value.get_item(&key).unwrap_or_default()));
+            items("{", "}", value.try_iter().into_iter().flatten().map(pair).collect())
+        }
+        _ => items("[", "]", value.try_iter().into_iter().flatten().map(|item| inner(&item)).collect()),
+    }
 }
 
-/// Replaces `{% generation %}` and `{% endgeneration %}`, which only mark training data, by blocks that do nothing.
-pub(super) fn without_generation_tags(source: &str) -> String {
-    let mut replaced = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        // The end of a tag shares no character with its start: `{%}` begins one.
-        let Some(length) = rest[start + 2..].find("%}") else { break };
-        let tag = &rest[start..start + 2 + length];
-        let name = tag[2..].trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim();
-        replaced.push_str(&rest[..start]);
-        match name {
-            "generation" => replaced.push_str(&tag.replace("generation", "if true")),
-            "endgeneration" => replaced.push_str(&tag.replace("endgeneration", "endif")),
-            _ => replaced.push_str(tag),
-        }
-        rest = &rest[start + tag.len()..];
+/// Returns whether a value is a float, or a list or dict with one.
+fn has_float(value: &Value) -> bool {
+    let items = || value.try_iter().into_iter().flatten();
+    match value.kind() {
+        ValueKind::Number => !value.is_integer(),
+        ValueKind::Seq => value.downcast_object_ref::<Tuple>().is_none() && items().any(|item| has_float(&item)),
+        ValueKind::Map => items().any(|key| value.get_item(&key).is_ok_and(|item| has_float(&item))),
+        _ => false,
     }
-    replaced + rest
 }

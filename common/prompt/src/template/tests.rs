@@ -55,6 +55,36 @@ fn loops_can_break_and_continue() {
 }
 
 #[test]
+fn texts_are_cut_joined_and_formatted_as_in_python() {
+    check("{{ 'a</x>b</x>c'.rsplit('</x>', 1)[-1] }} {{ ' a b  c '.rsplit(none, 1) }}", "c [' a b', 'c']");
+    check("{{ ' a b  c '.split(none, 1) }} {{ 'a,b,c'.split(sep=',', maxsplit=1) }}", "['a', 'b  c '] ['a', 'b,c']");
+    check("{{ 'é<i>'.index('<') }} {{ 'abab'.rindex('b') }} {{ list.index('x') }}", "1 3 0");
+    check("{{ 'a=b=c'.partition('=') }} {{ 'a=b=c'.rpartition('=') }}", "('a', '=', 'b=c') ('a=b', '=', 'c')");
+    check("{{ 'abc'.partition('x') }} {{ 'abc'.rpartition('x') }}", "('abc', '', '') ('', '', 'abc')");
+    check(
+        "{{ 'abc'.removeprefix('a') }}{{ 'abc'.removesuffix('c') }}{{ '-5'.zfill(4) }}|{{ 'x'.rjust(3) }}",
+        "bcab-005|  x",
+    );
+    check(
+        "{{ 'video_%02d' % 3 ~ '!' }} {{ '%s and %s' % ('a', [1]) }} {{ '%(k)s' % {'k': 1} }}",
+        "video_03! a and [1] 1",
+    );
+    check("{{ 'a\\r\\nb\\x0bc'.splitlines() }} {{ 'a\\n'.splitlines(true) }}", "['a', 'b', 'c'] ['a\\n']");
+    check(
+        "{{ '\\x1c a \\u3000'.strip() }}|{{ '\\x1f a '|trim }}|{{ 'xxaxx'|trim('x') }}|{{ '--a'.lstrip('-') }}",
+        "a|a|a|a",
+    );
+    check(
+        "{{ 'a\\n\\nb'|indent(2) }}|{{ 'a\\nb'|indent('> ', true) }}|{{ '{\\n'|indent(4, first=true) }}|",
+        "a\n\n  b|> a\n> b|    {\n|",
+    );
+    check("{{ [1.0, 1e-7, 1e22, {'a': 1e21, 'b': \"it's\"}] }}", "[1.0, 1e-07, 1e+22, {'a': 1e+21, 'b': \"it's\"}]");
+    check("{{ text is sequence }} {{ map is sequence }} {{ none is sequence }} {{ [][::-1] }}", "True True False []");
+    check_fails("{{ 'abc'.index('x') }}", "substring not found");
+    check_fails("{{ 'x'.ljust(99999999999) }}", "instructions");
+}
+
+#[test]
 fn generation_tags_mark_and_do_nothing() {
     check("a {%- generation -%} b {%- endgeneration %} c", "ab c");
     check("{% generation %}x{% endgeneration %}{{ 'generation' }}", "xgeneration");
@@ -111,7 +141,19 @@ fn an_error_of_a_template_names_the_line() {
 fn a_long_loop_runs_out_of_fuel() {
     // Without a limit it ends after some seconds.
     let nested = "{% for a in range(9999) %}{% for b in range(5001) %}{% endfor %}{% endfor %}";
-    check_fails(nested, "more than 50000000 instructions");
+    check_fails(nested, "more than 10003200 instructions, which are enough for texts of this length");
+}
+
+#[test]
+fn a_longer_text_may_run_longer() {
+    let looks_twice = "{% for a in text %}{% for b in range(1000) %}{% endfor %}{% endfor %}{{ text | length }}";
+    let template = compile(looks_twice).unwrap();
+    let long = "x".repeat(100_000);
+    let rendered = |text: &str, padding: &str| template.render_json(&json!({"text": text, "padding": padding}));
+    assert!(rendered(&long[..8_000], "").unwrap_err().to_string().contains("instructions"));
+    assert_eq!(rendered(&long[..8_000], &long).unwrap(), "8000");
+    let n_bytes = bytes(&to_template_value(&json!({"text": long.repeat(20)})));
+    assert_eq!(fuel(n_bytes), TEMPLATE_FUEL_MAX);
 }
 
 #[test]
@@ -138,30 +180,24 @@ fn recursion_beyond_the_limit_ends_before_a_small_stack_does() {
 }
 
 #[test]
-fn a_panic_of_the_engine_is_an_error() {
-    check_fails("{% for x in [][::-1] %}{% endfor %}", "the template engine panicked");
-}
-
-#[test]
-fn a_thousand_messages_need_little_of_the_fuel() {
+fn a_thousand_messages_are_rendered_within_the_fuel() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/fixtures/templates");
     let turn = |index: usize| {
         let role = if index.is_multiple_of(2) { "user" } else { "assistant" };
-        json!({"role": role, "content": "Some <b>words</b> of a message."})
+        json!({"role": role, "content": "Yes."})
     };
     let messages: Vec<_> = (0..999).map(turn).collect();
     let variables = json!({"messages": messages, "bos_token": "", "eos_token": "", "add_generation_prompt": true});
-    let (mut n_rendered, mut most) = (0, (0, String::new()));
+    let mut n_rendered = 0;
     for entry in std::fs::read_dir(&directory).unwrap_or_else(|error| panic!("{error}: run `make fixtures`")) {
         let path = entry.unwrap().path();
         let template = compile(&std::fs::read_to_string(&path).unwrap()).unwrap();
-        let compiled = template.environment.get_template(NAME).unwrap();
-        let Ok(captured) = compiled.render_captured(to_template_value(&variables)) else { continue };
-        n_rendered += 1;
-        let (used, _) = captured.state().fuel_levels().unwrap();
-        most = most.max((used, path.display().to_string()));
+        match template.render_json(&variables) {
+            Ok(_) => n_rendered += 1,
+            Err(error) => assert!(!error.to_string().contains("instructions"), "{}: {error}", path.display()),
+        }
     }
-    assert!(n_rendered > 50 && most.0 < TEMPLATE_FUEL_MAX / 10, "{most:?}");
+    assert!(n_rendered > 50, "{n_rendered}");
 }
 
 /// Pieces of random templates.
