@@ -130,6 +130,11 @@ impl std::fmt::Display for EmbeddingInfo {
     }
 }
 
+/// Longest default variables of a chat template. Units: bytes of JSON.
+///
+/// Source: own choice: some hundred times as much as any model's.
+pub const TEMPLATE_KWARGS_BYTES_MAX: usize = 16 << 10;
+
 /// A worker's declaration of its model and of how it hashes prompts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelInfo {
@@ -141,6 +146,8 @@ pub struct ModelInfo {
     pub kv_fingerprint: Fingerprint,
     /// Fingerprint of the chat template in use: the model's own, or the one that a flag sets.
     pub chat_template_fingerprint: Fingerprint,
+    /// Default variables of the chat template, a JSON object with sorted names; its fingerprint includes them.
+    pub chat_template_kwargs: String,
     /// Version of the hash chain, [`crate::block_hash::HASH_VERSION`].
     pub hash_version: u16,
     /// Number of tokens in a block.
@@ -234,6 +241,7 @@ pub(crate) mod testing {
             fingerprint: Fingerprint([1; 32]),
             kv_fingerprint: Fingerprint([2; 32]),
             chat_template_fingerprint: Fingerprint([3; 32]),
+            chat_template_kwargs: "{}".to_owned(),
             hash_version: crate::block_hash::HASH_VERSION,
             block_size_tokens: 32,
             add_bos: false,

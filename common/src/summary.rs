@@ -22,7 +22,7 @@ use crate::ids::{RequestId, SlotId, WorkerUid};
 use crate::model::ModelInfo;
 
 /// Version of the frames' encoding: the first byte of each frame.
-pub const PROTOCOL_VERSION: u8 = 8;
+pub const PROTOCOL_VERSION: u8 = 9;
 
 /// Media type of the binary stream: frames, each preceded by its length as a big-endian u32.
 pub const CONTENT_TYPE: &str = "application/vnd.warmpath.summary";

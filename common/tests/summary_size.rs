@@ -17,6 +17,7 @@ fn snapshot() -> Snapshot {
         fingerprint: print,
         kv_fingerprint: print,
         chat_template_fingerprint: print,
+        chat_template_kwargs: "{}".to_owned(),
         hash_version: 1,
         block_size_tokens: 32,
         add_bos: false,

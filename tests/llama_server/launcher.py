@@ -30,7 +30,7 @@ DROPPED = {
     "--jinja", "--no-jinja", "--no-cache-idle-slots", "--backend_sampling", "--no-mmproj",
 }  # fmt: skip
 # Flags with a value that mean nothing to a worker.
-DROPPED_WITH_VALUE = {"--tags", "--n-gpu-layers", "--media-path", "--reasoning"}
+DROPPED_WITH_VALUE = {"--tags", "--n-gpu-layers", "--media-path"}
 # Flags with a value that a worker has, too, and their names there.
 RENAMED = {
     "--parallel": "--slots", "--n-predict": "--predict", "-ctk": "--cache-type-k", "-ctv": "--cache-type-v",
@@ -38,7 +38,7 @@ RENAMED = {
 }  # fmt: skip
 SAME = {
     "--temp", "--seed", "--batch-size", "--ubatch-size", "--threads", "--alias", "--ctx-size", "--slot-save-path",
-    "--cache-ram", "--chat-template-file", "--model", "--pooling",
+    "--cache-ram", "--chat-template-file", "--model", "--pooling", "--reasoning",
 }  # fmt: skip
 WITHOUT_VALUE = {"--context-shift", "--embedding", "--reranking"}
 

@@ -22,6 +22,7 @@ use crate::error::RequestError;
 use crate::model_kind::LoadedModel;
 use crate::room::SlotRoom;
 use crate::summary::SummaryPublisher;
+use crate::tools::ReasoningOutput;
 
 /// Length up to which every prompt is counted to its end, if no response to it is generated. Units: contexts of a slot.
 ///
@@ -61,6 +62,8 @@ pub struct Serving {
     pub prompts: PromptMaker,
     /// Default generation parameters of requests.
     pub defaults: Generation,
+    /// Field that gets reasoning unless a request says so.
+    pub reasoning_output: ReasoningOutput,
     /// Default silence of a stream after which it sends a keep-alive comment.
     pub silence_max: Option<Duration>,
     /// Declaration of the model for routers.

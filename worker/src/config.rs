@@ -4,6 +4,7 @@
 //! here: the flags (`config::flags`), values that depend on the loaded model (the engine's facts).
 
 mod adapters;
+pub mod chat;
 mod embedding;
 pub mod flags;
 pub mod generation;
@@ -24,6 +25,7 @@ use warmpath_common::ids::WorkerUid;
 use warmpath_common::lora::Applied;
 use warmpath_common::model::Pooling;
 use warmpath_common::names::is_pattern;
+use warmpath_prompt::TemplateKwargs;
 use warmpath_shell::hosts::{AllowedHosts, HostError};
 use warmpath_shell::image_urls::ImageHost;
 use warmpath_shell::listen::ConnectionLimits;
@@ -38,6 +40,7 @@ use crate::engine::{
     SLOT_CONTEXT_TOKENS_DEFAULT_MAX, SelfTest, ShiftConfig, Switch,
 };
 use crate::request;
+use crate::tools::ReasoningOutput;
 use flags::Flags;
 use generation::GivenDefaults;
 use kv_transfer::KvTransferConfig;
@@ -80,6 +83,8 @@ pub struct Config {
     pub prompt: PromptConfig,
     /// Defaults of requests that flags set; the model's file may set others.
     pub generation: GivenDefaults,
+    /// Field that gets reasoning unless a request says so.
+    pub reasoning_output: ReasoningOutput,
     /// Destination of traces; `None` if tracing is off.
     pub trace: Option<TraceConfig>,
     /// Time for running responses to finish after the signal to stop.
@@ -142,6 +147,8 @@ pub struct PromptConfig {
     pub chat_template: Option<String>,
     /// Whether tools are rendered in front of the system text.
     pub tools_first: bool,
+    /// Default variables of the chat template.
+    pub chat_template_kwargs: TemplateKwargs,
 }
 
 /// Settings of embeddings.
@@ -191,7 +198,12 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
         engine: engine_config(&flags, &source)?,
         adapter_in_force: adapters::in_force(&flags, &adapters::files(&flags)?)?,
         embedding: embedding::embedding_config(&flags)?,
-        prompt: PromptConfig { chat_template: chat_template(&flags)?, tools_first: flags.tools_first },
+        prompt: PromptConfig {
+            chat_template: chat_template(&flags)?,
+            tools_first: flags.tools_first,
+            chat_template_kwargs: chat::template_kwargs(&flags.chat)?,
+        },
+        reasoning_output: flags.chat.reasoning_format,
         generation: GivenDefaults::new(&flags.generation)?,
         trace: flags.trace.config(),
         drain_timeout: timeout("drain-timeout", flags.drain_timeout)?,

@@ -12,6 +12,7 @@ mod schemas;
 
 use std::collections::HashSet;
 
+use clap::ValueEnum;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -61,22 +62,33 @@ pub struct ToolFields {
 }
 
 /// Field that gets a model's reasoning; llama-server's `reasoning_format`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ReasoningOutput {
     /// The content, as the model wrote it.
+    #[value(name = "none")]
     Inline,
     /// `reasoning_content`.
+    #[value(name = "auto", alias = "deepseek")]
     Apart,
     /// Both.
+    #[value(name = "deepseek-legacy")]
     Both,
 }
 
+impl ReasoningOutput {
+    /// Returns llama-server's name of the field.
+    pub fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+}
+
 impl ToolFields {
-    /// Returns the requested format of the response, and the field that gets reasoning.
+    /// Returns the requested format of the response, and the field that gets reasoning; it is `default` unless the
+    /// request names another one.
     ///
     /// Errors: `Field`, naming the tool and its field.
-    pub fn resolve(&self) -> Result<(FormatWish, ReasoningOutput), RequestError> {
-        let reasoning_output = self.reasoning_output()?;
+    pub fn resolve(&self, default: ReasoningOutput) -> Result<(FormatWish, ReasoningOutput), RequestError> {
+        let reasoning_output = self.reasoning_output(default)?;
         let tools = self.tools.as_deref().unwrap_or_default();
         let named = check_tools(tools)?;
         let listed = RequestTools { tools: &named, left_out: &self.left_out() };
@@ -153,16 +165,12 @@ impl ToolFields {
         format!("tools[{idx}].function.parameters")
     }
 
-    fn reasoning_output(&self) -> Result<ReasoningOutput, RequestError> {
-        match self.reasoning_format.as_deref() {
-            None | Some("auto" | "deepseek") => Ok(ReasoningOutput::Apart),
-            Some("none") => Ok(ReasoningOutput::Inline),
-            Some("deepseek-legacy") => Ok(ReasoningOutput::Both),
-            Some(_) => {
-                let reason = "`reasoning_format` must be \"none\", \"auto\", \"deepseek\" or \"deepseek-legacy\"";
-                Err(RequestError::field("reasoning_format", reason))
-            }
-        }
+    fn reasoning_output(&self, default: ReasoningOutput) -> Result<ReasoningOutput, RequestError> {
+        let Some(name) = &self.reasoning_format else { return Ok(default) };
+        ReasoningOutput::from_str(name, false).map_err(|_| {
+            let reason = "`reasoning_format` must be \"none\", \"auto\", \"deepseek\" or \"deepseek-legacy\"";
+            RequestError::field("reasoning_format", reason)
+        })
     }
 }
 

@@ -230,6 +230,7 @@ mod tests {
             fingerprint: no_files,
             kv_fingerprint: no_files,
             chat_template_fingerprint: no_files,
+            chat_template_kwargs: "{}".to_owned(),
             hash_version: 1,
             block_size_tokens: 16,
             add_bos: false,

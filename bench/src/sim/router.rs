@@ -248,6 +248,7 @@ fn model(shape: FleetShape) -> ModelInfo {
         fingerprint: Fingerprint([1; 32]),
         kv_fingerprint: Fingerprint([2; 32]),
         chat_template_fingerprint: Fingerprint([3; 32]),
+        chat_template_kwargs: "{}".to_owned(),
         hash_version: HASH_VERSION,
         block_size_tokens: shape.block_tokens,
         add_bos: false,

@@ -144,16 +144,21 @@ fn a_vocabulary_has_the_metadata_and_no_tensors() {
 fn a_changed_vocabulary_declares_its_changes() {
     let folder = TempDir::new().unwrap();
     let path = model(&folder, TensorType::F16);
-    let changed = |chat_template, tools_first| {
-        let bytes = changed_vocabulary(&path, VocabularyChanges { chat_template, tools_first }).unwrap();
+    let changed = |changes| {
+        let bytes = changed_vocabulary(&path, changes).unwrap();
         let copy = folder.path().join("copy.gguf");
         replace(&copy, &bytes);
         let header = check(&copy).unwrap();
-        (bytes, header.text("tokenizer.chat_template"), header.has_tools_first())
+        (bytes, header.text("tokenizer.chat_template"), header.has_tools_first(), header.chat_template_kwargs())
     };
-    assert_eq!(changed(None, false), (vocabulary(&path).unwrap(), None, false));
-    let (_, template, tools_first) = changed(Some("{{ a }}\0b"), true);
-    assert_eq!((template.as_deref(), tools_first), (Some("{{ a }}"), true));
+    assert_eq!(changed(VocabularyChanges::default()), (vocabulary(&path).unwrap(), None, false, None));
+    let kwargs = "{\"a\": \"\\u0000é\"}";
+    let (_, template, tools_first, read) = changed(VocabularyChanges {
+        chat_template: Some("{{ a }}\0b"),
+        tools_first: true,
+        chat_template_kwargs: Some(kwargs),
+    });
+    assert_eq!((template.as_deref(), tools_first, read.as_deref()), (Some("{{ a }}"), true, Some(kwargs)));
 }
 
 #[test]

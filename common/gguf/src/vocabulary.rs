@@ -20,6 +20,9 @@ const CHAT_TEMPLATE_KEY: &CStr = c"tokenizer.chat_template";
 /// Key of a vocabulary whose chat template renders tools in front of the system text.
 const TOOLS_FIRST_KEY: &CStr = c"warmpath.tools_first";
 
+/// Key of a vocabulary whose chat template gets default variables, as a JSON object.
+const CHAT_TEMPLATE_KWARGS_KEY: &CStr = c"warmpath.chat_template_kwargs";
+
 /// Settings of a worker that change its prompts and are not in its model's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct VocabularyChanges<'a> {
@@ -27,6 +30,8 @@ pub struct VocabularyChanges<'a> {
     pub chat_template: Option<&'a str>,
     /// Whether tools are rendered in front of the system text.
     pub tools_first: bool,
+    /// Default variables of the chat template as a JSON object, up to its first NUL.
+    pub chat_template_kwargs: Option<&'a str>,
 }
 
 /// Returns the bytes of a GGUF file with all metadata of the model at `path` and no tensors.
@@ -41,11 +46,13 @@ pub fn vocabulary(path: &Path) -> Result<Vec<u8>, GgufError> {
 /// Errors: as [`check`], which runs first. Memory: proportional to the header.
 pub fn changed_vocabulary(path: &Path, changes: VocabularyChanges<'_>) -> Result<Vec<u8>, GgufError> {
     let copy = metadata(path)?;
-    if let Some(chat_template) = changes.chat_template {
-        let until_nul = chat_template.split('\0').next().unwrap_or_default();
+    let texts = [(CHAT_TEMPLATE_KEY, changes.chat_template), (CHAT_TEMPLATE_KWARGS_KEY, changes.chat_template_kwargs)];
+    for (key, text) in texts {
+        let Some(text) = text else { continue };
+        let until_nul = text.split('\0').next().unwrap_or_default();
         let value = CString::new(until_nul).expect("the text ends before its first NUL");
         // SAFETY: the context is valid; ggml copies the key and the value, which are NUL-terminated.
-        unsafe { sys::gguf_set_val_str(copy.raw(), CHAT_TEMPLATE_KEY.as_ptr(), value.as_ptr()) };
+        unsafe { sys::gguf_set_val_str(copy.raw(), key.as_ptr(), value.as_ptr()) };
     }
     if changes.tools_first {
         // SAFETY: the context is valid; ggml copies the key, which is NUL-terminated.
@@ -58,6 +65,11 @@ impl Header {
     /// Returns whether this vocabulary was made with [`VocabularyChanges::tools_first`].
     pub fn has_tools_first(&self) -> bool {
         TOOLS_FIRST_KEY.to_str().is_ok_and(|key| self.unsigned(key) == Some(1))
+    }
+
+    /// Returns this vocabulary's [`VocabularyChanges::chat_template_kwargs`].
+    pub fn chat_template_kwargs(&self) -> Option<String> {
+        CHAT_TEMPLATE_KWARGS_KEY.to_str().ok().and_then(|key| self.text(key))
     }
 }
 

@@ -12,7 +12,7 @@ use crate::caps::Separators;
 use crate::error::PromptError;
 use crate::fitted::FittedTemplate;
 use crate::formats::{CONTENT_MARK, Ending, KnownFormat, REASONING_MARK, Wanted};
-use crate::messages::{Continued, switches};
+use crate::messages::Continued;
 use crate::spacing::{Written, spaced};
 
 /// A request's settings for the format of its response.
@@ -120,7 +120,7 @@ impl FittedTemplate {
         wish: &FormatWish,
         prompt: &str,
     ) -> Result<Option<AnswerFormat>, PromptError> {
-        let (enable_thinking, kwargs) = switches(request)?;
+        let (enable_thinking, kwargs) = self.kwargs.switches(request)?;
         let goes_on = self.continued(request)?;
         let ending = ending(request, goes_on.as_ref());
         let wanted = |tools| Wanted { ending, wish, tools, enable_thinking, kwargs: &kwargs };

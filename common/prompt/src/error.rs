@@ -32,6 +32,14 @@ pub enum OpenError {
         /// Position and reason.
         source: Box<PromptError>,
     },
+    /// The default variables of the chat template in the file cannot be used.
+    #[error("the default variables of the chat template in {}: {reason}", path.display())]
+    TemplateKwargs {
+        /// The file.
+        path: PathBuf,
+        /// Reason.
+        reason: String,
+    },
     /// Tools cannot be rendered in front of the system text.
     #[error("the chat template of {} cannot render tools first: {reason}", path.display())]
     ToolsFirst {

@@ -15,10 +15,11 @@ use crate::answers::continuation;
 use crate::caps::{Caps, Separators};
 use crate::error::PromptError;
 use crate::formats::{CONTENT_MARK, Formats, REASONING_MARK};
-use crate::messages::{Continued, continued, switches, to_template_value, variables};
+use crate::messages::{Continued, continued, to_template_value, variables};
 use crate::partition::Partitioner;
 use crate::shield::{Shield, StandIns};
 use crate::template::{ChatTemplate, Clock};
+use crate::template_kwargs::TemplateKwargs;
 use crate::tools_first::{self, ToolsPlace};
 use crate::vocabulary::VocabularyInfo;
 
@@ -34,6 +35,8 @@ pub(crate) struct FittedTemplate {
     pub tools_place: ToolsPlace,
     /// Whether tools are put in front of the system text.
     pub tools_first: bool,
+    /// Default variables.
+    pub kwargs: TemplateKwargs,
 }
 
 /// A request rendered twice: unchanged, and with placeholders for the characters of control tokens in the client's
@@ -64,12 +67,13 @@ impl FittedTemplate {
         source: &str,
         (info, partitioner): (&VocabularyInfo, &Partitioner),
         clock: &Clock,
+        kwargs: TemplateKwargs,
     ) -> Result<Self, PromptError> {
         let template = ChatTemplate::compile(source, Arc::clone(clock))?;
         let caps = Caps::probe(&template);
         let shield = Shield::new(partitioner.controls().map(|special| special.text.as_slice()), source);
         let (formats, info, tools_place) = (Formats::new(source, info), info.clone(), ToolsPlace::Unknown);
-        let mut fitted = Self { template, formats, caps, shield, info, tools_place, tools_first: false };
+        let mut fitted = Self { template, formats, caps, shield, info, tools_place, tools_first: false, kwargs };
         fitted.tools_place = fitted.find_tools(partitioner);
         Ok(fitted)
     }
@@ -78,7 +82,7 @@ impl FittedTemplate {
     fn find_tools(&self, partitioner: &Partitioner) -> ToolsPlace {
         let (messages, tools) = tools_first::conversation();
         let request = serde_json::from_value(json!({"messages": messages, "tools": tools}));
-        let variables = request.ok().and_then(|request| variables(&request, &self.caps).ok());
+        let variables = request.ok().and_then(|request| variables(&request, &self.caps, &self.kwargs).ok());
         variables.map_or(ToolsPlace::Unknown, |variables| {
             ToolsPlace::find(
                 &mut Json::Object(variables),
@@ -91,7 +95,7 @@ impl FittedTemplate {
     /// Renders a request.
     pub fn rendered(&self, request: &ChatPrompt) -> Result<Rendered, PromptError> {
         let goes_on = self.continued(request)?;
-        let mut variables = variables(request, &self.caps)?;
+        let mut variables = variables(request, &self.caps, &self.kwargs)?;
         let stand_ins = self.shield.stand_ins(&variables).map_err(|()| {
             let reason = "they contain too many different private-use characters".to_owned();
             PromptError::Field { field: "messages", reason }
@@ -131,7 +135,7 @@ impl FittedTemplate {
 
     /// Returns a request's text as the template renders it, whatever the client wrote.
     pub fn plain(&self, request: &ChatPrompt) -> Result<String, PromptError> {
-        self.render_plain(&Json::Object(variables(request, &self.caps)?))
+        self.render_plain(&Json::Object(variables(request, &self.caps, &self.kwargs)?))
     }
 
     fn render_plain(&self, variables: &Json) -> Result<String, PromptError> {
@@ -161,7 +165,7 @@ impl FittedTemplate {
         if let Some(Json::Array(messages)) = variables.get_mut("messages") {
             messages.pop();
         }
-        let (enable_thinking, kwargs) = switches(request)?;
+        let (enable_thinking, kwargs) = self.kwargs.switches(request)?;
         let known = continuation(self, goes_on, (enable_thinking, &kwargs));
         // Absent, as in llama.cpp: some templates treat false as a request for a response, too.
         variables.shift_remove("add_generation_prompt");

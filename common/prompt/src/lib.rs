@@ -26,6 +26,7 @@ mod shield;
 mod spacing;
 mod stand_in;
 mod template;
+mod template_kwargs;
 mod tools_first;
 mod turns;
 mod unread;
@@ -47,4 +48,5 @@ pub use template::{
     ChatTemplate, Clock, RENDERED_BYTES_MAX, TEMPLATE_BYTES_MAX, TEMPLATE_FUEL_FREE, TEMPLATE_FUEL_MAX,
     TEMPLATE_FUEL_PER_BYTE, TEMPLATE_RECURSION_MAX,
 };
+pub use template_kwargs::TemplateKwargs;
 pub use vocabulary::{AddSpecial, ParseSpecial, VocabularyInfo};

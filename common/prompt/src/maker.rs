@@ -29,6 +29,7 @@ use crate::media::{self, KnownMedia, Media, MediaReader, MediaRun, PromptTokens}
 use crate::partition::{Partitioner, Piece};
 use crate::shield::StandIns;
 use crate::template::Clock;
+use crate::template_kwargs::TemplateKwargs;
 use crate::tools_first::ToolsPlace;
 use crate::unread;
 use crate::vocabulary::{AddSpecial, ParseSpecial, Vocabulary, VocabularyInfo};
@@ -67,6 +68,8 @@ pub struct PromptMaker {
     partitioner: Partitioner,
     /// An error if the model's own template is invalid: completions work without one.
     templates: Result<Templates, WrongTemplate>,
+    /// Default variables of the chat templates.
+    chat_template_kwargs: TemplateKwargs,
     fragments: FragmentCache,
     /// Media settings of the model; `None` if it reads text only.
     media: Option<Media>,
@@ -118,11 +121,14 @@ impl PromptMaker {
     pub fn open(gguf: &Path, options: PromptOptions) -> Result<Self, OpenError> {
         let vocabulary = Vocabulary::open(gguf)?;
         let partitioner = Partitioner::new(vocabulary.specials());
+        let kwargs = options.chat_template_kwargs.as_ref().unwrap_or(&vocabulary.chat_template_kwargs);
         let mut templates = match &options.chat_template {
-            Some(source) => FittedTemplate::new(source, (&vocabulary.info, &partitioner), &options.clock)
-                .map(|default| Ok(Templates { default, tool_use: None, origin: TemplateOrigin::Given }))
-                .map_err(|source| OpenError::Template { path: gguf.to_owned(), source: Box::new(source) })?,
-            None => Templates::of_model(&vocabulary, &partitioner, &options.clock),
+            Some(source) => {
+                FittedTemplate::new(source, (&vocabulary.info, &partitioner), &options.clock, kwargs.clone())
+                    .map(|default| Ok(Templates { default, tool_use: None, origin: TemplateOrigin::Given }))
+                    .map_err(|source| OpenError::Template { path: gguf.to_owned(), source: Box::new(source) })?
+            }
+            None => Templates::of_model((&vocabulary, &partitioner), &options.clock, kwargs),
         };
         if let Err(WrongTemplate { reason }) = &templates {
             tracing::warn!(path = %gguf.display(), reason, "the model's chat template cannot be used; chats are refused");
@@ -131,8 +137,10 @@ impl PromptMaker {
             put_tools_first(&mut templates)
                 .map_err(|reason| OpenError::ToolsFirst { path: gguf.to_owned(), reason })?;
         }
+        let chat_template_kwargs = kwargs.clone();
         let fragments = FragmentCache::new(options.fragment_cache_bytes_max);
-        Ok(Self { vocabulary, partitioner, templates, fragments, media: None, pair: OnceLock::new() })
+        let (media, pair) = (None, OnceLock::new());
+        Ok(Self { vocabulary, partitioner, templates, chat_template_kwargs, fragments, media, pair })
     }
 
     /// Returns a maker that takes media, which the model reads in this way.
@@ -297,8 +305,13 @@ impl PromptMaker {
         })
     }
 
-    /// Returns the fingerprint of the chat templates in use and of `tools_first`. All models whose own template cannot
-    /// be used share one fingerprint.
+    /// Returns the default variables of the chat template.
+    pub fn chat_template_kwargs(&self) -> &TemplateKwargs {
+        &self.chat_template_kwargs
+    }
+
+    /// Returns the fingerprint of the chat templates in use, of their default variables and of `tools_first`. The
+    /// templates of all models whose own one cannot be used count as the same.
     pub fn chat_template_fingerprint(&self) -> Fingerprint {
         let mut hasher = blake3::Hasher::new_derive_key("warmpath 2026 chat template v1");
         let templates =
@@ -309,6 +322,9 @@ impl PromptMaker {
             if template.tools_first {
                 hasher.update(b"tools first");
             }
+        }
+        if !self.chat_template_kwargs.given().is_empty() {
+            hasher.update(b"default variables").update(self.chat_template_kwargs.to_json().as_bytes());
         }
         Fingerprint(*hasher.finalize().as_bytes())
     }
@@ -418,9 +434,13 @@ impl Cut {
 
 impl Templates {
     /// Compiles the templates in the model's file, or ChatML if it has none, like llama-server.
-    fn of_model(vocabulary: &Vocabulary, partitioner: &Partitioner, clock: &Clock) -> Result<Self, WrongTemplate> {
+    fn of_model(
+        (vocabulary, partitioner): (&Vocabulary, &Partitioner),
+        clock: &Clock,
+        kwargs: &TemplateKwargs,
+    ) -> Result<Self, WrongTemplate> {
         let fitted = |source: &str| {
-            let template = FittedTemplate::new(source, (&vocabulary.info, partitioner), clock);
+            let template = FittedTemplate::new(source, (&vocabulary.info, partitioner), clock, kwargs.clone());
             template.map_err(|error| WrongTemplate { reason: error.to_string() })
         };
         // An empty template counts as absent.

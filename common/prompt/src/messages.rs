@@ -13,6 +13,7 @@ use crate::calls::{add_ids, fit_calls, one_call_each};
 use crate::caps::{Caps, ContentShapes, SystemPlaces};
 use crate::error::PromptError;
 use crate::media::{MediaKind, mark};
+use crate::template_kwargs::{ENABLE_THINKING, TemplateKwargs};
 use crate::turns::{JOINT, is_answer, joined, opened};
 
 /// Longest role.
@@ -20,16 +21,17 @@ use crate::turns::{JOINT, is_answer, joined, opened};
 /// Source: the longest role of llama.cpp's models/templates has 14 bytes (`ipython`, `tool_response`, ...).
 pub(crate) const ROLE_BYTES_MAX: usize = 64;
 
-/// Names of the template variable for the reasoning effort. Source: llama.cpp's `caps_apply_reasoning_effort`.
-const REASONING_EFFORT_NAMES: [&str; 2] = ["reasoning_effort", "reasoning_strength"];
-
 /// Separator between the parts of a continued message. Source: llama.cpp's `common_chat_msg::render_content`.
 const CONTINUED_PARTS_JOINT: &str = "\n\n";
 
-/// Returns a request's template variables as JSON.
-pub(crate) fn variables(request: &ChatPrompt, caps: &Caps) -> Result<Map<String, Json>, PromptError> {
-    let (enable_thinking, mut variables) = switches(request)?;
-    variables.insert("enable_thinking".to_owned(), Json::Bool(enable_thinking));
+/// Returns a request's template variables as JSON; `defaults` are those of its model.
+pub(crate) fn variables(
+    request: &ChatPrompt,
+    caps: &Caps,
+    defaults: &TemplateKwargs,
+) -> Result<Map<String, Json>, PromptError> {
+    let (enable_thinking, mut variables) = defaults.switches(request)?;
+    variables.insert(ENABLE_THINKING.to_owned(), Json::Bool(enable_thinking));
     if request.messages.is_empty() {
         return Err(PromptError::Field { field: "messages", reason: "there are none".to_owned() });
     }
@@ -53,37 +55,6 @@ pub(crate) fn variables(request: &ChatPrompt, caps: &Caps) -> Result<Map<String,
         variables.entry("add_generation_prompt").or_insert(Json::Bool(true));
     }
     Ok(variables)
-}
-
-/// Returns whether the template enables thinking, and its other variables, like llama-server.
-///
-/// Errors: `Field` if clients may not set a variable, or its type is wrong.
-pub(crate) fn switches(request: &ChatPrompt) -> Result<(bool, Map<String, Json>), PromptError> {
-    let refused = |reason: String| PromptError::Field { field: "chat_template_kwargs", reason };
-    let mut kwargs = request.chat_template_kwargs.clone().unwrap_or_default();
-    for reserved in ["messages", "tools"] {
-        if kwargs.contains_key(reserved) {
-            return Err(refused(format!("{reserved} is not a variable of the template, but a field of the request")));
-        }
-    }
-    let mut enable_thinking = match kwargs.shift_remove("enable_thinking") {
-        None | Some(Json::Null) => true,
-        Some(Json::Bool(enable)) => enable,
-        Some(_) => return Err(refused("enable_thinking must be true or false".to_owned())),
-    };
-    match request.reasoning_effort.as_deref().unwrap_or_default() {
-        "" => {}
-        "none" => {
-            enable_thinking = false;
-            kwargs.shift_remove("reasoning_effort");
-        }
-        effort => {
-            for name in REASONING_EFFORT_NAMES {
-                kwargs.insert(name.to_owned(), Json::from(effort));
-            }
-        }
-    }
-    Ok((enable_thinking, kwargs))
 }
 
 /// An assistant message at the end that is continued.

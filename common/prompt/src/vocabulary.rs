@@ -17,6 +17,7 @@ use crate::error::OpenError;
 use crate::least_tokens::{LeastTokens, Tokenizer};
 use crate::partition::Special;
 use crate::runs;
+use crate::template_kwargs::TemplateKwargs;
 use crate::words::{self, Words, allows_cuts};
 
 /// Length of a portion, if the text may be cut at its end: cancelled work ends after a portion. Units: bytes.
@@ -126,6 +127,8 @@ pub(crate) struct Vocabulary {
     pub least_tokens: Option<LeastTokens>,
     /// Whether the file declares that tools are rendered in front of the system text.
     pub tools_first: bool,
+    /// Default variables of the chat template that the file declares.
+    pub chat_template_kwargs: TemplateKwargs,
 }
 
 impl Vocabulary {
@@ -143,7 +146,11 @@ impl Vocabulary {
         let cuts_runs = runs::must_be_cut(&kind(&model), &pre_tokenizer);
         let (prefix, suffix, cuts, least_tokens) = (Vec::new(), Vec::new(), Cuts::Nowhere, None);
         let tools_first = header.has_tools_first();
-        let mut vocabulary = Self { model, info, prefix, suffix, cuts, cuts_runs, least_tokens, tools_first };
+        let kwargs = header.chat_template_kwargs().map(|text| TemplateKwargs::parse(&text)).transpose();
+        let kwargs = kwargs.map_err(|reason| OpenError::TemplateKwargs { path: path.to_owned(), reason })?;
+        let chat_template_kwargs = kwargs.unwrap_or_default();
+        let mut vocabulary =
+            Self { model, info, prefix, suffix, cuts, cuts_runs, least_tokens, tools_first, chat_template_kwargs };
         vocabulary.cuts = vocabulary.find_cuts();
         vocabulary.find_affixes();
         vocabulary.least_tokens = vocabulary.find_least_tokens();

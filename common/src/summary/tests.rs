@@ -11,6 +11,7 @@ fn model() -> ModelInfo {
         fingerprint: Fingerprint([1; 32]),
         kv_fingerprint: Fingerprint([2; 32]),
         chat_template_fingerprint: Fingerprint([3; 32]),
+        chat_template_kwargs: "{}".to_owned(),
         hash_version: 1,
         block_size_tokens: 32,
         add_bos: false,

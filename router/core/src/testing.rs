@@ -17,6 +17,7 @@ pub(crate) fn model() -> ModelInfo {
         fingerprint: Fingerprint([1; 32]),
         kv_fingerprint: Fingerprint([2; 32]),
         chat_template_fingerprint: Fingerprint([3; 32]),
+        chat_template_kwargs: "{}".to_owned(),
         hash_version: warmpath_common::block_hash::HASH_VERSION,
         block_size_tokens: 32,
         add_bos: true,

@@ -325,6 +325,7 @@ fn compare(maker: PromptMaker, model: &ModelInfo) -> VocabularyState {
         ("n_vocab", model.n_vocab.to_string(), info.n_vocab.to_string()),
         ("add_bos", model.add_bos.to_string(), info.add_bos.to_string()),
         ("add_eos", model.add_eos.to_string(), info.add_eos.to_string()),
+        ("chat_template_kwargs", model.chat_template_kwargs.clone(), maker.chat_template_kwargs().to_json()),
     ];
     for (field, worker, vocabulary) in fields {
         if worker != vocabulary {

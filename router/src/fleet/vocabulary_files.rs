@@ -66,6 +66,7 @@ impl LoadedVocabulary {
             // The KV layout of a stock server is unknown; the fingerprint of the vocabulary takes its place.
             kv_fingerprint: fingerprint,
             chat_template_fingerprint: maker.chat_template_fingerprint(),
+            chat_template_kwargs: maker.chat_template_kwargs().to_json(),
             hash_version: HASH_VERSION,
             block_size_tokens: BLOCK_SIZE_TOKENS_DEFAULT,
             add_bos: info.add_bos,

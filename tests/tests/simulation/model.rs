@@ -77,6 +77,7 @@ impl Build {
             fingerprint: self.model.fingerprint(),
             kv_fingerprint: Fingerprint([self.kv_layout; 32]),
             chat_template_fingerprint: Fingerprint([7; 32]),
+            chat_template_kwargs: "{}".to_owned(),
             hash_version: HASH_VERSION,
             block_size_tokens: self.block_size_tokens,
             add_bos: false,

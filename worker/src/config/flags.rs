@@ -16,6 +16,7 @@ use warmpath_shell::log::LogFormat;
 use warmpath_shell::tls::TlsFlags;
 use warmpath_shell::trace::export::TraceFlags;
 
+use super::chat::ChatFlags;
 use super::embedding;
 use super::generation::GenerationFlags;
 use super::kv_transfer::KvTransferFlags;
@@ -307,6 +308,10 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_LOG_FORMAT", value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormat,
 
+    /// Defaults of chats.
+    #[command(flatten)]
+    pub chat: ChatFlags,
+
     /// Defaults of requests.
     #[command(flatten)]
     pub generation: GenerationFlags,
@@ -338,10 +343,10 @@ pub enum Switch {
     /// The faster one on this machine.
     Auto,
     /// Yes.
-    #[value(aliases = ["1", "true", "yes"])]
+    #[value(aliases = ["1", "true", "yes", "enabled"])]
     On,
     /// No.
-    #[value(aliases = ["0", "false", "no"])]
+    #[value(aliases = ["0", "false", "no", "disabled"])]
     Off,
 }
 

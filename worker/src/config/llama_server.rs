@@ -89,6 +89,7 @@ pub const ROWS: &[FlagRow] = &[
     row("-no-kvu --no-kv-unified", Nothing, Same("--kv-unified=off")),
     row("-cram", Value, Same("--cache-ram")),
     row("--no-cache-prompt", Nothing, Same("--disable-prefix-cache")),
+    row("-rea", Value, Same("--reasoning")),
     row("--ssl-cert-file", Value, Same("--tls-cert")),
     row("--ssl-key-file", Value, Same("--tls-key")),
     row("--log-jsonl", Nothing, Same("--log-format=json")),
@@ -96,8 +97,7 @@ pub const ROWS: &[FlagRow] = &[
     row("--completion-bash", Nothing, Same("--completions=bash")),
     row("--metrics --props", Nothing, Ignored("always on")),
     row(
-        "-cb --cont-batching --jinja --cache-prompt --prefill-assistant --no-skip-chat-parsing --reasoning-preserve \
-         --swa-full",
+        "-cb --cont-batching --jinja --cache-prompt --prefill-assistant --no-skip-chat-parsing --swa-full",
         Nothing,
         Ignored("always on"),
     ),
@@ -213,14 +213,12 @@ pub const ROWS: &[FlagRow] = &[
     ),
     row(
         "--adaptive-target --adaptive-decay -l --logit-bias --grammar --grammar-file -j --json-schema -jf \
-         --json-schema-file -r --reverse-prompt -sp --special --spm-infill --chat-template-kwargs \
-         --reasoning-format -rea --reasoning --reasoning-effort",
+         --json-schema-file -r --reverse-prompt -sp --special --spm-infill",
         Value,
         Refused("set it in each request; docs/api.md has the supported fields"),
     ),
     row(
-        "--no-slots --no-jinja -nocb --no-cont-batching --no-prefill-assistant --skip-chat-parsing \
-         --no-reasoning-preserve",
+        "--no-slots --no-jinja -nocb --no-cont-batching --no-prefill-assistant --skip-chat-parsing",
         Nothing,
         Refused("cannot be turned off"),
     ),

@@ -33,6 +33,7 @@ pub async fn show(State(app): State<App>) -> Result<Json<Value>, RequestError> {
         "modalities": base.model.modalities(),
         "media_marker": MEDIA_MARKER,
         "chat_template": base.prompts.chat_template().unwrap_or_default(),
+        "chat_template_kwargs": base.prompts.chat_template_kwargs().given(),
         "bos_token": piece(vocabulary.bos),
         "eos_token": piece(vocabulary.eos),
         "build_info": concat!("warmpath-worker ", env!("CARGO_PKG_VERSION")),
@@ -70,6 +71,7 @@ fn default_params(serving: &Serving) -> Value {
     let mut params = generation_params(&serving.prompts.vocabulary().end_of_generation, &serving.defaults);
     params["n_keep"] = json!(0);
     params["n_discard"] = json!(0);
+    params["reasoning_format"] = json!(serving.reasoning_output.name());
     params
 }
 

@@ -114,6 +114,7 @@ pub async fn load(job: LoadJob) -> Result<LoadedModel, RunError> {
             engine,
             prompts,
             defaults: parts.defaults,
+            reasoning_output: config.reasoning_output,
             silence_max: config.http.silence_max,
             vocabulary,
             model,
@@ -199,12 +200,22 @@ fn embed_config(config: &Config) -> Option<EmbedConfig> {
 
 fn load_parts(config: &Config, mut progress: LoadProgress) -> Result<LoadedParts, RunError> {
     let path = &config.engine.model;
-    let PromptConfig { chat_template, tools_first } = config.prompt.clone();
-    let changes = VocabularyChanges { chat_template: chat_template.as_deref(), tools_first };
+    let PromptConfig { chat_template, tools_first, chat_template_kwargs } = config.prompt.clone();
+    let kwargs = Some(chat_template_kwargs.to_json()).filter(|_| !chat_template_kwargs.given().is_empty());
+    let changes = VocabularyChanges {
+        chat_template: chat_template.as_deref(),
+        tools_first,
+        chat_template_kwargs: kwargs.as_deref(),
+    };
     let vocabulary = warmpath_gguf::changed_vocabulary(path, changes).map_err(RunError::Model)?;
     kernels::warn_of_weights(path, &config.engine.placement);
     let defaults = request_defaults(config)?;
-    let options = PromptOptions { chat_template, tools_first, ..PromptOptions::default() };
+    let options = PromptOptions {
+        chat_template,
+        tools_first,
+        chat_template_kwargs: Some(chat_template_kwargs),
+        ..PromptOptions::default()
+    };
     let prompts = PromptMaker::open(path, options).map_err(RunError::Prompt)?;
     let (sender, updates) = mpsc::unbounded_channel();
     let report = move |share| progress.report(share);
@@ -256,6 +267,7 @@ fn declare(config: &Config, parts: &LoadedParts) -> ModelInfo {
         fingerprint: Fingerprint([0; 32]),
         kv_fingerprint: Fingerprint([0; 32]),
         chat_template_fingerprint: parts.prompts.chat_template_fingerprint(),
+        chat_template_kwargs: parts.prompts.chat_template_kwargs().to_json(),
         hash_version: HASH_VERSION,
         block_size_tokens: config.engine.block_size_tokens,
         add_bos: vocabulary.add_bos,

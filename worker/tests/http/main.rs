@@ -45,6 +45,7 @@ mod schemas;
 mod shifts;
 mod slot_files;
 mod summary;
+mod template_kwargs;
 mod tool_arguments;
 mod tool_choice;
 mod tool_parameters;

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use crate::template::Clock;
+use crate::template_kwargs::TemplateKwargs;
 
 /// Settings of a [`PromptMaker`](super::PromptMaker) that differ from the model's file.
 #[derive(Clone)]
@@ -13,6 +14,8 @@ pub struct PromptOptions {
     pub chat_template: Option<String>,
     /// Whether tools are rendered in front of the system text, even if the file does not ask for it.
     pub tools_first: bool,
+    /// Default variables of the chat template, in place of those in the file; `None` to keep them.
+    pub chat_template_kwargs: Option<TemplateKwargs>,
     /// Maximum memory of the fragment cache. Units: bytes.
     pub fragment_cache_bytes_max: u64,
     /// Clock of a template's `strftime_now`; local time by default, as in Hugging Face's and llama.cpp's code.
@@ -30,6 +33,7 @@ impl Default for PromptOptions {
         Self {
             chat_template: None,
             tools_first: false,
+            chat_template_kwargs: None,
             fragment_cache_bytes_max: FRAGMENT_CACHE_BYTES_MAX_DEFAULT,
             clock: Arc::new(jiff::Zoned::now),
         }
@@ -41,6 +45,7 @@ impl std::fmt::Debug for PromptOptions {
         f.debug_struct("PromptOptions")
             .field("chat_template", &self.chat_template)
             .field("tools_first", &self.tools_first)
+            .field("chat_template_kwargs", &self.chat_template_kwargs)
             .field("fragment_cache_bytes_max", &self.fragment_cache_bytes_max)
             .finish_non_exhaustive()
     }

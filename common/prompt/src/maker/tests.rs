@@ -6,6 +6,7 @@ mod media;
 mod runs;
 mod salts;
 mod shortened;
+mod template_kwargs;
 mod tools_first;
 mod words;
 

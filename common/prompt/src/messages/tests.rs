@@ -22,7 +22,7 @@ const PRINTED_ARGUMENTS: &str = "{% for m in messages %}{{ m.content }}{% for c 
 fn rendered(template: &str, messages: Json) -> Result<String, PromptError> {
     let template = ChatTemplate::compile(template, Arc::new(jiff::Zoned::now)).unwrap();
     let request = serde_json::from_value(json!({ "messages": messages })).unwrap();
-    let variables = variables(&request, &Caps::probe(&template))?;
+    let variables = variables(&request, &Caps::probe(&template), &TemplateKwargs::default())?;
     template.render_json(&Json::Object(variables))
 }
 
@@ -180,7 +180,7 @@ fn template_variables_come_through_but_not_messages() {
     let caps = Caps::probe(&template);
     let with = |kwargs: Json| {
         let body = json!({"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": kwargs});
-        variables(&serde_json::from_value(body).unwrap(), &caps)
+        variables(&serde_json::from_value(body).unwrap(), &caps, &TemplateKwargs::default())
     };
     let given = with(json!({"enable_thinking": false})).unwrap();
     assert_eq!(template.render_json(&Json::Object(given)).unwrap(), "False True");

@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use warmpath_common::block_hash::HASH_VERSION;
-use warmpath_common::model::ModelInfo;
+use warmpath_common::model::{ModelInfo, TEMPLATE_KWARGS_BYTES_MAX};
 use warmpath_common::summary::Stamp;
 
 /// Largest block that a worker may declare. Units: tokens.
@@ -114,6 +114,9 @@ pub fn check_alone(model: &ModelInfo) -> Option<Mismatch> {
     if let Some(applied) = model.adapter_in_force.filter(|applied| usize::from(applied.adapter) >= model.adapters.len())
     {
         return nonsense("the adapter in force", &applied.adapter);
+    }
+    if model.chat_template_kwargs.len() > TEMPLATE_KWARGS_BYTES_MAX {
+        return nonsense("the length of chat_template_kwargs", &model.chat_template_kwargs.len());
     }
     for (field, value) in
         [("n_slots", u32::from(model.n_slots)), ("context_tokens", model.context_tokens), ("n_vocab", model.n_vocab)]
@@ -228,12 +231,14 @@ fn pool<'a>(model: &ModelInfo, name: &'a str) -> (&'a str, bool) {
 }
 
 /// Names and values of the fields by which two models hash prompts or embed texts differently.
-type Identity = [(&'static str, String); 11];
+type Identity = [(&'static str, String); 12];
 
 fn identity(model: &ModelInfo) -> Identity {
     let adapters = model.adapters.iter();
     [
         ("fingerprint", model.fingerprint.to_string()),
+        // Before the fingerprint that includes them, because their text says more.
+        ("chat_template_kwargs", model.chat_template_kwargs.clone()),
         ("chat_template_fingerprint", model.chat_template_fingerprint.to_string()),
         ("block_size_tokens", model.block_size_tokens.to_string()),
         ("add_bos", model.add_bos.to_string()),

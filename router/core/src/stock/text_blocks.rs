@@ -40,6 +40,7 @@ pub fn model(listed: &StockModel, n_slots: u16) -> ModelInfo {
         fingerprint: Fingerprint(root.hash().0),
         kv_fingerprint: TEMPLATE,
         chat_template_fingerprint: TEMPLATE,
+        chat_template_kwargs: "{}".to_owned(),
         hash_version: HASH_VERSION,
         block_size_tokens: BLOCK_SIZE_TOKENS,
         add_bos: false,

@@ -288,6 +288,7 @@ pub fn model() -> ModelInfo {
         fingerprint: Fingerprint([7; 32]),
         kv_fingerprint: Fingerprint([8; 32]),
         chat_template_fingerprint: maker.chat_template_fingerprint(),
+        chat_template_kwargs: maker.chat_template_kwargs().to_json(),
         hash_version: warmpath_common::block_hash::HASH_VERSION,
         block_size_tokens: 16,
         add_bos: maker.vocabulary().add_bos,

@@ -176,6 +176,7 @@ fn models() -> Named {
                 "media_marker": "string",
                 "modalities": object(json!({"vision": "boolean", "audio": "boolean"})),
                 "chat_template": "string",
+                "chat_template_kwargs": "object",
                 "bos_token": "string",
                 "eos_token": "string",
                 "build_info": "string",

@@ -16,6 +16,7 @@ fn model() -> ModelInfo {
         fingerprint,
         kv_fingerprint: fingerprint,
         chat_template_fingerprint: fingerprint,
+        chat_template_kwargs: "{}".to_owned(),
         hash_version: 1,
         block_size_tokens: 32,
         add_bos: true,

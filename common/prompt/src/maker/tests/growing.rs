@@ -51,7 +51,7 @@ proptest! {
             for (path, source) in sources() {
                 let fitted = (&maker.vocabulary.info, &maker.partitioner);
                 let clock: Clock = Arc::new(|| jiff::Zoned::new(jiff::Timestamp::UNIX_EPOCH, jiff::tz::TimeZone::UTC));
-                let Ok(default) = FittedTemplate::new(&source, fitted, &clock) else { continue };
+                let Ok(default) = FittedTemplate::new(&source, fitted, &clock, TemplateKwargs::default()) else { continue };
                 maker.templates = Ok(Templates { default, tool_use: None, origin: TemplateOrigin::Given });
                 for n in 1..=texts.len() {
                     let request = chat(&texts[..n]);

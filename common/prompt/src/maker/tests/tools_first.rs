@@ -164,7 +164,8 @@ fn a_served_vocabulary_declares_that_tools_come_first() {
     let folder = tempfile::tempdir().unwrap();
     let (path, served) = (fixture_vocab("qwen2"), folder.path().join("served.gguf"));
     let template = fixture_template("Qwen-Qwen2.5-7B-Instruct");
-    let changes = VocabularyChanges { chat_template: Some(&template), tools_first: true };
+    let changes =
+        VocabularyChanges { chat_template: Some(&template), tools_first: true, ..VocabularyChanges::default() };
     std::fs::write(&served, changed_vocabulary(&path, changes).unwrap()).unwrap();
     let router = PromptMaker::open(&served, PromptOptions::default()).unwrap();
     let worker = open_tools_first("qwen2", &template).unwrap();
@@ -173,7 +174,7 @@ fn a_served_vocabulary_declares_that_tools_come_first() {
     assert_eq!(router.chat(&request).unwrap(), worker.chat(&request).unwrap());
 
     let llama = fixture_template("meta-llama-Llama-3.1-8B-Instruct");
-    let changes = VocabularyChanges { chat_template: Some(&llama), tools_first: true };
+    let changes = VocabularyChanges { chat_template: Some(&llama), tools_first: true, ..VocabularyChanges::default() };
     std::fs::write(&served, changed_vocabulary(&path, changes).unwrap()).unwrap();
     assert!(matches!(PromptMaker::open(&served, PromptOptions::default()), Err(OpenError::ToolsFirst { .. })));
 }

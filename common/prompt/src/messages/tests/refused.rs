@@ -40,7 +40,8 @@ impl Fitted {
     }
 
     fn render(&self, messages: &Json) -> Result<String, PromptError> {
-        let mut variables = variables(&serde_json::from_value(json!({ "messages": messages })).unwrap(), &self.caps)?;
+        let request = serde_json::from_value(json!({ "messages": messages })).unwrap();
+        let mut variables = variables(&request, &self.caps, &TemplateKwargs::default())?;
         for name in ["bos", "eos"] {
             variables.insert(format!("{name}_token"), format!("<{name}>").into());
         }
@@ -226,7 +227,8 @@ fn many_messages_are_joined_without_reading_the_earlier_parts() {
     thought.insert("reasoning_content".to_owned(), json!("t"));
     let mut messages = vec![say("user", json!("a")), say("assistant", json!(parts)), thought];
     messages.extend(vec![say("assistant", json!("c")); N]);
-    let variables = variables(&serde_json::from_value(json!({ "messages": messages })).unwrap(), &ministral.caps);
+    let request = serde_json::from_value(json!({ "messages": messages })).unwrap();
+    let variables = variables(&request, &ministral.caps, &TemplateKwargs::default());
     let messages = variables.unwrap()["messages"].take();
     let parts = messages[1]["content"].as_array().unwrap();
     assert_eq!((messages.as_array().unwrap().len(), parts.len()), (2, N + 3));

@@ -219,3 +219,16 @@ fn kind_of_model(kind: u8) -> ModelInfo {
         _ => ModelInfo { fingerprint: warmpath_common::model::Fingerprint([9; 32]), ..other },
     }
 }
+
+#[test]
+fn workers_of_one_name_have_the_same_default_variables_of_the_template() {
+    let with = |kwargs: &str| ModelInfo { chat_template_kwargs: kwargs.to_owned(), ..model() };
+    let keeps = with("{\"preserve_thinking\":true}");
+    assert_eq!(verdicts(&[keeps.clone(), model(), keeps.clone()]), [None, Some("chat_template_kwargs"), None]);
+    let told = check_all(&declared(&[model(), keeps, model()])).remove(1).map(|mismatch| mismatch.to_string());
+    let expected = "the worker serves `m` with chat_template_kwargs = {\"preserve_thinking\":true}, the fleet with {}";
+    assert_eq!(told.as_deref(), Some(expected));
+    let n_bytes = TEMPLATE_KWARGS_BYTES_MAX;
+    assert_eq!(verdicts(&[with(&"x".repeat(n_bytes))]), [None]);
+    assert_eq!(verdicts(&[with(&"x".repeat(n_bytes + 1))]), [Some("the length of chat_template_kwargs")]);
+}
