@@ -117,7 +117,9 @@ pub async fn answer(app: &App, mut arrival: IncomingRequest) -> Result<Response,
 async fn prepare(app: &App, arrival: &mut IncomingRequest, hold: &mut Hold) -> Result<Prepared, RequestError> {
     loop {
         let (endpoint, any_model_name) = (arrival.endpoint, app.requests.any_model_name);
-        let draft = RawRequest { endpoint, body: arrival.body.clone(), salt: arrival.salt.clone(), any_model_name };
+        let reports_prefix = PrefixBreakHeader::is_wanted(&arrival.headers);
+        let (body, salt) = (arrival.body.clone(), arrival.salt.clone());
+        let draft = RawRequest { endpoint, body, salt, any_model_name, reports_prefix };
         let start = Instant::now();
         let prepared = app.preparing.prepare(&app.fleet, app.fleet.view(), draft).await;
         arrival.span.part("router.prepare", (start, Instant::now()), Vec::new());

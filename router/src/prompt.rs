@@ -25,7 +25,7 @@ use warmpath_common::lora;
 use warmpath_common::model::{Capability, ModelInfo};
 use warmpath_common::prompts::{MediaPrompt, RawPrompt};
 use warmpath_common::whole::Whole;
-use warmpath_prompt::{PromptTokens, Scope, unless_cancelled};
+use warmpath_prompt::{DroppedReasoning, PromptTokens, Scope, unless_cancelled};
 use warmpath_router_core::diagnostics::prefix_breaks::{MessageHash, Role};
 use warmpath_router_core::diagnostics::tool_lists::ToolsBehindText;
 use warmpath_router_core::fleet::{FleetView, WorkerView};
@@ -122,6 +122,8 @@ pub struct RawRequest {
     pub salt: Salt,
     /// Whether a model name that no worker has means the only model.
     pub any_model_name: bool,
+    /// Whether the client asks where the conversation broke its prefix.
+    pub reports_prefix: bool,
 }
 
 /// Properties of a request that routing needs.
@@ -143,6 +145,8 @@ pub struct Prepared {
     pub marks: Vec<MessageHash>,
     /// A chat's tools, if the template renders them behind its system text.
     pub tools: Option<ToolsBehindText>,
+    /// Earlier reasoning that the template leaves out, if the client asks for a report.
+    pub dropped_reasoning: Option<DroppedReasoning>,
     /// Number of choices of all prompts, as requested; 1 where no text is generated.
     pub n_sequences: u32,
     /// Times of the phases.
@@ -212,7 +216,9 @@ impl PromptPool {
             return self.finish_elsewhere(fleet, move || UntokenizedRequest::read(&view, draft)).await;
         }
         let mut request = UntokenizedRequest::read(&view, draft)?;
-        if request.stage.n_unrendered() > RENDERED_HERE_MESSAGES_MAX || request.stage.has_media() {
+        let is_long = request.stage.n_unrendered() > RENDERED_HERE_MESSAGES_MAX || request.stage.has_media();
+        // For a report the prompt is rendered several times.
+        if is_long || request.draft.reports_prefix {
             return self.finish_elsewhere(fleet, || Ok(request)).await;
         }
         request.render(fleet)?;
@@ -267,6 +273,7 @@ struct UntokenizedRequest {
     marks: Vec<MessageHash>,
     /// A chat's tools and its system text.
     tools: Option<ToolsBehindText>,
+    dropped_reasoning: Option<DroppedReasoning>,
     /// Number of choices of all prompts, as requested.
     n_sequences: u32,
     /// Largest context of the model's workers; `None` if some are stock servers, whose context may be of any size.
@@ -324,6 +331,7 @@ impl UntokenizedRequest {
             affinity,
             marks,
             tools,
+            dropped_reasoning: None,
             n_sequences,
             context_tokens_max,
             stage,
@@ -333,6 +341,9 @@ impl UntokenizedRequest {
 
     /// Renders the prompt, unless that is done.
     fn render(&mut self, fleet: &Fleet) -> Result<(), RequestError> {
+        if self.draft.reports_prefix {
+            self.dropped_reasoning = self.stage.dropped_reasoning(fleet, &self.model);
+        }
         let stage = std::mem::replace(&mut self.stage, PromptStage::Unknown("refused"));
         let rendered = timed(&mut self.phases.prompt, || stage.rendered(fleet, &self.model, Scope::of(&self.salt)));
         self.stage = rendered.map_err(|error| error.respelled(&self.spelling))?;
@@ -344,6 +355,7 @@ impl UntokenizedRequest {
     /// Tokenizes and hashes the rendered prompt.
     fn finish(self, chains: &BlockKeyCache) -> Prepared {
         let Self { draft, options, renamed_body, salt, model, affinity, marks, tools, n_sequences, .. } = self;
+        let dropped_reasoning = self.dropped_reasoning;
         let (stage, mut phases) = (self.stage, self.phases);
         let tools = tools.filter(|_| stage.has_tools_behind_system_text());
         let tokens = timed(&mut phases.prompt, || stage.into_tokens(&model, Scope::of(&salt)));
@@ -371,7 +383,19 @@ impl UntokenizedRequest {
             }
         };
         let (wanted, model_name) = (draft.endpoint.wanted(), options.model);
-        Prepared { model_name, renamed_body, model, wanted, prompt, affinity, marks, tools, n_sequences, phases }
+        Prepared {
+            model_name,
+            renamed_body,
+            model,
+            wanted,
+            prompt,
+            affinity,
+            marks,
+            tools,
+            dropped_reasoning,
+            n_sequences,
+            phases,
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 //!
 //! Not here: the tokens of the rendered text (`maker`), the parsing of responses (`answers`).
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use minijinja::value::Value;
@@ -136,6 +137,15 @@ impl FittedTemplate {
     /// Returns a request's text as the template renders it, whatever the client wrote.
     pub fn plain(&self, request: &ChatPrompt) -> Result<String, PromptError> {
         self.render_plain(&Json::Object(variables(request, &self.caps, &self.kwargs)?))
+    }
+
+    /// Returns the names of the variables that the template looks up for a request; none if it cannot be rendered.
+    pub fn names_read(&self, request: &ChatPrompt) -> BTreeSet<String> {
+        let variables = variables(request, &self.caps, &self.kwargs);
+        variables.map_or_else(
+            |_| BTreeSet::new(),
+            |variables| self.template.names_read(self.with_tokens(to_template_value(&Json::Object(variables)))),
+        )
     }
 
     fn render_plain(&self, variables: &Json) -> Result<String, PromptError> {

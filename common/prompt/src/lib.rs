@@ -12,6 +12,7 @@ mod builtin;
 mod calls;
 mod cancel;
 mod caps;
+mod dropped_reasoning;
 mod error;
 mod fitted;
 mod formats;
@@ -38,6 +39,7 @@ pub use backend::{backend, forward_logs};
 pub use builtin::{builtin_chat_template, builtin_chat_template_names};
 pub use cancel::{end_if_cancelled, unless_cancelled};
 pub use caps::Separators;
+pub use dropped_reasoning::{DroppedReasoning, TemplateSwitch};
 pub use error::{OpenError, PromptError, TokenCount, TooManyTokens};
 pub use fragments::{CacheCounters, Scope};
 pub use maker::{

@@ -361,7 +361,7 @@ impl PromptMaker {
     }
 
     /// Returns the template that renders a request.
-    fn template_of(&self, request: &ChatPrompt) -> Result<&FittedTemplate, PromptError> {
+    pub(crate) fn template_of(&self, request: &ChatPrompt) -> Result<&FittedTemplate, PromptError> {
         let bad = |wrong: &WrongTemplate| PromptError::BadTemplate { reason: wrong.reason.clone() };
         let templates = self.templates.as_ref().map_err(bad)?;
         let has_tools = request.tools.as_ref().is_some_and(|tools| !tools.is_empty());

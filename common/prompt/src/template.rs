@@ -7,10 +7,11 @@ mod python;
 mod searches;
 mod source;
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Value, ValueKind};
+use minijinja::value::{Object, Value, ValueKind};
 use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior};
 
 use crate::error::PromptError;
@@ -88,6 +89,16 @@ impl ChatTemplate {
         &self.source
     }
 
+    /// Returns the names that the template looks up among `variables` when it renders them, in alphabetical order.
+    ///
+    /// minijinja's own list of undeclared variables lacks those that a template sets to a default of themselves.
+    pub(crate) fn names_read(&self, variables: Value) -> BTreeSet<String> {
+        let recorded = Arc::new(RecordedVariables { variables, names: Mutex::default() });
+        // Whatever was read before an error counts as well.
+        let _rendered = self.render(Value::from_dyn_object(Arc::clone(&recorded)));
+        std::mem::take(&mut *recorded.names())
+    }
+
     /// Renders the template with the fields of a JSON object.
     ///
     /// Errors: `Refused` if the template calls `raise_exception`, `Template` if it fails or runs too long, `TooLong`
@@ -134,6 +145,27 @@ fn bytes(value: &Value) -> u64 {
         _ => 0,
     };
     inner + VALUE_BYTES
+}
+
+/// Variables that record which of them are looked up.
+#[derive(Debug)]
+struct RecordedVariables {
+    variables: Value,
+    /// Guards the names for the moment of an entry.
+    names: Mutex<BTreeSet<String>>,
+}
+
+impl RecordedVariables {
+    fn names(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Object for RecordedVariables {
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.names().extend(key.as_str().map(str::to_owned));
+        self.variables.get_item(key).ok().filter(|value| !value.is_undefined())
+    }
 }
 
 /// Output of a template, up to the limit.

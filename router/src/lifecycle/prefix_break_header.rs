@@ -5,6 +5,7 @@
 
 use axum::http::HeaderMap;
 use axum::response::Response;
+use warmpath_prompt::DroppedReasoning;
 use warmpath_router_core::diagnostics::prefix_breaks::{PrefixContinuity, PromptFingerprint};
 use warmpath_router_core::diagnostics::tool_lists::ToolsBehindText;
 
@@ -18,21 +19,37 @@ const INTACT: &str = "intact";
 /// Role reported if the prompt contains a response of the worker in a changed form.
 const ANSWER: &str = "answer";
 
+/// Cause of a break where the template leaves out reasoning that an earlier prompt had.
+const REASONING_DROPPED: &str = "reasoning dropped by the template";
+
 /// Addition to a report if the tools were computed again behind another system text.
 const TOOLS_AGAIN: &str = "; tools=again";
 
 /// Report that a request asked for; `None` if it asked for none.
-pub(super) struct PrefixBreakHeader(Option<String>);
+pub(super) struct PrefixBreakHeader(Option<Report>);
+
+/// Report before the worker has responded.
+struct Report {
+    text: String,
+    /// Earlier reasoning that the template leaves out.
+    dropped_reasoning: Option<DroppedReasoning>,
+}
 
 impl PrefixBreakHeader {
+    /// Returns whether the request's headers ask for a report.
+    pub(super) fn is_wanted(asked: &HeaderMap) -> bool {
+        let wanted = headers::text(asked, warmpath_common::headers::DEBUG);
+        wanted.is_some_and(|wanted| wanted.split(',').any(|part| part.trim() == "prefix"))
+    }
+
     /// Returns the report for a prompt if the request's headers ask for it.
     pub(super) fn of(app: &App, asked: &HeaderMap, prepared: &mut Prepared) -> Self {
-        let wanted = headers::text(asked, warmpath_common::headers::DEBUG);
-        if !wanted.is_some_and(|wanted| wanted.split(',').any(|part| part.trim() == "prefix")) {
+        if !Self::is_wanted(asked) {
             return Self(None);
         }
+        let dropped_reasoning = prepared.dropped_reasoning.take();
         let PreparedPrompt::Known { root, keys, .. } = &prepared.prompt else {
-            return Self(Some("unknown".to_owned()));
+            return Self(Some(Report { text: "unknown".to_owned(), dropped_reasoning }));
         };
         let (root, keys) = (*root, keys.clone());
         let marks = std::mem::take(&mut prepared.marks);
@@ -42,15 +59,20 @@ impl PrefixBreakHeader {
             PrefixContinuity::New => "new".to_owned(),
             PrefixContinuity::Intact => INTACT.to_owned(),
             PrefixContinuity::Broken(found) => {
-                let token = found.block.saturating_mul(prepared.model.block_size_tokens);
+                let n_block_tokens = prepared.model.block_size_tokens;
+                let token = found.block.saturating_mul(n_block_tokens);
                 let message = found.message.map(|message| format!("; message={message}")).unwrap_or_default();
-                format!("token={token}{message}; role={}", found.label())
+                // The difference is within the block behind the last common one.
+                let last = token.saturating_add(n_block_tokens);
+                let cause =
+                    dropped_reasoning.as_ref().filter(|_| found.message.is_none()).map(|left| cause(left, last));
+                format!("token={token}{message}; role={}{}", found.label(), cause.unwrap_or_default())
             }
         };
         if repeats_tools {
             text += TOOLS_AGAIN;
         }
-        Self(Some(text))
+        Self(Some(Report { text, dropped_reasoning }))
     }
 
     /// Adds the report to the response, and counts a break within an earlier response if the worker has found one.
@@ -59,13 +81,28 @@ impl PrefixBreakHeader {
         if in_answer.is_some() {
             app.metrics.prefix_breaks.with_label_values(&[ANSWER]).inc();
         }
-        let Some(text) = &self.0 else { return };
+        let Some(Report { text, dropped_reasoning }) = &self.0 else { return };
         let text = match in_answer {
-            Some(token) if text == INTACT => format!("token={token}; role={ANSWER}"),
+            Some(token) if text == INTACT => {
+                let cause = dropped_reasoning.as_ref().map(|dropped| cause(dropped, token));
+                format!("token={token}; role={ANSWER}{}", cause.unwrap_or_default())
+            }
             _ => text.clone(),
         };
         headers::set(response.headers_mut(), warmpath_common::headers::PREFIX_BREAK, &text);
     }
+}
+
+/// Returns the cause of a break that lies at `token` or before it; empty if the template leaves out no reasoning
+/// before that token.
+fn cause(dropped: &DroppedReasoning, token: u32) -> String {
+    if dropped.n_tokens_before > token {
+        return String::new();
+    }
+    let setting = dropped.kept_by.as_ref().map(|switch| {
+        format!("; setting=chat_template_kwargs: {switch} (for all requests: --chat-template-kwargs of the workers)")
+    });
+    format!("; cause={REASONING_DROPPED}{}", setting.unwrap_or_default())
 }
 
 /// Relation of a prompt to earlier ones.

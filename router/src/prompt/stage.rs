@@ -10,7 +10,7 @@ use std::sync::Arc;
 use warmpath_common::ids::Token;
 use warmpath_common::model::ModelInfo;
 use warmpath_common::prompts::RawPrompt;
-use warmpath_prompt::{BegunPrompt, PromptError, PromptTokens, Scope, TooManyTokens};
+use warmpath_prompt::{BegunPrompt, DroppedReasoning, PromptError, PromptTokens, Scope, TooManyTokens};
 use warmpath_router_core::stock::text_blocks;
 
 use super::body::Parsed;
@@ -71,6 +71,19 @@ impl PromptStage {
         match self {
             Self::Rendered(vocabulary, begun) => vocabulary.maker.check_length(begun, context_tokens as usize),
             Self::Parsed(_) | Self::Raw(..) | Self::Tokens(_) | Self::Unknown(_) => Ok(()),
+        }
+    }
+
+    /// Returns the earlier reasoning that the template leaves out of a chat that has not been rendered.
+    ///
+    /// Cost: that of rendering and tokenizing it, several times.
+    pub(super) fn dropped_reasoning(&self, fleet: &Fleet, model: &ModelInfo) -> Option<DroppedReasoning> {
+        let Self::Parsed(Parsed::Chat(chat)) = self else { return None };
+        match fleet.vocabulary(model)? {
+            VocabularyState::Ready(vocabulary) if vocabulary.template == TemplateUse::Known => {
+                vocabulary.maker.dropped_reasoning(chat)
+            }
+            _ => None,
         }
     }
 

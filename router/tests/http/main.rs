@@ -35,6 +35,7 @@ mod stream_ends;
 mod streams;
 mod summaries;
 mod support;
+mod template_kwargs;
 mod tenants;
 mod tls;
 mod tokens;

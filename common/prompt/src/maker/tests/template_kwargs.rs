@@ -119,3 +119,31 @@ fn a_served_vocabulary_declares_the_defaults() {
     let refused = PromptMaker::open(&served, PromptOptions::default()).map(drop);
     assert!(matches!(refused, Err(OpenError::TemplateKwargs { .. })), "{refused:?}");
 }
+
+#[test]
+fn the_setting_that_keeps_dropped_reasoning_is_found_by_rendering() {
+    let [begun, asked] = tool_loop();
+    for (vocab, template, keeps) in dropping() {
+        let (name, value) = keeps.as_object().unwrap().iter().next().unwrap();
+        let maker = open(vocab, &template);
+        let dropped = maker.dropped_reasoning(&request(body(&asked, &json!({})))).expect("it is left out");
+        assert_eq!(dropped.kept_by.unwrap().to_string(), format!("{{\"{name}\": {value}}}"));
+        let [before, after] =
+            [&begun, &asked].map(|messages| maker.chat(&request(body(messages, &json!({})))).unwrap().tokens);
+        let n_common = n_common(&before, &after);
+        let n_before = dropped.n_tokens_before as usize;
+        assert!((n_common - 16..=n_common).contains(&n_before), "{keeps}: {n_before} of {n_common}");
+
+        for (messages, kwargs) in [(&begun, json!({})), (&asked, keeps.clone())] {
+            assert_eq!(maker.dropped_reasoning(&request(body(messages, &kwargs))), None, "{keeps}");
+        }
+        let mut silent = asked.clone();
+        for message in &mut silent {
+            message.as_object_mut().unwrap().shift_remove("reasoning_content");
+        }
+        assert_eq!(maker.dropped_reasoning(&request(body(&silent, &json!({})))), None, "the client left it out");
+    }
+    let qwen = open("qwen35", &fixture_template("Qwen3.5-4B"));
+    let dropped = qwen.dropped_reasoning(&request(body(&asked, &json!({})))).expect("it is left out");
+    assert_eq!(dropped.kept_by, None, "no variable of this template keeps it");
+}
