@@ -118,7 +118,8 @@ pub const VOCABULARY_RETRY_MAX: Duration = Duration::from_secs(30);
 /// choice: the text of more than a million tokens, or of fewer with their log probabilities.
 pub const WHOLE_ANSWER_BYTES_MAX: usize = 8 << 20;
 
-/// Longest partial event that is buffered until its end arrives; a longer event is passed on in parts. Units: bytes.
+/// Longest partial event that is buffered until its end arrives, and most events that are buffered until the first part
+/// of the response arrives. A longer event is passed on in parts, and further events at once. Units: bytes.
 /// Source: the longest events repeat a request's tools and instructions, or a whole response: some hundred KiB.
 pub const EVENT_HELD_BYTES_MAX: usize = 1 << 20;
 
@@ -129,6 +130,10 @@ pub const JOURNAL_BYTES_MAX: usize = 2 << 20;
 /// Interval between comments to a client whose stream waits for another worker. Source: own choice: a third of a
 /// worker's own interval (15 s), since the client may already have waited for long.
 pub const CONTINUATION_COMMENT: Duration = Duration::from_secs(5);
+
+/// Interval between comments to a client whose server has sent events, none of them a part of the response. Source: own
+/// choice: as [`CONTINUATION_COMMENT`]; most servers send the role together with the first part.
+pub const HELD_COMMENT: Duration = Duration::from_secs(5);
 
 /// Longest time for the body of a worker's refusal after its status; then the request continues without the body.
 ///

@@ -3,6 +3,7 @@
 //! A client parses whole events, so a relay passes on whole events. The last event of a dialect completes a response;
 //! the end of the connection proves nothing, since a server that fails may close it cleanly.
 
+mod content;
 mod splitter;
 
 use std::borrow::Cow;
@@ -43,7 +44,10 @@ pub enum StreamProgress {
     Nothing,
     /// The response has begun, and nothing is generated yet.
     Opening,
-    /// A part of the response, its end or an error.
+    /// An event without a part of the response: a role, an empty item or block. The server generates, but the first
+    /// part may still come from another one.
+    Empty,
+    /// A part of the response (text, reasoning, a call, a refusal), its end or an error, and every event behind a part.
     Content,
 }
 
@@ -54,6 +58,8 @@ pub struct StreamState {
     pub usage: Usage,
     /// Events with data, except `[DONE]` and events that keep the stream alive.
     pub n_events: u32,
+    /// Whether a part of the response has arrived, or its end.
+    pub has_begun: bool,
     /// Whether the dialect's last event has arrived.
     pub is_complete: bool,
     /// Whether the server has reported an error.
@@ -151,9 +157,10 @@ impl EventReader {
         progress
     }
 
-    /// Counts an event that is too long to be read.
+    /// Counts an event that is too long to be read, and so to be held back.
     pub fn skip(&mut self) {
         self.state.n_events += 1;
+        self.state.has_begun = true;
     }
 
     /// Returns the state of the stream so far.
@@ -182,6 +189,7 @@ impl EventReader {
         };
         if content == b"[DONE]" {
             self.state.is_complete |= !matches!(self.mark, EndMark::MessageStop | EndMark::Response);
+            self.state.has_begun |= self.state.is_complete && !self.state.has_failed;
             return StreamProgress::Content;
         }
         // Most events are only searched: parsing each would cost more than relaying it.
@@ -207,7 +215,12 @@ impl EventReader {
         if fields.error.is_some() || name == b"error" {
             self.fail(fields.error.as_ref());
         }
-        let progress = self.read_name(name);
+        let mut progress = self.read_name(name);
+        if progress == StreamProgress::Content && !self.state.has_begun && !self.may_end() {
+            // Until then each event is parsed; there are few of them.
+            progress = content::progress(self.mark, content);
+        }
+        self.state.has_begun |= progress == StreamProgress::Content && !self.state.has_failed;
         // The first `response.in_progress` is a part of the response; a repeated one keeps the stream alive.
         let is_second = name == b"response.in_progress" && self.state.n_events == 1;
         self.state.n_events += u32::from(progress > StreamProgress::Nothing || is_second);

@@ -121,7 +121,7 @@ impl Events {
                 Err(failure) => return self.failed(failure),
             },
         };
-        if passed.progress == StreamProgress::Content {
+        if passed.progress >= StreamProgress::Empty {
             self.deadline = None;
         }
         Some(Ok(passed))
@@ -149,10 +149,10 @@ impl Events {
                 }
             }
             let passed = self.unread.pop_front().and_then(|piece| self.cut(piece));
-            let is_content = passed.as_ref().is_some_and(|passed| passed.progress == StreamProgress::Content);
+            let is_generated = passed.as_ref().is_some_and(|passed| passed.progress >= StreamProgress::Empty);
             // During a flood of comments the timeout above never fires. What has arrived is passed on: the journal that
             // another worker continues has it.
-            if !is_content && self.unread.is_empty() && Instant::now() >= deadline {
+            if !is_generated && self.unread.is_empty() && Instant::now() >= deadline {
                 return Err(WorkerFailure::Timeout);
             }
             if passed.is_some() {

@@ -1,7 +1,9 @@
-//! Keep-alive comments to a client whose worker has only sent comments so far.
+//! The beginning of a stream: what is held back from the client, and keep-alive comments meanwhile.
 //!
 //! A comment before the first event is not part of the response. The client gets the head of a stream, and comments
-//! while the attempts continue; then the events of the worker that responded, or an event with the error.
+//! while the attempts continue; then the events of the worker that responded, or an event with the error. The first
+//! events of a stream that no other worker could continue wait for the first part of the response: until then another
+//! server can give all of it.
 //!
 //! Not here: the attempts (`lifecycle`), the rest of a response (`relay`).
 
@@ -11,15 +13,17 @@ use std::pin::Pin;
 use axum::body::{Body, BodyDataStream};
 use axum::http::header;
 use axum::response::Response;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures::{Stream, StreamExt};
 use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use warmpath_router_core::event_stream::StreamProgress;
 use warmpath_router_core::overload::retry::WorkerFailure;
 use warmpath_shell::event_stream;
 
 use super::events::{Events, Passed};
+use crate::config::{EVENT_HELD_BYTES_MAX, HELD_COMMENT};
 use crate::error::RequestError;
 use crate::http::error::failed_stream_event;
 use crate::prompt::EndpointKind;
@@ -37,18 +41,51 @@ impl Keepalive {
         Self(signals)
     }
 
-    /// Returns the first events of a stream that are not keep-alive comments.
+    /// Returns the first events of a stream, up to one that shows at least this progress.
     ///
-    /// Errors: `Broken` if the stream ends before, `Timeout` if none comes in time.
-    pub(super) async fn skip(&self, events: &mut Events) -> Result<Bytes, WorkerFailure> {
-        while let Some(passed) = events.next().await {
-            let Passed { bytes, progress } = passed?;
-            if progress > StreamProgress::Nothing {
+    /// Comments before them are dropped. At most [`EVENT_HELD_BYTES_MAX`] bytes are held back. Errors: `Broken` if the
+    /// stream ends before, `Timeout` if no such event comes in time.
+    pub(super) async fn beginning(
+        &self,
+        events: &mut Events,
+        progress_min: StreamProgress,
+    ) -> Result<Bytes, WorkerFailure> {
+        let mut held = BytesMut::new();
+        let mut comment_at = Instant::now();
+        loop {
+            let next = match held.is_empty() {
+                true => events.next().await,
+                false => match timeout_at(comment_at, events.next()).await {
+                    Ok(next) => next,
+                    Err(_) => {
+                        self.signal();
+                        comment_at = Instant::now() + HELD_COMMENT;
+                        continue;
+                    }
+                },
+            };
+            let Passed { bytes, progress } = next.ok_or(WorkerFailure::Broken)??;
+            if held.is_empty() && progress == StreamProgress::Nothing {
+                self.signal();
+                continue;
+            }
+            if held.is_empty() && progress >= progress_min {
                 return Ok(bytes);
             }
-            let _ = self.0.try_send(());
+            if held.is_empty() {
+                // Many servers send a ping at once behind the first event: a comment for it would cost the client the
+                // headers of the response.
+                comment_at = Instant::now() + HELD_COMMENT;
+            }
+            held.extend_from_slice(&bytes);
+            if progress >= progress_min || held.len() > EVENT_HELD_BYTES_MAX {
+                return Ok(held.freeze());
+            }
         }
-        Err(WorkerFailure::Broken)
+    }
+
+    fn signal(&self) {
+        let _ = self.0.try_send(());
     }
 }
 
@@ -155,34 +192,88 @@ fn can_follow(response: &Response) -> bool {
 mod tests {
     use std::time::Duration;
 
-    use tokio::time::Instant;
     use warmpath_router_core::event_stream::EndMark;
 
     use super::*;
 
-    async fn check(given: &[&'static str], expected: Result<&str, WorkerFailure>) {
-        let (sender, _receiver) = mpsc::channel(1);
+    /// Returns the events of a connection that sends these pieces and ends.
+    fn events(given: &[&'static str]) -> Events {
         let pieces: Vec<_> = given.iter().map(|piece| Ok(Bytes::from_static(piece.as_bytes()))).collect();
-        let pieces = futures::stream::iter(pieces).fuse().boxed();
+        of_pieces(futures::stream::iter(pieces))
+    }
+
+    fn of_pieces(pieces: impl Stream<Item = Result<Bytes, WorkerFailure>> + Send + 'static) -> Events {
         let patience = (Instant::now() + Duration::from_secs(600), Duration::from_secs(300));
-        let mut events = Events::new(pieces, EndMark::Done, patience);
-        let found = Keepalive(sender).skip(&mut events).await;
+        Events::new(pieces.fuse().boxed(), EndMark::Done, patience)
+    }
+
+    async fn check(given: &[&'static str], progress_min: StreamProgress, expected: Result<&str, WorkerFailure>) {
+        let (sender, _receiver) = mpsc::channel(1);
+        let found = Keepalive(sender).beginning(&mut events(given), progress_min).await;
         assert_eq!(found, expected.map(|first| Bytes::from(first.to_owned())), "{given:?}");
     }
 
+    const ROLE: &str = "data: {\"choices\": [{\"delta\": {\"role\": \"assistant\"}}]}\n\n";
+    const PART: &str = "data: {\"choices\": [{\"delta\": {\"content\": \"a\"}}]}\n\n";
+
     #[tokio::test]
-    async fn a_stream_begins_with_its_first_event() {
-        check(&["data: 1\n\n", "data: 2\n\n"], Ok("data: 1\n\n")).await;
-        check(&[":\n\n", ": a\n\n", "data: 1\n\n", "data: 2\n\n"], Ok("data: 1\n\n")).await;
-        check(&[": a", " b\n", "\n: c\r\n\r\n", "data", ":\n\ndata: 1\n\n"], Ok("data: 1\n\n")).await;
-        check(&[": a\n\ndata: 1\n\n"], Ok(": a\n\ndata: 1\n\n")).await;
-        check(&["retry: 1\n\n", "data: 1\r\r"], Ok("data: 1\r\r")).await;
+    async fn a_stream_that_can_be_continued_begins_with_its_first_event() {
+        let check = async |given: &[&'static str], expected| check(given, StreamProgress::Opening, Ok(expected)).await;
+        check(&["data: 1\n\n", "data: 2\n\n"], "data: 1\n\n").await;
+        check(&[":\n\n", ": a\n\n", "data: 1\n\n", "data: 2\n\n"], "data: 1\n\n").await;
+        check(&[": a", " b\n", "\n: c\r\n\r\n", "data", ":\n\ndata: 1\n\n"], "data: 1\n\n").await;
+        check(&[": a\n\ndata: 1\n\n"], ": a\n\ndata: 1\n\n").await;
+        check(&["retry: 1\n\n", "data: 1\r\r"], "data: 1\r\r").await;
+        check(&[ROLE, PART], ROLE).await;
+    }
+
+    #[tokio::test]
+    async fn any_other_stream_begins_with_its_first_part_and_what_came_before_it() {
+        let begins = async |given: &[&'static str], expected: &[&str]| {
+            check(given, StreamProgress::Content, Ok(&expected.concat())).await;
+        };
+        let (comment, done, error) = (": a\n\n", "data: [DONE]\n\n", "data: {\"error\": 1}\n\n");
+        begins(&[": b\n\n", ROLE, comment, ROLE, PART, PART], &[ROLE, comment, ROLE, PART]).await;
+        begins(&[PART, PART], &[PART]).await;
+        begins(&[ROLE, done], &[ROLE, done]).await;
+        begins(&[ROLE, error], &[ROLE, error]).await;
+        for given in [&[ROLE][..], &[ROLE, comment]] {
+            check(given, StreamProgress::Content, Err(WorkerFailure::Broken)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_bounded_number_of_events_is_held_back() {
+        let (sender, _receiver) = mpsc::channel(1);
+        let endless = futures::stream::repeat_with(|| Ok(Bytes::from_static(ROLE.as_bytes())));
+        let first = Keepalive(sender).beginning(&mut of_pieces(endless), StreamProgress::Content).await;
+        let n_bytes = first.expect("they pass in the end").len();
+        assert!(n_bytes > EVENT_HELD_BYTES_MAX && n_bytes <= EVENT_HELD_BYTES_MAX + ROLE.len(), "{n_bytes}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_whose_events_are_held_back_gets_comments() {
+        let (sender, mut receiver) = mpsc::channel(1);
+        let part = futures::stream::once(async {
+            tokio::time::sleep(HELD_COMMENT * 3).await;
+            Ok(Bytes::from_static(PART.as_bytes()))
+        });
+        let mut events =
+            of_pieces(futures::stream::once(async { Ok(Bytes::from_static(ROLE.as_bytes())) }).chain(part));
+        let keepalive = Keepalive(sender);
+        let start = Instant::now();
+        let (first, waited) = tokio::join!(keepalive.beginning(&mut events, StreamProgress::Content), async {
+            receiver.recv().await.expect("a signal");
+            start.elapsed()
+        });
+        assert_eq!(first.expect("it has a part"), format!("{ROLE}{PART}"));
+        assert!(waited >= HELD_COMMENT && waited < HELD_COMMENT * 2, "{waited:?}");
     }
 
     #[tokio::test]
     async fn a_stream_without_an_event_is_broken() {
         for given in [&[][..], &[": only\n\n"], &[": a\n", "\n", ":"], &["id: 1\n\n"], &["data: 1"], &["data: 1\n"]] {
-            check(given, Err(WorkerFailure::Broken)).await;
+            check(given, StreamProgress::Opening, Err(WorkerFailure::Broken)).await;
         }
     }
 }

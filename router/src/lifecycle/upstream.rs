@@ -1,7 +1,7 @@
 //! One attempt at one worker: sends the request and waits for the first byte of the response.
 //!
 //! A response in one piece is read completely before any of it is sent to the client, so that another worker can still
-//! answer if it breaks off. Of a stream only the first piece is awaited. Not here: the next attempt (`lifecycle`), the
+//! answer if it breaks off. Of a stream only its beginning is awaited. Not here: the next attempt (`lifecycle`), the
 //! rest of the response (`relay`).
 
 use std::time::{Duration, SystemTime};
@@ -14,7 +14,7 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 use tokio::time::{Instant, timeout_at};
 use warmpath_common::dialects::anthropic;
-use warmpath_router_core::event_stream::EndMark;
+use warmpath_router_core::event_stream::{EndMark, StreamProgress};
 use warmpath_router_core::overload::retry::WorkerFailure;
 use warmpath_router_core::stock::reported_error::{self, ReportedError};
 use warmpath_shell::event_stream;
@@ -274,7 +274,10 @@ impl Upstream<'_> {
         if mark == EndMark::Done && may_lack_it { EndMark::DoneOrFinished } else { mark }
     }
 
-    /// Waits until a stream has an event; a stream without one is no response.
+    /// Waits until a stream has begun; a stream without an event is no response.
+    ///
+    /// A stream with a journal begins with its first event, as another worker could continue it. No other server
+    /// continues a stock server's stream, which begins with the first part of the response.
     async fn begin_stream(
         &self,
         (head, pieces): (ResponseHead, BodyPieces),
@@ -292,10 +295,12 @@ impl Upstream<'_> {
         if self.has_journal(&head) {
             events = with_journal(events, self.past);
         }
-        let first = self.comments.skip(&mut events).await?;
+        let is_stock = self.member.stock.is_some();
+        let progress_min = if is_stock { StreamProgress::Content } else { StreamProgress::Opening };
+        let first = self.comments.beginning(&mut events, progress_min).await?;
         let state = events.state();
         // The server has generated nothing, so another one may answer.
-        let is_error = self.member.stock.is_some() && state.has_failed && state.n_events <= 1;
+        let is_error = is_stock && state.has_failed && !state.has_begun;
         if let Some(failure) = self.reported(ReportedError { status: state.error_status }).filter(|_| is_error) {
             return Err(AttemptError::reported(failure, head, with_rest(first, events).await));
         }

@@ -16,13 +16,37 @@ const DIALECTS: [(&str, &str, &str); 7] = [
     (
         "/v1/messages",
         "event: message_stop\ndata: {\"type\": \"message_stop\"}\n\n",
-        "event: message_start\ndata: {\"type\": \"message_start\"}\n\n",
+        "event: content_block_delta\ndata: {\"type\": \"content_block_delta\", \"delta\": {\"text\": \"a\"}}\n\n",
     ),
     (
         "/v1/responses",
         "event: response.completed\ndata: {\"type\": \"response.completed\", \"response\": {\"error\": null}}\n\n",
-        "event: response.created\ndata: {\"type\": \"response.created\"}\n\n",
+        "event: response.output_text.delta\ndata: {\"type\": \"response.output_text.delta\", \"delta\": \"a\"}\n\n",
     ),
+];
+
+/// Events with which servers open the streams of these endpoints, before the first part of a response.
+const OPENINGS: [&[&str]; 7] = [
+    &[
+        "data: {\"choices\": [{\"index\": 0, \"delta\": {\"role\": \"assistant\", \"content\": null}}]}\n\n",
+        "data: {\"choices\": [{\"index\": 0, \"delta\": {\"content\": \"\"}, \"finish_reason\": null}]}\n\n",
+        "data: {\"choices\": [], \"usage\": {\"prompt_tokens\": 9}}\n\n",
+    ],
+    &["data: {\"choices\": [{\"index\": 0, \"text\": \"\", \"finish_reason\": null}]}\n\n"],
+    &["data: {\"index\": 0, \"content\": \"\", \"stop\": false}\n\n"],
+    &["data: {\"index\": 0, \"content\": \"\", \"stop\": false}\n\n"],
+    &["data: {\"content\": \"\", \"stop\": false}\n\n"],
+    &[
+        "event: message_start\ndata: {\"type\": \"message_start\", \"message\": {\"id\": \"m\", \"content\": []}}\n\n",
+        "event: ping\ndata: {\"type\": \"ping\"}\n\n",
+        "event: content_block_start\ndata: {\"content_block\": {\"type\": \"text\", \"text\": \"\"}}\n\n",
+    ],
+    &[
+        "event: response.created\ndata: {\"type\": \"response.created\", \"response\": {\"id\": \"r\"}}\n\n",
+        "event: response.in_progress\ndata: {\"type\": \"response.in_progress\", \"response\": {\"id\": \"r\"}}\n\n",
+        "event: response.output_item.added\ndata: {\"item\": {\"type\": \"message\", \"content\": []}}\n\n",
+        "event: response.content_part.added\ndata: {\"part\": {\"type\": \"output_text\", \"text\": \"\"}}\n\n",
+    ],
 ];
 
 const DONE: &str = "data: [DONE]\n\n";
@@ -134,6 +158,52 @@ async fn a_stream_of_nothing_but_an_error_is_a_failed_attempt_and_is_tried_elsew
             assert_eq!(text.trim_start_matches(": the answer goes on\n\n"), whole.concat(), "{script:?}");
         }
         assert_eq!(router.metric(FAILED_WITH_ERROR).await, 1.0, "{script:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_fails_before_its_first_part_is_tried_elsewhere_in_every_dialect() {
+    for ((path, end, part), opening) in DIALECTS.into_iter().zip(OPENINGS) {
+        let opened = events(opening);
+        let failed = match path {
+            "/v1/responses" => "event: response.failed\ndata: {\"response\": {\"output\": []}}\n\n",
+            _ => OWN_WORDS,
+        };
+        for script in [
+            opened.clone().then(Step::Send(failed.into())),
+            events(&[&format!("{}{failed}", opening.concat())]),
+            opened.clone(),
+            opened.clone().then(Step::Break),
+            opened.clone().then(Step::Send(": ping\n\n".into())).then(Step::Break),
+        ] {
+            let whole = [opening, &[part, end]].concat();
+            let servers = [RawServer::start(script.clone()).await, RawServer::start(events(&whole)).await];
+            let router = TestRouter::ready_for(&servers.each_ref().map(RawServer::flag), &[]).await;
+            for text in until_first_is_asked(&servers, &router, path, &body()).await {
+                assert_eq!(text.trim_start_matches(": the answer goes on\n\n"), whole.concat(), "{path}: {script:?}");
+            }
+            assert_eq!(router.metric("warmpath_router_broken_responses_total").await, 0.0, "{path}: {script:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_that_every_server_reports_reaches_the_client_behind_the_events_before_it() {
+    let server = RawServer::start(events(&[])).await;
+    let router = router_for(&server, &[]).await;
+    for ((path, _, part), opening) in DIALECTS.into_iter().zip(OPENINGS) {
+        let failed = [opening, &[OWN_WORDS]].concat();
+        server.answer_with(events(&failed));
+        let text = router.post(path, body()).await.text().await.expect("the stream ends in order");
+        assert_eq!(text, failed.concat(), "{path}");
+        // Without an error to pass on, the router's own is an HTTP error, for the client has got nothing.
+        server.answer_with(events(opening));
+        assert_eq!(router.post(path, body()).await.status(), 502, "{path}");
+        // Behind a part the stream stays where it began.
+        let begun = [opening, &[part, OWN_WORDS]].concat();
+        server.answer_with(events(&begun));
+        let text = router.post(path, body()).await.text().await.expect("the stream ends in order");
+        assert_eq!(text, begun.concat(), "{path}");
     }
 }
 

@@ -137,8 +137,132 @@ fn comments_pings_and_events_without_data_are_ignored() {
         "event: response.created\ndata: {}\n\nevent: response.in_progress\ndata: {}\n\n",
         StreamProgress::Opening,
     );
-    check(EndMark::Response, "event: response.output_text.delta\ndata: {}\n\n", StreamProgress::Content);
-    check(EndMark::Done, "event: ping\ndata: {}\n\n", StreamProgress::Content);
+    check(EndMark::Done, "event: ping\ndata: {}\n\n", StreamProgress::Empty);
+}
+
+/// Checks that the events before the last one only open a stream, and that the last one begins the response.
+fn check_beginning(mark: EndMark, events: &[&str]) {
+    let mut reader = EventReader::new(mark);
+    let (last, opening) = events.split_last().expect("there are events");
+    for data in opening {
+        let event = format!("data: {data}\n\n");
+        assert_ne!(reader.read(event.as_bytes()), StreamProgress::Content, "{mark:?}: {data}");
+        assert!(!reader.state().has_begun, "{mark:?}: {data}");
+    }
+    assert_eq!(reader.read(format!("data: {last}\n\n").as_bytes()), StreamProgress::Content, "{mark:?}: {last}");
+    assert!(reader.state().has_begun, "{mark:?}: {last}");
+    // Behind a part even an empty event is a sign of life.
+    assert!(reader.read(format!("data: {}\n\n", events[0]).as_bytes()) >= StreamProgress::Opening);
+}
+
+#[test]
+fn a_response_begins_with_its_first_part_in_every_dialect() {
+    let chat = |fields: &str| format!(r#"{{"choices": [{{"index": 0, {fields}}}]}}"#);
+    let opening = [
+        r#"{"choices": [], "prompt_filter_results": [{"prompt_index": 0}]}"#.to_owned(),
+        r#"{"object": "chat.completion.chunk", "choices": [], "usage": {"prompt_tokens": 9}}"#.to_owned(),
+        chat(r#""delta": {"role": "assistant"}, "finish_reason": null"#),
+        chat(r#""delta": {"role": "assistant", "content": null, "refusal": null}, "logprobs": null"#),
+        chat(r#""delta": {"role": "assistant", "content": "", "reasoning_details": [], "tool_calls": []}"#),
+        chat(r#""delta": {"content": [{"type": "text", "text": ""}]}, "finish_reason": """#),
+        chat(r#""delta": {}"#),
+        chat(r#""text": "", "finish_reason": null"#),
+    ];
+    for part in [
+        r#""delta": {"content": "a"}"#,
+        r#""delta": {"content": " "}"#,
+        r#""delta": {"content": [{"type": "text", "text": "a"}]}"#,
+        r#""delta": {"reasoning_content": "a"}"#,
+        r#""delta": {"reasoning": "a"}"#,
+        r#""delta": {"refusal": "a"}"#,
+        r#""delta": {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": ""}}]}"#,
+        r#""delta": {"function_call": {"name": "f", "arguments": ""}}"#,
+        r#""delta": {}, "finish_reason": "stop""#,
+        r#""text": "a""#,
+    ] {
+        let last = chat(part);
+        let events: Vec<&str> = opening.iter().map(String::as_str).chain([last.as_str()]).collect();
+        check_beginning(EndMark::Done, &events);
+        check_beginning(EndMark::DoneOrFinished, &events);
+    }
+    check_beginning(EndMark::Done, &[&opening[2], "[DONE]"]);
+    check_beginning(EndMark::Done, &["no object"]);
+    let native = r#"{"index": 0, "content": "", "tokens": [], "stop": false}"#;
+    check_beginning(STOP, &[native, r#"{"index": 0, "content": "a", "stop": false}"#]);
+    check_beginning(EndMark::Stop { n_choices: 2 }, &[native, r#"{"index": 0, "content": "", "stop": true}"#]);
+}
+
+#[test]
+fn a_message_begins_with_its_first_part() {
+    let opening = [
+        r#"{"type": "message_start", "message": {"id": "m", "role": "assistant", "model": "a", "content": [],
+            "stop_reason": null, "usage": {"input_tokens": 9, "service_tier": "standard"}}}"#,
+        r#"{"type": "ping"}"#,
+        r#"{"type": "content_block_start", "index": 0, "content_block": {"type": "thinking", "thinking": "",
+            "signature": ""}}"#,
+        r#"{"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": ""}}"#,
+        r#"{"type": "content_block_stop", "index": 0}"#,
+        r#"{"type": "content_block_start", "index": 1, "content_block": {"type": "text", "text": ""}}"#,
+    ]
+    .map(|event| event.replace('\n', ""));
+    for last in [
+        r#"{"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "a"}}"#,
+        r#"{"type": "content_block_start", "index": 1, "content_block": {"type": "tool_use", "id": "t", "name": "f",
+            "input": {}}}"#,
+        r#"{"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 0}}"#,
+        r#"{"type": "message_stop"}"#,
+    ] {
+        let last = last.replace('\n', "");
+        let events: Vec<&str> = opening.iter().map(String::as_str).chain([last.as_str()]).collect();
+        check_beginning(EndMark::MessageStop, &events);
+    }
+}
+
+#[test]
+fn a_response_object_begins_with_its_first_part() {
+    let of_response = |kind: &str| {
+        format!(r#"{{"type": "{kind}", "response": {{"id": "r", "instructions": "x", "output": [], "error": null}}}}"#)
+    };
+    let opening = [
+        of_response("response.created"),
+        of_response("response.in_progress"),
+        r#"{"type": "response.output_item.added", "output_index": 0, "item": {"id": "i", "type": "message",
+            "status": "in_progress", "role": "assistant", "content": []}}"#
+            .replace('\n', ""),
+        r#"{"type": "response.content_part.added", "item_id": "i", "part": {"type": "output_text", "text": "",
+            "annotations": []}}"#
+            .replace('\n', ""),
+        r#"{"type": "response.output_text.delta", "item_id": "i", "delta": "", "obfuscation": "xy"}"#.to_owned(),
+    ];
+    for last in [
+        r#"{"type": "response.output_text.delta", "item_id": "i", "delta": "a"}"#.to_owned(),
+        r#"{"type": "response.reasoning_text.delta", "item_id": "i", "delta": "a"}"#.to_owned(),
+        r#"{"type": "response.refusal.delta", "item_id": "i", "delta": "a"}"#.to_owned(),
+        r#"{"type": "response.output_item.added", "item": {"type": "function_call", "name": "f", "arguments": ""}}"#
+            .to_owned(),
+        of_response("response.completed"),
+        of_response("response.incomplete"),
+    ] {
+        let events: Vec<&str> = opening.iter().map(String::as_str).chain([last.as_str()]).collect();
+        check_beginning(EndMark::Response, &events);
+    }
+}
+
+#[test]
+fn an_error_begins_no_response_and_takes_none_back() {
+    let role = "data: {\"choices\": [{\"delta\": {\"role\": \"assistant\"}}]}\n\n";
+    let part = "data: {\"choices\": [{\"delta\": {\"content\": \"a\"}}]}\n\n";
+    let error = "data: {\"error\": {\"message\": \"no\"}}\n\n";
+    let failed = "event: response.failed\ndata: {\"response\": {\"output\": []}}\n\n";
+    let check = |mark, events: &str, expected| {
+        let (progress, reader) = read(mark, events);
+        assert_eq!(progress, StreamProgress::Content, "{events}");
+        assert_eq!((reader.state().has_begun, reader.state().has_failed), (expected, true), "{events}");
+    };
+    check(EndMark::Done, &format!("{role}{error}"), false);
+    check(EndMark::Done, &format!("{role}{error}data: [DONE]\n\n"), false);
+    check(EndMark::Done, &format!("{role}{part}{error}"), true);
+    check(EndMark::Response, &format!("event: response.created\ndata: {{}}\n\n{failed}"), false);
 }
 
 #[test]

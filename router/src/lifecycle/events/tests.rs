@@ -170,9 +170,11 @@ async fn comments_do_not_keep_a_stream_alive() {
     let (short, never) = (Duration::from_millis(30), Duration::from_secs(100_000));
     check_silence(": first\n\n", EndMark::Done, (short, never)).await;
     check_silence("data: 1\n\n", EndMark::Done, (never, short)).await;
+    check_silence("data: {\"choices\": []}\n\n", EndMark::Done, (never, short)).await;
     let ping = "event: ping\ndata: {}\n\n";
     check_silence(ping, EndMark::MessageStop, (short, never)).await;
-    check_silence("event: content_block_delta\ndata: {}\n\n", EndMark::MessageStop, (never, short)).await;
+    let delta = "event: content_block_delta\ndata: {\"delta\": {\"text\": \"a\"}}\n\n";
+    check_silence(delta, EndMark::MessageStop, (never, short)).await;
     // An opening event is not a token: the first token may take as long as the beginning of a response.
     check_silence("event: message_start\ndata: {}\n\n", EndMark::MessageStop, (short, never)).await;
     check_silence("event: response.created\ndata: {}\n\n", EndMark::Response, (short, never)).await;
