@@ -335,17 +335,22 @@ impl EventWriter {
                 Ok(Some(MessageStep::Delta { choice, delta, probabilities })) => {
                     self.write_start(out);
                     let has_probabilities = self.messages.answer().form().generation.probabilities.is_some();
-                    let content = match self.head.shape {
-                        ObjectKind::Chat => Content::Delta(Delta::new(&delta, &mut self.calls[choice])),
-                        ObjectKind::Completion => Content::Text(&delta.content),
+                    let contents: Vec<_> = match self.head.shape {
+                        ObjectKind::Chat => {
+                            Delta::of(&delta, &mut self.calls[choice]).into_iter().map(Content::Delta).collect()
+                        }
+                        ObjectKind::Completion => vec![Content::Text(&delta.content)],
                     };
                     // There is no event for text that is withheld because it may become a stop text or a call.
-                    if matches!(&content, Content::Delta(part) if part.is_empty() && !has_probabilities) {
+                    if matches!(&contents[..], [Content::Delta(part)] if part.is_empty() && !has_probabilities) {
                         continue;
                     }
                     let told = ListedTokens { prompt: None, answer: &probabilities };
-                    let logprobs = has_probabilities.then(|| self.head.logprobs(told, &mut self.ends[choice]));
-                    self.write_choice(out, Choice { logprobs, ..self.choice(choice, content) });
+                    let mut logprobs = has_probabilities.then(|| self.head.logprobs(told, &mut self.ends[choice]));
+                    for content in contents {
+                        let logprobs = logprobs.take();
+                        self.write_choice(out, Choice { logprobs, ..self.choice(choice, content) });
+                    }
                     self.messages.end_write(Some(choice), out);
                     return true;
                 }

@@ -23,7 +23,7 @@ pub struct ToolCall<'a> {
     /// Index of the call in the message; only in chunks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub index: Option<usize>,
-    /// Id of the call; only in its first chunk.
+    /// Id of the call; only in its first chunk, which has no arguments.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<&'a str>,
     /// Type of the tool; only in the call's first chunk.
@@ -43,6 +43,15 @@ pub enum Called<'a> {
     Function(Function<'a>),
     /// Custom tool.
     Custom(Custom<'a>),
+}
+
+impl Called<'_> {
+    fn adds_nothing(&self) -> bool {
+        match self {
+            Self::Function(function) => function.arguments.is_empty(),
+            Self::Custom(custom) => custom.input.is_empty(),
+        }
+    }
 }
 
 /// Called function or a part of the call.
@@ -90,8 +99,9 @@ impl GrowingCalls {
         Self { custom_tools, texts: Vec::new() }
     }
 
-    /// Returns a part of a call; `None` if it adds nothing to a custom tool's text.
-    pub fn part<'a>(&mut self, delta: &'a message_stream::ToolCallDelta) -> Option<ToolCall<'a>> {
+    /// Returns the parts of a call that a delta has: its head with empty arguments if it is new, and then its further
+    /// arguments or text. Clients read a call's arguments from the parts behind its head only.
+    pub fn parts<'a>(&mut self, delta: &'a message_stream::ToolCallDelta) -> impl Iterator<Item = ToolCall<'a>> {
         if delta.index >= self.texts.len() {
             self.texts.resize_with(delta.index + 1, || None);
         }
@@ -99,18 +109,19 @@ impl GrowingCalls {
         if name.is_some_and(|name| self.custom_tools.iter().any(|custom| custom == name)) {
             *text = Some(FreeText::default());
         }
-        let (kind, called) = match text {
-            None => (FUNCTION, Called::Function(Function { name, arguments: &delta.arguments })),
-            Some(text) => {
-                let input = text.push(&delta.arguments);
-                if input.is_empty() && name.is_none() {
-                    return None;
-                }
-                (CUSTOM, Called::Custom(Custom { name, input: input.into() }))
-            }
+        let kind = if text.is_some() { CUSTOM } else { FUNCTION };
+        let head = name.map(|_| match text {
+            None => Called::Function(Function { name, arguments: "" }),
+            Some(_) => Called::Custom(Custom { name, input: "".into() }),
+        });
+        let further = match text {
+            None => Called::Function(Function { name: None, arguments: &delta.arguments }),
+            Some(text) => Called::Custom(Custom { name: None, input: text.push(&delta.arguments).into() }),
         };
-        let id = delta.id.as_deref();
-        Some(ToolCall { index: Some(delta.index), id, kind: id.map(|_| kind), called })
+        let further = Some(further).filter(|further| !further.adds_nothing());
+        let (index, id) = (Some(delta.index), delta.id.as_deref());
+        let head = head.map(|called| ToolCall { index, id, kind: Some(kind), called });
+        head.into_iter().chain(further.map(|called| ToolCall { index, id: None, kind: None, called }))
     }
 }
 
@@ -128,21 +139,23 @@ mod tests {
     #[test]
     fn parts_of_a_custom_tool_s_call_are_its_text_and_a_function_s_its_arguments() {
         let mut calls = GrowingCalls::new(Arc::new(["patch".to_owned()]));
-        let mut part = |index, head, arguments| {
+        let mut check = |index, head, arguments, expected: Value| {
             let delta = delta(index, head, arguments);
-            calls.part(&delta).map(|call| serde_json::to_value(call).expect("a call has a JSON form"))
+            let parts: Vec<_> = calls.parts(&delta).collect();
+            assert_eq!(serde_json::to_value(parts).expect("calls have a JSON form"), expected, "{arguments}");
         };
-        let head = Some(json!({"index": 0, "id": "a", "type": "custom", "custom": {"name": "patch", "input": ""}}));
-        assert_eq!(part(0, Some(("a", "patch")), ""), head);
-        assert_eq!(part(0, None, "{\"inp"), None);
-        assert_eq!(part(0, None, "ut\": \"x\\"), Some(json!({"index": 0, "custom": {"input": "x"}})));
-        assert_eq!(part(0, None, "ny\"}"), Some(json!({"index": 0, "custom": {"input": "\ny"}})));
-        let arguments = json!({"name": "f", "arguments": "{"});
-        assert_eq!(
-            part(1, Some(("b", "f")), "{"),
-            Some(json!({"index": 1, "id": "b", "type": "function", "function": arguments}))
-        );
-        assert_eq!(part(1, None, "}"), Some(json!({"index": 1, "function": {"arguments": "}"}})));
+        let head = json!({"index": 0, "id": "a", "type": "custom", "custom": {"name": "patch", "input": ""}});
+        check(0, Some(("a", "patch")), "", json!([head]));
+        check(0, None, "{\"inp", json!([]));
+        check(0, None, "ut\": \"x\\", json!([{"index": 0, "custom": {"input": "x"}}]));
+        check(0, None, "ny\"}", json!([{"index": 0, "custom": {"input": "\ny"}}]));
+        let head = |index, id, name| json!({"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""}});
+        check(1, Some(("b", "f")), "{", json!([head(1, "b", "f"), {"index": 1, "function": {"arguments": "{"}}]));
+        check(1, None, "}", json!([{"index": 1, "function": {"arguments": "}"}}]));
+        check(2, Some(("c", "g")), "{}", json!([head(2, "c", "g"), {"index": 2, "function": {"arguments": "{}"}}]));
+        let head = json!({"index": 3, "id": "d", "type": "custom", "custom": {"name": "patch", "input": ""}});
+        let text = json!({"index": 3, "custom": {"input": "x"}});
+        check(3, Some(("d", "patch")), "{\"input\": \"x\"}", json!([head, text]));
     }
 
     #[test]

@@ -150,15 +150,24 @@ pub struct Delta<'a> {
 }
 
 impl<'a> Delta<'a> {
-    /// Returns a part of a message, given the choice's calls so far.
-    pub fn new(delta: &'a message_stream::MessageDelta, calls: &mut GrowingCalls) -> Self {
+    /// Returns the parts of a message that a delta stands for, at least one, given the choice's calls so far. Each part
+    /// of a call is in a chunk of its own, as clients read only one of them from a chunk.
+    pub fn of(delta: &'a message_stream::MessageDelta, calls: &mut GrowingCalls) -> Vec<Self> {
         let some = |text: &'a String| Some(text.as_str()).filter(|text| !text.is_empty());
-        Self {
+        let said = Self {
             role: None,
             reasoning_content: some(&delta.reasoning_content),
             content: some(&delta.content).map(Some),
-            tool_calls: delta.tool_calls.iter().filter_map(|call| calls.part(call)).collect(),
+            tool_calls: Vec::new(),
+        };
+        let mut parts = vec![said];
+        for call in &delta.tool_calls {
+            parts.extend(calls.parts(call).map(|part| Self { tool_calls: vec![part], ..Self::default() }));
         }
+        if parts.len() > 1 && parts[0].is_empty() {
+            parts.remove(0);
+        }
+        parts
     }
 
     /// Returns whether nothing is new.

@@ -93,6 +93,7 @@ fn joined(events: &[Value]) -> (Value, Value) {
         for part in delta["tool_calls"].as_array().into_iter().flatten() {
             let call = calls.entry(part["index"].as_u64().expect("an index")).or_insert_with(|| {
                 assert!(part["id"].is_string() && part["type"] == "function", "the first part has the call's fields: {part}");
+                assert_eq!(part["function"]["arguments"], "", "arguments follow the first part: {part}");
                 json!({"id": part["id"], "type": part["type"], "function": {"name": part["function"]["name"], "arguments": ""}})
             });
             let arguments = call["function"]["arguments"].as_str().unwrap_or_default().to_owned();
