@@ -129,8 +129,9 @@ struct ServerRequest {
     known: Vec<UseNumber>,
     /// Uses of the requests that were running when this one arrived; their blocks may not be available to others.
     busy: Vec<UseNumber>,
-    /// Whether the request had the server's prefill to itself, as far as this router knows.
-    is_undisturbed: bool,
+    /// Whether its times measure the server's speed: it had the prefill to itself, as far as this router knows, and the
+    /// server had its model loaded.
+    is_measure: bool,
     sent_at: Instant,
     begun: Option<ResponseStart>,
 }
@@ -225,11 +226,14 @@ impl StockServer {
         let n_reusable = sending.keys.len().min(blocks_max as usize);
         let is_filling = |request: &ServerRequest| request.begun.is_none();
         let of_model = self.requests.values().filter(|request| request.sending.model == sending.model);
+        let is_undisturbed = self.requests.len() < usize::from(self.n_slots) && !self.requests.values().any(is_filling);
+        let is_warm = of_model.clone().any(|request| request.begun.is_some())
+            || self.models.get(&sending.model).is_some_and(|model| model.is_warm(now));
         let request = ServerRequest {
             n_starts: self.n_starts,
             known: remembered.map_or_else(Vec::new, |model| model.memory.known(&sending.keys[..n_reusable])),
             busy: of_model.filter_map(|request| Some(request.begun?.used)).collect(),
-            is_undisturbed: self.requests.len() < usize::from(self.n_slots) && !self.requests.values().any(is_filling),
+            is_measure: is_undisturbed && is_warm,
             sending,
             sent_at: now,
             begun: None,
@@ -246,7 +250,10 @@ impl StockServer {
         let Some(request) = self.requests.get_mut(&id).filter(|request| request.begun.is_none()) else { return };
         let is_lost = request.n_starts != self.n_starts;
         let keys: &[BlockKey] = if is_lost { &[] } else { &request.sending.keys };
-        let remembered = self.models.get_mut(&request.sending.model);
+        let mut remembered = self.models.get_mut(&request.sending.model);
+        if let Some(remembered) = remembered.as_mut().filter(|_| !is_lost) {
+            remembered.generates(now);
+        }
         let used = remembered.map_or(0, |remembered| remembered.memory.hold(keys, &mut self.changes));
         request.begun = Some(ResponseStart { at: now, used });
         self.bound_changes();
@@ -259,6 +266,9 @@ impl StockServer {
         self.learn_speed(&request, &ending);
         let remembered = self.models.get_mut(&request.sending.model)?;
         let is_same_start = request.n_starts == self.n_starts;
+        if is_same_start {
+            remembered.generates(ending.at);
+        }
         if is_same_start && remembered.compare_counts(&request.sending, &ending.usage) {
             self.differing.push(request.sending.model);
         }
@@ -291,19 +301,19 @@ impl StockServer {
     }
 
     /// Takes the changes.
-    pub fn take_updates(&mut self) -> Updates {
+    pub fn take_updates(&mut self, now: Instant) -> Updates {
         Updates {
             accepted: std::mem::take(&mut self.accepted),
             is_forgotten: std::mem::take(&mut self.is_forgotten),
             changes: std::mem::take(&mut self.changes),
-            load: self.load(),
+            load: self.load(now),
             differing: std::mem::take(&mut self.differing),
         }
     }
 
-    fn load(&self) -> Load {
+    fn load(&self, now: Instant) -> Load {
         let n_slots = u32::from(self.n_slots);
-        let mut load = Load { rates: self.speed.rates(), ..Load::default() };
+        let mut load = Load { rates: self.speed.rates(now), ..Load::default() };
         for (nth, request) in self.requests.values().enumerate() {
             let tokens = u64::from(request.sending.n_tokens.saturating_sub(request.sending.cached_tokens));
             match request.begun {
@@ -339,14 +349,14 @@ impl StockServer {
             (ms(request.sent_at, begun), step_ms)
         } else {
             let unit_ms = ms(request.sent_at, at) / (computed + PREFILL_FOR_DECODE * n_answered);
-            (computed * unit_ms, request.is_undisturbed.then_some(PREFILL_FOR_DECODE * unit_ms))
+            (computed * unit_ms, request.is_measure.then_some(PREFILL_FOR_DECODE * unit_ms))
         };
-        let prefill_ms = usage.prefill_ms.or(request.is_undisturbed.then_some(prefill_ms));
+        let prefill_ms = usage.prefill_ms.or(request.is_measure.then_some(prefill_ms));
         if let Some(prefill_ms) = prefill_ms.filter(|_| computed >= COMPUTED_TOKENS_MIN) {
-            self.speed.prefilled(computed, prefill_ms);
+            self.speed.prefilled(computed, prefill_ms, at);
         }
         if let Some(step_ms) = usage.decode_step_ms.or(step_ms) {
-            self.speed.decoded(step_ms);
+            self.speed.decoded(step_ms, at);
         }
     }
 

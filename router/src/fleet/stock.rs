@@ -12,6 +12,7 @@ mod request;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use tokio::sync::Notify;
 use warmpath_common::model::{Fingerprint, ModelInfo};
@@ -309,7 +310,8 @@ impl ServerPoller {
     /// Reports the changes.
     async fn report_updates(&self) -> Result<(), Closed> {
         let worker = self.worker;
-        let Updates { accepted, is_forgotten, mut changes, load, differing } = self.stock.server().take_updates();
+        let updates = self.stock.server().take_updates(Instant::now());
+        let Updates { accepted, is_forgotten, mut changes, load, differing } = updates;
         if is_forgotten {
             self.outbox.tell(TrackerMessage::Replaced { worker, runs: Vec::new() }).await?;
         }

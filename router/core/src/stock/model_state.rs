@@ -5,12 +5,14 @@
 //! has assumed blocks of its own; they are dropped when the server no longer lists the model.
 
 use std::cmp::Ordering;
+use std::time::Instant;
 
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::model::Fingerprint;
 use warmpath_common::summary::Change;
 
 use super::assumed_cache::{AssumedCache, UseNumber};
+use super::rates::RATE_AGE_MAX;
 use super::usage::Usage;
 use super::{AssumedCacheLimits, ReuseReport, SentRequest, TokenizerSource};
 
@@ -64,12 +66,15 @@ pub(super) struct ModelState {
     placed: Placed,
     pub(super) memory: AssumedCache,
     n_differing: u32,
+    /// Time at which the model last generated something, as far as this router knows; `None` after the server was lost
+    /// or the model was unloaded.
+    generated_at: Option<Instant>,
 }
 
 impl ModelState {
     pub(super) fn new(placed: Placed) -> Self {
         let memory = AssumedCache::new(placed.limits);
-        Self { placed, memory, n_differing: 0 }
+        Self { placed, memory, n_differing: 0, generated_at: None }
     }
 
     /// Takes the model's new description; if more than its residence changed, or if it is unloaded, the assumed blocks
@@ -79,6 +84,7 @@ impl ModelState {
         let same = Placed { residence: placed.residence, ..self.placed.clone() } == placed;
         if !same || is_unloaded {
             self.forget(changes);
+            self.generated_at = None;
         }
         if !same {
             self.memory = AssumedCache::new(placed.limits);
@@ -100,6 +106,17 @@ impl ModelState {
     pub(super) fn lost(&mut self) {
         self.memory.clear();
         self.n_differing = 0;
+        self.generated_at = None;
+    }
+
+    /// Records that the model generates something.
+    pub(super) fn generates(&mut self, now: Instant) {
+        self.generated_at = Some(now);
+    }
+
+    /// Returns whether the server need not load the model for the next request.
+    pub(super) fn is_warm(&self, now: Instant) -> bool {
+        self.generated_at.is_some_and(|at| now.saturating_duration_since(at) < RATE_AGE_MAX)
     }
 
     /// Returns whether prompts of a request can be recorded here.

@@ -3,7 +3,15 @@
 
 use std::time::Duration;
 
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+
+use super::rates::RATE_AGE_MAX;
 use super::*;
+use crate::fleet::WorkerView;
+use crate::routing::choose::{Candidate, Policy, PromptView, TieBreak, add_pressure, choose, worker_load};
+use crate::routing::cost::{Speeds, Unreported};
+use crate::testing::worker;
 
 const BLOCK: u32 = 16;
 const LIMITS: AssumedCacheLimits = AssumedCacheLimits { blocks_max: 1000, blocks_expected: 100 };
@@ -37,8 +45,9 @@ impl World {
     fn new(tokenizer_source: TokenizerSource) -> Self {
         let mut server = StockServer::default();
         server.placed(2, vec![placed(MODEL, tokenizer_source)]);
-        server.take_updates();
-        Self { server, now: Instant::now(), n_sent: 0, told: Default::default() }
+        let now = Instant::now();
+        server.take_updates(now);
+        Self { server, now, n_sent: 0, told: Default::default() }
     }
 
     fn pass(&mut self, ms: u64) -> Instant {
@@ -73,7 +82,7 @@ impl World {
     }
 
     fn take_updates(&mut self) -> Updates {
-        let updates = self.server.take_updates();
+        let updates = self.server.take_updates(self.now);
         if updates.is_forgotten {
             self.told.clear();
         }
@@ -188,7 +197,7 @@ fn a_counter_that_falls_or_vanishes_shows_a_restart() {
 #[test]
 fn speed_is_learnt_from_timings_or_from_the_first_token_of_an_undisturbed_stream() {
     let mut world = World::new(TokenizerSource::Vocabulary);
-    let rates = |world: &World| world.server.load().rates;
+    let rates = |world: &World| world.server.load(world.now).rates;
     let stream = |world: &mut World, wait_ms| {
         let id = world.send(&chain(0, 0, 10));
         let at = world.pass(wait_ms);
@@ -221,12 +230,133 @@ fn speed_is_learnt_from_timings_or_from_the_first_token_of_an_undisturbed_stream
 #[test]
 fn the_time_of_an_answer_without_timings_is_divided_between_prompt_and_answer() {
     let mut world = World::new(TokenizerSource::Vocabulary);
-    let id = world.send(&chain(0, 0, 10));
-    let at = world.pass(325);
-    world.server.begun(id, at);
-    world.end(id, Usage { completion_tokens: Some(10), ..usage(165, 0) });
-    let rates = world.server.load().rates;
-    assert_eq!((rates.prefill_tokens_per_s, rates.decode_step_ms), (Some(1000.0), Some(16.0)));
+    world.ask(&[], 0);
+    let answer = |world: &mut World, ms| {
+        let id = world.send(&chain(0, 0, 10));
+        let at = world.pass(ms);
+        world.server.begun(id, at);
+        world.end(id, Usage { completion_tokens: Some(10), ..usage(165, 0) });
+        let rates = world.server.load(world.now).rates;
+        (rates.prefill_tokens_per_s, rates.decode_step_ms)
+    };
+    assert_eq!(answer(&mut world, 325), (Some(1000.0), Some(16.0)));
+    world.pass(RATE_AGE_MAX.as_millis() as u64);
+    assert_eq!(answer(&mut world, 9000), (None, None), "the server may have loaded its model");
+    assert_eq!(answer(&mut world, 325), (Some(1000.0), Some(16.0)));
+}
+
+#[test]
+fn the_first_answer_after_a_silence_a_restart_or_an_unloading_is_no_rate() {
+    let mut world = World::new(TokenizerSource::Vocabulary);
+    let stream = |world: &mut World, wait_ms| {
+        let id = world.send(&chain(0, 0, 10));
+        let at = world.pass(wait_ms);
+        world.server.begun(id, at);
+        world.server.ended(id, Some(ResponseEnd { usage: usage(165, 0), is_complete: true, n_events: 9, at }));
+        world.server.load(world.now).rates.prefill_tokens_per_s
+    };
+    assert_eq!(stream(&mut world, 8165), None, "the first answer of all");
+    assert_eq!(stream(&mut world, 165), Some(1000.0));
+    world.server.lost();
+    assert_eq!(stream(&mut world, 8165), Some(1000.0));
+    let unloaded = Placed { residence: Residence::Unloaded, ..placed(MODEL, TokenizerSource::Vocabulary) };
+    world.server.placed(2, vec![unloaded]);
+    assert_eq!(stream(&mut world, 8165), Some(1000.0));
+    assert_eq!(stream(&mut world, 165), Some(1000.0));
+    world.pass(RATE_AGE_MAX.as_millis() as u64);
+    assert_eq!(stream(&mut world, 8165), None, "the old rate is dropped, too");
+    // What is sent while the model is loaded waits for it, too.
+    world.pass(RATE_AGE_MAX.as_millis() as u64);
+    let first = world.send(&chain(0, 0, 10));
+    let second = world.send(&chain(1, 0, 10));
+    let at = world.pass(8165);
+    for id in [first, second] {
+        world.server.begun(id, at);
+        world.server.ended(id, Some(ResponseEnd { usage: usage(165, 0), is_complete: true, n_events: 9, at }));
+    }
+    assert_eq!(world.server.load(world.now).rates.prefill_tokens_per_s, None);
+    assert_eq!(stream(&mut world, 165), Some(1000.0));
+}
+
+/// Two servers, of which the first is five times as fast, and one client that sends prompt after prompt.
+struct Pair {
+    worlds: [World; 2],
+    n_prompts: u64,
+    /// Work that each got of late, by which ties break.
+    recent_tokens: [f64; 2],
+}
+
+impl Pair {
+    fn new() -> Self {
+        let worlds = [World::new(TokenizerSource::Text), World::new(TokenizerSource::Text)];
+        Self { worlds, n_prompts: 0, recent_tokens: [0.0; 2] }
+    }
+
+    /// Returns the server that the router chooses for a prompt that neither has cached.
+    fn choose(&self) -> usize {
+        let loads = self.worlds.each_ref().map(|world| world.server.load(world.now));
+        let assumed = Speeds::assumed(loads.iter().map(|load| &load.rates));
+        let [first, second] = loads;
+        let views = [WorkerView { load: first, ..worker(0) }, WorkerView { load: second, ..worker(1) }];
+        let score = |(view, recent_tokens)| {
+            let load = worker_load(view, Unreported::default(), assumed, view.measured_at);
+            Candidate { recent_tokens, ..Candidate::score(view, PromptView::Estimated { n_tokens: 165 }, BLOCK, load) }
+        };
+        let mut candidates: Vec<_> = views.iter().zip(self.recent_tokens).map(score).collect();
+        add_pressure(&mut candidates, 0.0);
+        let ties = TieBreak { last: None, affinity: 0, first_new_block: self.n_prompts };
+        let rng = &mut SmallRng::seed_from_u64(1);
+        choose(Policy::PredictedTtft, &candidates, ties, rng).expect("there are candidates").worker.idx.0 as usize
+    }
+
+    fn pass(&mut self, ms: u64) {
+        for world in &mut self.worlds {
+            world.pass(ms);
+        }
+    }
+
+    /// Has a server answer a prompt, with usage but without times, after so much time besides that of its speed.
+    fn answer(&mut self, idx: usize, besides_ms: u64) {
+        self.n_prompts += 1;
+        self.recent_tokens = self.recent_tokens.map(|tokens| tokens * 0.8);
+        self.recent_tokens[idx] += 165.0;
+        let id = self.worlds[idx].send(&chain(self.n_prompts, 0, 10));
+        let ms = besides_ms + [165, 825][idx];
+        self.pass(ms);
+        let world = &mut self.worlds[idx];
+        world.server.begun(id, world.now);
+        self.pass(90);
+        let (world, usage) = (&mut self.worlds[idx], Usage { completion_tokens: Some(10), ..usage(165, 0) });
+        let at = world.now;
+        world.server.ended(id, Some(ResponseEnd { usage, is_complete: true, n_events: 12, at }));
+        world.take_updates();
+    }
+
+    /// Returns how many of 60 prompts the fast server gets.
+    fn share_of_fast(&mut self) -> usize {
+        let chosen = (0..60).map(|_| {
+            let idx = self.choose();
+            self.answer(idx, 0);
+            idx
+        });
+        chosen.filter(|idx| *idx == 0).count()
+    }
+}
+
+#[test]
+fn a_fast_server_gets_its_share_again_after_it_has_loaded_a_model() {
+    const START_MS: u64 = 8000;
+    let mut pair = Pair::new();
+    pair.answer(0, START_MS);
+    assert!(pair.share_of_fast() > 50, "after the first start");
+    pair.answer(0, START_MS);
+    assert!(pair.share_of_fast() > 50, "after a delay between other prompts");
+    pair.pass(600_000);
+    pair.answer(0, START_MS);
+    assert!(pair.share_of_fast() > 50, "after a silence");
+    pair.worlds[0].server.lost();
+    pair.answer(0, START_MS);
+    assert!(pair.share_of_fast() > 50, "after a restart");
 }
 
 #[test]
@@ -236,7 +366,7 @@ fn an_answer_that_is_cut_off_does_not_count_in_the_average_length() {
     world.server.begun(id, world.now);
     let at = world.pass(50);
     world.server.ended(id, Some(ResponseEnd { usage: Usage::default(), is_complete: false, n_events: 6, at }));
-    let rates = world.server.load().rates;
+    let rates = world.server.load(world.now).rates;
     assert_eq!((rates.answer_tokens, rates.decode_step_ms), (None, Some(10.0)));
 }
 
