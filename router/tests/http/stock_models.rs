@@ -154,13 +154,16 @@ async fn a_missing_model_list_changes_nothing_and_an_empty_one_removes_all() {
     let n_before = n_lists();
     eventually("the router looks again", || async { n_lists() >= n_before + 2 }).await;
     assert_eq!(status_of(&router, "alpha").await, 200);
-    server.with(|script| script.models = listing(&[]));
-    wait_for_names(&router, &[]).await;
-    assert_eq!(status_of(&router, "alpha").await, 503);
     let losses = "warmpath_router_stock_losses_total{reason=\"no_model\"}";
-    router.wait_for_metric(losses, 1.0).await;
-    server.with(|script| script.models = listing(&["alpha"]));
-    eventually("it serves again", || async { status_of(&router, "alpha").await == 200 }).await;
+    for empty in [listing(&[]), Some(json!({"object": "list", "data": null})), Some(json!({"object": "list"}))] {
+        let n_losses = router.metric(losses).await;
+        server.with(|script| script.models = empty.clone());
+        wait_for_names(&router, &[]).await;
+        assert_eq!(status_of(&router, "alpha").await, 503, "{empty:?}");
+        router.wait_for_metric(losses, n_losses + 1.0).await;
+        server.with(|script| script.models = listing(&["alpha"]));
+        eventually("it serves again", || async { status_of(&router, "alpha").await == 200 }).await;
+    }
 }
 
 #[tokio::test]

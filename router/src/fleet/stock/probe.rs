@@ -232,12 +232,15 @@ impl Probe {
 
 /// Returns the models that a server lists.
 ///
-/// Errors: `NotOpenAi` if there is no list, or none of its entries has a name; `NoModel` if it is empty.
+/// Errors: `NotOpenAi` if this is no list, or none of its entries has a name; `NoModel` if it is empty, null or absent.
 fn listed(models: &Value) -> Result<Models, ProbeError> {
-    let entries = models["data"].as_array().ok_or(ProbeError::NotOpenAi)?;
-    if entries.is_empty() {
-        return Err(ProbeError::NoModel);
-    }
+    let entries = match &models["data"] {
+        Value::Array(entries) if entries.is_empty() => return Err(ProbeError::NoModel),
+        Value::Array(entries) => entries,
+        // Servers written in Go write an empty list as `null`, or leave it out.
+        Value::Null if models.get("data").is_some() || models["object"] == "list" => return Err(ProbeError::NoModel),
+        _ => return Err(ProbeError::NotOpenAi),
+    };
     let mut listed: Vec<ListedModel> = Vec::new();
     let (mut place_of_name, mut place_of_root, mut n_left_out) = (HashMap::new(), HashMap::new(), 0);
     for (root, entry) in entries.iter().filter_map(ListedModel::read) {
@@ -383,6 +386,25 @@ mod tests {
         {
             check(none, Value::Null, Value::Null, None);
         }
+    }
+
+    #[test]
+    fn a_server_that_lists_no_model_is_distinguished_from_one_without_a_list() {
+        let label = |models: Value| listed(&models).map_err(|error| error.label()).err();
+        for none in [
+            json!({"object": "list", "data": null}),
+            json!({"object": "list", "data": []}),
+            json!({"data": null}),
+            json!({"object": "list"}),
+        ] {
+            assert_eq!(label(none.clone()), Some("no_model"), "{none}");
+        }
+        for other in
+            [json!(null), json!([]), json!({}), json!({"data": {}}), json!({"data": [{}]}), json!({"hello": "world"})]
+        {
+            assert_eq!(label(other.clone()), Some("not_openai"), "{other}");
+        }
+        assert_eq!(label(json!({"data": [{"id": "m"}]})), None);
     }
 
     #[test]
