@@ -42,8 +42,10 @@ pub fn read(format: Option<&Value>, json_schema: Option<&Value>) -> Result<Optio
 /// Returns the schema of `response_format` and its path; `None` for plain text.
 fn read_format(format: &Value) -> Result<Option<(&'static str, Value)>, RequestError> {
     let refuse = |param: &'static str, reason: &str| Err(RequestError::field(param, reason));
-    let Value::Object(format) = format else {
-        return refuse("response_format", "`response_format` must be an object");
+    let format = match format {
+        Value::Object(format) => format,
+        Value::String(text) if text.is_empty() => return Ok(None),
+        _ => return refuse("response_format", "`response_format` must be an object"),
     };
     match format.get("type").and_then(Value::as_str) {
         Some("text") => Ok(None),

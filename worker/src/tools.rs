@@ -166,7 +166,7 @@ impl ToolFields {
     }
 
     fn reasoning_output(&self, default: ReasoningOutput) -> Result<ReasoningOutput, RequestError> {
-        let Some(name) = &self.reasoning_format else { return Ok(default) };
+        let Some(name) = self.reasoning_format.as_deref().filter(|name| !name.is_empty()) else { return Ok(default) };
         ReasoningOutput::from_str(name, false).map_err(|_| {
             let reason = "`reasoning_format` must be \"none\", \"auto\", \"deepseek\" or \"deepseek-legacy\"";
             RequestError::field("reasoning_format", reason)

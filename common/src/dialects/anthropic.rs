@@ -121,8 +121,8 @@ fn convert(mut fields: Object) -> Result<Converted, DialectError> {
 
 /// Refuses files and skills, which only Anthropic's own servers have.
 fn refuse_containers(fields: &mut Object) -> Result<(), DialectError> {
-    let asks = |value: &Value| !value.as_array().is_some_and(Vec::is_empty);
-    match fields.take("container").filter(|field| asks(&field.value)) {
+    let is_neutral = |value: &Value| *value == json!([]) || *value == json!("");
+    match fields.take("container").filter(|field| !is_neutral(&field.value)) {
         Some(field) => Err(unsupported(&field.path, "there are no containers")),
         None => Ok(()),
     }

@@ -75,7 +75,7 @@ pub fn responses(body: &[u8]) -> Result<Converted, DialectError> {
     Ok(Converted { body: write(&rest), spelling: Spelling::new(RENAMED, "parameters", origins), tools })
 }
 
-/// Refuses fields that need a stored response, or one that is generated in the background.
+/// Refuses fields that need a stored response, or one that is generated in the background. An empty id names nothing.
 fn refuse_stored(fields: &mut Object) -> Result<(), DialectError> {
     let stored = "responses are not stored here; send the whole conversation in `input`";
     let refused = [
@@ -85,8 +85,10 @@ fn refuse_stored(fields: &mut Object) -> Result<(), DialectError> {
         ("background", "responses are generated while their client waits; leave it out or set it to false"),
     ];
     for (name, reason) in refused {
-        let asks = |field: &Field| field.value != Value::Bool(false) && !is_empty_list(&field.value);
-        if let Some(field) = fields.take(name).filter(asks) {
+        let is_neutral = |value: &Value| {
+            *value == Value::Bool(false) || is_empty_list(value) || value.as_str().is_some_and(str::is_empty)
+        };
+        if let Some(field) = fields.take(name).filter(|field| !is_neutral(&field.value)) {
             return Err(unsupported(&field.path, reason));
         }
     }

@@ -183,7 +183,7 @@ fn read(
         return Err(RequestError::field(param, reason));
     }
     let encoding = match fields.encoding_format.as_deref() {
-        None | Some("float") => Encoding::Float,
+        None | Some("" | "float") => Encoding::Float,
         Some("base64") if shape == EmbeddingsFormat::OpenAi => Encoding::Base64,
         Some("base64") => {
             return Err(RequestError::Unsupported { param: "encoding_format", only: Some("only float at this path") });

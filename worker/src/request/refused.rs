@@ -39,7 +39,7 @@ impl Refused {
             (
                 "function_call",
                 Some("use `tool_choice`"),
-                asks(&self.function_call, &|value| value == "auto" || value == "none"),
+                asks(&self.function_call, &|value| value == "auto" || value == "none" || is_empty(value)),
             ),
             ("modalities", Some("only [\"text\"]"), asks(&self.modalities, &is_text)),
             ("audio", None, asks(&self.audio, &is_empty)),
@@ -95,6 +95,7 @@ mod tests {
         check(r#"{"messages": [{"functions": [1]}], "user": "u"}"#, None);
         check(r#"{"functions": [1]}"#, Some("functions"));
         check(r#"{"functions": [], "audio": null, "best_of": 1, "suffix": ""}"#, None);
+        check(r#"{"function_call": ""}"#, None);
         check(r#"{"web_search_options": {}}"#, None);
         check(r#"{"best_of": 2}"#, Some("best_of"));
         check(r#"{"modalities": ["text"]}"#, None);

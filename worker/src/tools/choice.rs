@@ -57,7 +57,7 @@ pub(super) fn read<'a>(
         None | Some(Value::Null) => Ok(all(auto)),
         Some(choice) if is_empty_list(choice) => Ok(all(auto)),
         Some(Value::String(word)) if word == "none" => Ok(all(ToolChoice::None)),
-        Some(Value::String(word)) if word == "auto" => Ok(all(auto)),
+        Some(Value::String(word)) if word == "auto" || word.is_empty() => Ok(all(auto)),
         Some(Value::String(word)) if word == "required" => {
             listed.check_any()?;
             Ok(all(ToolChoice::Required))

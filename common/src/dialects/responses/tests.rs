@@ -123,6 +123,7 @@ fn fields_have_a_chat_s_names_and_the_others_stay() {
     let ignored = json!({"store": true, "metadata": {}, "user": "u", "truncation": "auto", "n": 2, "n_cmpl": 2, "stop": "x", "background": false,
         "previous_response_id": null, "include": ["reasoning.encrypted_content"], "text": {"verbosity": "low"}, "messages": 5});
     check_fields(ignored, json!({}));
+    check_fields(json!({"previous_response_id": "", "conversation": "", "prompt": "", "tool_choice": ""}), json!({}));
     check_fields(json!({"reasoning": {"effort": "low", "summary": "auto"}}), json!({"reasoning_effort": "low"}));
     check_fields(json!({"text": {"format": {"type": "text"}}}), json!({}));
     check_fields(

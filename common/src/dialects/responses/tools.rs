@@ -100,6 +100,7 @@ pub(super) fn read_tool_choice(
 ) -> Result<(), DialectError> {
     let Some(choice) = fields.take("tool_choice") else { return Ok(()) };
     let written = match choice.value {
+        Value::String(word) if word.is_empty() => return Ok(()),
         Value::String(word) => {
             if word == "required" {
                 tools.check_any(&choice.path)?;
