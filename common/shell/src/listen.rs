@@ -7,6 +7,7 @@
 //! connection displaces the one whose client has been silent for longest, so silent clients never lock others out.
 
 mod connections;
+mod path;
 mod watched;
 
 use std::convert::Infallible;
@@ -309,6 +310,7 @@ async fn answer(
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     let (mut request, unread) = Upload::within(request, seat);
+    path::clean(request.uri_mut());
     request.extensions_mut().insert(ClientAddress(seat.address()));
     let mut response = routes.oneshot(request).await?;
     if !unread.discard(seat).await {

@@ -112,6 +112,12 @@ pub enum Refusal {
         /// The path.
         path: String,
     },
+    /// OpenAI's or Anthropic's API has this endpoint, and this server does not.
+    #[error("the path {path} does not exist: this server does not offer that endpoint of the API")]
+    NotOffered {
+        /// The path.
+        path: String,
+    },
     /// The path does not support this method.
     #[error("{path} does not support the method {method}")]
     MethodRefused {
@@ -125,7 +131,8 @@ pub enum Refusal {
 impl Refusal {
     /// Returns the refusal of a path.
     pub fn path(uri: &Uri) -> Self {
-        Self::PathUnknown { path: uri.path().to_owned() }
+        let path = uri.path().to_owned();
+        if is_of_api(&path) { Self::NotOffered { path } } else { Self::PathUnknown { path } }
     }
 
     /// Returns the refusal of a path's method.
@@ -144,7 +151,7 @@ impl Refusal {
             Self::Body(BodyError::UnknownCoding) => Class::Coding,
             Self::Body(BodyError::Late { .. } | BodyError::Silent { .. }) => Class::TooLate,
             Self::Body(BodyError::NoRoom) => Class::Overload,
-            Self::PathUnknown { .. } => Class::NotFound,
+            Self::PathUnknown { .. } | Self::NotOffered { .. } => Class::NotFound,
             Self::MethodRefused { .. } => Class::Method,
         }
     }
@@ -154,8 +161,57 @@ impl Refusal {
         match self {
             Self::Host(refusal) => refusal.code(),
             Self::Body(error) => error.code(),
+            Self::NotOffered { .. } => Some("endpoint_not_offered"),
             Self::PathUnknown { .. } | Self::MethodRefused { .. } => None,
         }
+    }
+}
+
+/// First segments, behind `/v1/`, of the endpoints of OpenAI's and Anthropic's APIs that no server here offers, or of
+/// which it offers only some.
+///
+/// Source: the API references of OpenAI and Anthropic, 2026-11.
+const API_SEGMENTS: [&str; 22] = [
+    "assistants",
+    "audio",
+    "batches",
+    "chat",
+    "chatkit",
+    "containers",
+    "conversations",
+    "evals",
+    "files",
+    "fine_tuning",
+    "images",
+    "messages",
+    "moderations",
+    "organization",
+    "realtime",
+    "responses",
+    "skills",
+    "threads",
+    "uploads",
+    "vector_stores",
+    "videos",
+    "webhooks",
+];
+
+/// Returns whether a path is one of OpenAI's or Anthropic's API, or below one.
+fn is_of_api(path: &str) -> bool {
+    let behind = path.strip_prefix("/v1").unwrap_or(path);
+    let segment = behind.strip_prefix('/').map(|rest| rest.split('/').next().unwrap_or_default());
+    segment.is_some_and(|segment| API_SEGMENTS.contains(&segment))
+}
+
+/// Returns the id of the stored response that a request of OpenAI's API is about; `None` if the API has no such
+/// request. `rest` is the path behind `/v1/responses/`.
+///
+/// Source: OpenAI's API reference, "Responses".
+pub fn stored_response<'a>(method: &Method, rest: &'a str) -> Option<&'a str> {
+    match (method, rest.split_once('/')) {
+        (&Method::GET | &Method::HEAD | &Method::DELETE, None) => Some(rest),
+        (&Method::GET | &Method::HEAD, Some((id, "input_items"))) | (&Method::POST, Some((id, "cancel"))) => Some(id),
+        _ => None,
     }
 }
 
@@ -182,5 +238,40 @@ impl IntoResponse for NoName {
         let (message, kind) = (refusal.to_string(), refusal.class().kind().to_owned());
         let error = ErrorObject { message, kind, param: None, code: None, excess: None };
         refusal.class().response(&ErrorBody { error }, None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_of_the_api_that_are_not_offered_are_named_as_such() {
+        let code = |path: &'static str| Refusal::path(&Uri::from_static(path)).code();
+        for path in
+            ["/v1/responses/compact", "/v1/files", "/files", "/v1/batches/b/cancel", "/v1/chat/completions/chatcmpl-1"]
+        {
+            assert_eq!(code(path), Some("endpoint_not_offered"), "{path}");
+        }
+        for path in ["/v1/nothing", "/nothing", "/", "/v1", "/v1/", "/v2/files", "/filesystem"] {
+            assert_eq!(code(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn only_requests_of_the_api_are_about_a_stored_response() {
+        for (method, rest, expected) in [
+            (Method::GET, "resp_1", Some("resp_1")),
+            (Method::DELETE, "resp_1", Some("resp_1")),
+            (Method::GET, "resp_1/input_items", Some("resp_1")),
+            (Method::POST, "resp_1/cancel", Some("resp_1")),
+            (Method::POST, "compact", None),
+            (Method::POST, "resp_1", None),
+            (Method::GET, "resp_1/cancel", None),
+            (Method::PUT, "resp_1", None),
+            (Method::POST, "a/b/cancel", None),
+        ] {
+            assert_eq!(stored_response(&method, rest), expected, "{method} {rest}");
+        }
     }
 }

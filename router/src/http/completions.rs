@@ -9,11 +9,12 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::http::request::Parts;
+use axum::http::{Method, Uri};
 use axum::response::Response;
 use warmpath_common::model::Capability;
 use warmpath_shell::body::Sender;
 use warmpath_shell::listen::ClientAddress;
-use warmpath_shell::refusal::{Name, Refusal};
+use warmpath_shell::refusal::{Name, Refusal, stored_response};
 
 use super::RequestContext;
 use super::state::App;
@@ -68,9 +69,12 @@ pub async fn responses(
     answer(app, context, request, EndpointKind::Responses).await
 }
 
-/// Responds to any request for a stored response.
-pub async fn stored(Name(id): Name) -> Result<Infallible, RequestError> {
-    Err(RequestError::NotStored { id })
+/// Responds to any request for a stored response, or below the path of responses.
+pub async fn stored(method: Method, uri: Uri, Name(rest): Name) -> Result<Infallible, RequestError> {
+    match stored_response(&method, &rest) {
+        Some(id) => Err(RequestError::NotStored { id: id.to_owned() }),
+        None => Err(Refusal::path(&uri).into()),
+    }
 }
 
 /// Responds with embeddings of texts.

@@ -1,5 +1,6 @@
 //! Invalid input and limits: every error is OpenAI's error object, with a fitting status.
 
+use crate::support::keys::{KeyFile, key};
 use crate::support::worker::{Behaviour, FakeWorker, Seen, model};
 use crate::support::{TestRouter, chat_body, error_of, header};
 use serde_json::{Value, json};
@@ -196,6 +197,30 @@ async fn unknown_paths_and_methods_are_refused() {
     let response = router.client.get(router.url("/v1/chat/completions")).send().await.expect("an answer");
     assert!(!header(&response, "x-request-id").is_empty());
     assert_eq!(error_of(response, 405).await["message"], "/v1/chat/completions does not support the method GET");
+    for path in ["/v1/responses/compact", "/v1/files", "/v1/batches"] {
+        let error = error_of(router.post(path, "{}").await, 404).await;
+        assert_eq!(error["code"], "endpoint_not_offered", "{path}");
+        assert!(error["message"].as_str().is_some_and(|text| text.contains("not offer")), "{path}: {error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_path_is_cleaned_before_it_is_routed_and_before_access_is_checked() {
+    let worker = FakeWorker::start(1);
+    let (good, entry) = key("a", "");
+    let file = KeyFile::new(&entry);
+    let router = TestRouter::ready(&[&worker], &file.flags()).await;
+    let ask = async |path: &str, key: Option<&str>| {
+        let request = router.client.post(router.url(path)).body(chat_body("hello", false));
+        let request = key.into_iter().fold(request, |request, key| request.bearer_auth(key));
+        request.send().await.expect("an answer").status().as_u16()
+    };
+    for path in ["/v1//chat/completions", "//v1/chat/completions", "/v1/chat/completions/", "/v1/v1/chat/completions"] {
+        assert_eq!(ask(path, None).await, 401, "{path}");
+        assert_eq!(ask(path, Some(&good)).await, 200, "{path}");
+    }
+    assert!(worker.seen().iter().all(|seen| seen.target == "/v1/chat/completions"), "workers get the cleaned path");
+    assert_eq!(router.get("//health/").await.0, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]

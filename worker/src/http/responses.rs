@@ -11,11 +11,12 @@ use std::convert::Infallible;
 
 use axum::Json;
 use axum::extract::State;
+use axum::http::{Method, Uri};
 use axum::response::Response;
 use serde_json::{Value, json};
 use warmpath_common::dialects::{CallForm, Converted, DialectError, Tool, responses};
 use warmpath_common::ids::RequestId;
-use warmpath_shell::refusal::Name;
+use warmpath_shell::refusal::{Name, Refusal, stored_response};
 
 use self::repeated::Repeated;
 use self::wire::{Content, Event, Incomplete, Item, Numbered, PartPosition, ResponseFailure, ResponseObject, Stage};
@@ -50,9 +51,12 @@ pub async fn count_tokens(
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": input_tokens})))
 }
 
-/// Responds to any request for a stored response.
-pub async fn stored(Name(id): Name) -> Result<Infallible, RequestError> {
-    Err(RequestError::NotStored { id })
+/// Responds to any request for a stored response, or below the path of responses.
+pub async fn stored(method: Method, uri: Uri, Name(rest): Name) -> Result<Infallible, RequestError> {
+    match stored_response(&method, &rest) {
+        Some(id) => Err(RequestError::NotStored { id: id.to_owned() }),
+        None => Err(Refusal::path(&uri).into()),
+    }
 }
 
 /// Writer of a response.

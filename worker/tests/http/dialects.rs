@@ -197,6 +197,61 @@ async fn errors_of_responses_are_openai_s_and_name_the_client_s_fields() {
     assert_eq!(worker.delete("/v1/responses/resp_1").await.0, 404);
 }
 
+/// Returns the status and the object of a response to any path.
+async fn send(worker: &TestWorker, path: &str, body: &Value) -> (u16, Value) {
+    let response = worker.post(path, body).send().await.expect("the worker responds");
+    (response.status().as_u16(), response.json().await.expect("the response is JSON"))
+}
+
+#[tokio::test]
+async fn endpoints_that_are_not_offered_are_named_as_such() {
+    let worker = TestWorker::start("").await;
+    for path in ["/v1/responses/compact", "/v1/files", "/v1/batches", "/v1/conversations", "/v1/images/generations"] {
+        let (status, answer) = send(&worker, path, &json!({"input": "a"})).await;
+        let error = &answer["error"];
+        assert_eq!((status, &error["type"]), (404, &json!("invalid_request_error")), "{path}: {answer}");
+        assert_eq!(error["code"], "endpoint_not_offered", "{path}: {answer}");
+        assert!(error["message"].as_str().is_some_and(|message| message.contains("not offer")), "{path}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn paths_that_clients_join_from_a_base_url_are_cleaned() {
+    let worker = TestWorker::start("").await;
+    let chat = json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1});
+    for path in ["/v1//chat/completions", "//v1/chat/completions", "/v1/chat/completions/", "/v1/v1/chat/completions"] {
+        assert_eq!(send(&worker, path, &chat).await.0, 200, "{path}");
+    }
+    assert_eq!(send(&worker, "/v1/v1/messages//", &chat).await.0, 200);
+    // An error has the form of the dialect, too.
+    let (status, answer) = send(&worker, "//v1/messages/", &json!({})).await;
+    assert_eq!((status, &answer["type"]), (400, &json!("error")), "{answer}");
+}
+
+#[tokio::test]
+async fn empty_ids_and_choices_count_as_absent() {
+    let worker = TestWorker::start("").await;
+    let response = json!({"input": "a", "max_output_tokens": 1, "previous_response_id": "", "conversation": "",
+        "tool_choice": "", "model": "", "reasoning": {"effort": ""}});
+    assert_eq!(send(&worker, "/v1/responses", &response).await.0, 200);
+    let chat = json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "model": "", "tool_choice": "",
+        "response_format": "", "reasoning_format": "", "reasoning_effort": "", "function_call": "", "suffix": "",
+        "stop": "", "user": "", "container": ""});
+    for path in ["/v1/chat/completions", "/v1/messages"] {
+        let (status, answer) = send(&worker, path, &chat_for(path, &chat)).await;
+        assert_eq!(status, 200, "{path}: {answer}");
+    }
+}
+
+/// Returns a chat without the fields that have another form in the dialect of this path.
+fn chat_for(path: &str, chat: &Value) -> Value {
+    let mut chat = chat.clone();
+    if path == "/v1/messages" {
+        chat.as_object_mut().expect("an object").retain(|name, _| name != "tool_choice");
+    }
+    chat
+}
+
 #[tokio::test]
 async fn a_full_queue_is_429_in_both_dialects() {
     let worker = TestWorker::start("--slots 1 --queue-max 0").await;
@@ -254,7 +309,7 @@ async fn bodies_with_any_value_replaced_are_answered_or_refused_in_the_dialect_s
         json!([[{}]]),
     ];
     for (path, body) in [(MESSAGES, message), (RESPONSES, response)] {
-        assert_eq!(worker.try_ask(path, &body).await.0, 200, "{path}");
+        assert_eq!(send(&worker, path, &body).await.0, 200, "{path}");
         let mut found = Vec::new();
         places(&body, "", &mut found);
         for (place, value) in found.iter().flat_map(|place| values.iter().map(move |value| (place, value))) {
