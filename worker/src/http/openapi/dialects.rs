@@ -261,9 +261,10 @@ fn response() -> Map<String, Value> {
     let strings = |names: &[&str]| -> Value {
         names.iter().map(|name| ((*name).to_owned(), json!({"type": "string"}))).collect::<Map<_, _>>().into()
     };
-    let call = |kind: &str, argument: &str| {
+    let call = |kind: &str, argument: &str, types: Value| {
         let names = ["call_id", "name", argument];
         let mut properties = strings(&names);
+        properties[argument] = json!({"type": types});
         properties["namespace"] = json!({"type": ["string", "null"]});
         tagged(kind, properties, &names)
     };
@@ -272,8 +273,8 @@ fn response() -> Map<String, Value> {
     let reasoning = tagged("reasoning", json!({"content": reasoning, "summary": reasoning}), &[]);
     let items = [
         message,
-        call("function_call", "arguments"),
-        call("custom_tool_call", "input"),
+        call("function_call", "arguments", json!(["string", "object"])),
+        call("custom_tool_call", "input", json!("string")),
         output("function_call_output"),
         output("custom_tool_call_output"),
         reasoning,
