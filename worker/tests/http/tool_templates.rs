@@ -14,8 +14,9 @@ const CHAT: &str = "/v1/chat/completions";
 /// Header with the names of tools whose arguments may break their schemas.
 const UNCONSTRAINED: &str = "x-warmpath-unconstrained-tools";
 
-/// Templates that render no object without `additionalProperties`, in Python neither.
-const WITHOUT_OBJECTS: [&str; 1] = ["CohereForAI-c4ai-command-r-plus-tool_use"];
+/// Template that renders only properties with a description, and no objects without `additionalProperties`; in Python
+/// neither.
+const DESCRIBED: &str = "CohereForAI-c4ai-command-r-plus-tool_use";
 
 /// Templates without a form of calls, for which a required call is refused, and one that renders no such request.
 const WITHOUT_CALLS: [&str; 7] = [
@@ -87,8 +88,12 @@ async fn a_call_may_begin_with_every_template_and_usual_schema_with_and_without_
         for (choice, enable_thinking) in [(&required, true), (&required, false), (&json!("auto"), true), (&named, true)]
         {
             let mut tools = tools();
-            if WITHOUT_OBJECTS.contains(&name.as_str()) {
-                tools[0]["function"]["parameters"]["properties"]["place"] = json!({"type": "number"});
+            if name == DESCRIBED {
+                let properties = json!({"unit": {"type": "string", "description": "of measure", "enum": ["c", "f"]}});
+                let parameters = json!({"type": "object", "properties": properties, "required": ["unit"]});
+                for idx in [0, 2] {
+                    tools[idx]["function"]["parameters"] = parameters.clone();
+                }
             }
             let (status, answer) = worker.try_ask(CHAT, &ask(&tools, choice, enable_thinking)).await;
             if status != 200 {
