@@ -60,7 +60,8 @@ impl AnswerFormat {
     /// Returns the grammar that the response must follow, if any.
     pub fn grammar(&self) -> Option<AnswerGrammar<'_>> {
         let format = &self.known.format;
-        let from = if format.grammar_is_lazy { GrammarFrom::Call } else { GrammarFrom::PromptEnd(&self.prefix) };
+        let from =
+            if format.grammar_is_lazy { GrammarFrom::Call } else { GrammarFrom::PromptEnd(self.grammar_prefix()) };
         let text = match self.known.spaced.get() {
             _ if self.continues => &format.grammar,
             // The white space is that of another end of the prompt: in some templates a user can switch reasoning off.
@@ -68,6 +69,15 @@ impl AnswerFormat {
             _ => self.known.grammar(),
         };
         (!text.is_empty()).then_some(AnswerGrammar { text, from })
+    }
+
+    /// Returns the end of the prompt that the grammar begins with: without white space behind reasoning that the
+    /// conversation has closed, for which a grammar without content has no place.
+    fn grammar_prefix(&self) -> &str {
+        let (format, trimmed) = (&self.known.format, self.prefix.trim_end());
+        let is_end = |end: &String| !end.trim().is_empty() && trimmed.ends_with(end.trim());
+        let is_usual = self.continues || self.prefix == format.generation_prompt;
+        if !is_usual && format.thinking_ends.iter().any(is_end) { trimmed } else { &self.prefix }
     }
 
     /// Returns llama.cpp's format.
@@ -142,7 +152,11 @@ impl FittedTemplate {
         }
         let prefix = match &goes_on {
             Some(goes_on) => fill(&known.format.generation_prompt, goes_on),
-            None => self.generation_prompt(request, prompt, &known.format)?,
+            None => {
+                let prefix = self.generation_prompt(request, prompt, &known.format)?;
+                // Some of llama.cpp's parsers expect the same beginning of every response.
+                if reads(&known.format, &prefix) { prefix } else { self.first_prefix(&wanted(&wish.tools), prefix) }
+            }
         };
         if goes_on.is_none() {
             known.spaced.get_or_init(|| self.spaced(request, wish, &known));
@@ -198,6 +212,13 @@ impl FittedTemplate {
         Ok(with[with.floor_char_boundary(n_common)..].to_owned())
     }
 
+    /// Returns the end of a prompt that ends with a question, if the parser reads that; otherwise `prefix`.
+    fn first_prefix(&self, wanted: &Wanted<'_>, prefix: String) -> String {
+        let first = self.formats.get(&Wanted { ending: Ending::Question, ..*wanted });
+        let first = first.ok().filter(|first| reads(&first.format, &first.format.generation_prompt));
+        first.map_or(prefix, |first| first.format.generation_prompt.clone())
+    }
+
     /// Finds the first tool whose schema cannot be used.
     fn refused_tool<'w>(
         &self,
@@ -214,6 +235,11 @@ impl FittedTemplate {
         }
         PromptError::Tool { index: n_right, reason: error.to_string() }
     }
+}
+
+/// Returns whether the parser of a format reads responses after this end of a prompt.
+pub(crate) fn reads(format: &ChatFormat, prefix: &str) -> bool {
+    format.reader(prefix).and_then(|mut reader| reader.read("", "")).is_ok()
 }
 
 /// Returns whether a prompt ends within reasoning that it opens.

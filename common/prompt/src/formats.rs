@@ -189,8 +189,9 @@ impl Formats {
             CallReading::Misread => {
                 let question = FormatInputs { messages: &Ending::Question.conversation(), continues: false, ..*inputs };
                 let misread = templates.format(&question.to_json())?;
-                let marks = misread.thinking_ends.first().map_or(("", ""), |end| (&*misread.thinking_start, &**end));
-                let stand_in = self.compile(&stand_in::source(&misread.generation_prompt, marks))?;
+                let (start, end) =
+                    misread.thinking_ends.first().map_or(("", ""), |end| (&*misread.thinking_start, &**end));
+                let stand_in = self.compile(&stand_in::source(&misread.generation_prompt, start, end))?;
                 let mut format = stand_in.format(text)?;
                 format.stops.extend(misread.stops);
                 Ok((format, true))

@@ -11,6 +11,7 @@
 use serde_json::{Map, Value as Json, json};
 use warmpath_llama_chat::{CallDelta, ChatError, ChatFormat, ChatTemplates, FormatInputs, ReasoningFormat, ToolChoice};
 
+use crate::answers::reads;
 use crate::formats::Ending;
 
 /// Comment by which llama.cpp takes a template's calls for those of LFM 2.5, which are written as in Python. Source:
@@ -28,10 +29,9 @@ pub(crate) fn is_misread(templates: &ChatTemplates) -> bool {
     let Ok(format) = required(templates, &Ending::Question.conversation()) else { return false };
     let is_senseless =
         |(name, body): (&str, &str)| UP_TO_MARK.iter().any(|begin| name.starts_with(begin)) && body.trim() == "|";
-    let reads_prompt = || format.reader(&format.generation_prompt).and_then(|mut reader| reader.read("", ""));
     MADE_UP_WORDS.iter().any(|word| format.grammar.contains(word))
         || format.grammar.lines().filter_map(|line| line.split_once(" ::= ")).any(is_senseless)
-        || reads_prompt().is_err()
+        || !reads(&format, &format.generation_prompt)
 }
 
 /// Returns whether llama.cpp reads a call as the template writes it.
@@ -74,7 +74,7 @@ fn required(templates: &ChatTemplates, messages: &[Json]) -> Result<ChatFormat, 
 
 /// Returns a template whose prompts end with this text, whose reasoning is between these marks if there are any, and
 /// whose calls are JSON objects.
-pub(crate) fn source(prompt_end: &str, (start, end): (&str, &str)) -> String {
+pub(crate) fn source(prompt_end: &str, start: &str, end: &str) -> String {
     let opening = if start.is_empty() { prompt_end } else { prompt_end.split(start).next().unwrap_or_default() };
     let reasoning = if start.is_empty() {
         String::new()
