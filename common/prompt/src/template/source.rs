@@ -99,7 +99,7 @@ fn raw_length(text: &str) -> usize {
 }
 
 /// Returns the string literal, word or other character at `at`.
-fn token(text: &str, at: usize) -> Range<usize> {
+pub(super) fn token(text: &str, at: usize) -> Range<usize> {
     let rest = &text[at..];
     let first = rest.chars().next().unwrap_or_default();
     let length = match first {
