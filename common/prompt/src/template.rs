@@ -27,13 +27,14 @@ pub const TEMPLATE_BYTES_MAX: usize = 1 << 20;
 /// Source: a million tokens of context at four bytes a token, times four.
 pub const RENDERED_BYTES_MAX: usize = 16 << 20;
 
-/// Template instructions of one rendering that its texts do not have to pay for. An instruction also pays for 64 bytes of
-/// the texts that the template makes.
+/// Template instructions of one rendering that its texts do not have to pay for. An instruction also pays for 64 bytes
+/// of the texts that the template makes.
 ///
 /// Source: the tests' templates need 30,000 for a short chat with tools; ten million take a third of a second.
 pub const TEMPLATE_FUEL_FREE: u64 = 10_000_000;
 
-/// Template instructions that each byte of a request's texts adds, so that a long chat may take longer than a short one.
+/// Template instructions that each byte of a request's texts adds, so that a long chat may take longer than a short
+/// one.
 ///
 /// Source: some templates look at every message once more for each message: gpt-oss's for a later answer, Gemma 4's for
 /// an earlier turn. In 8,000 messages of 75 bytes Gemma 4's runs 236 million instructions, 250 for each byte.

@@ -84,7 +84,7 @@ impl Conversation {
         self.turn(role, origin);
     }
 
-    /// Adds a part to the last turn, whoever speaks there; to one of the user if there is none.
+    /// Adds a part to the last turn, of any role; to a new turn of the user if there is none.
     pub fn add_to_last(&mut self, part: Part, origin: &str) {
         let role = self.turns.last().map_or("user", |turn| turn.role.as_str()).to_owned();
         self.add(&role, part, origin);

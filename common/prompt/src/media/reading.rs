@@ -144,7 +144,7 @@ impl KnownMedia {
 
     /// Returns the media of files in base64, in their order.
     ///
-    /// Cost: as of [`Self::read`]. Errors: the reason, with the place of the file that is no usable medium.
+    /// Cost: as of `read`. Errors: the reason, with the place of the file that is no usable medium.
     pub fn read_files(
         &self,
         files: &[String],

@@ -282,7 +282,7 @@ fn the_first_answer_after_a_silence_a_restart_or_an_unloading_is_no_rate() {
 struct Pair {
     worlds: [World; 2],
     n_prompts: u64,
-    /// Work that each got of late, by which ties break.
+    /// Recent work of each, by which ties break.
     recent_tokens: [f64; 2],
 }
 

@@ -1,3 +1,5 @@
+//! Tests of the bound of reasoning: which tokens it forces, and when.
+
 use proptest::prelude::*;
 
 use super::*;

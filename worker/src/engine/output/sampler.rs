@@ -113,7 +113,7 @@ impl TokenSampler {
 
     /// Chooses the next token by the logits of the last one and records the choice.
     ///
-    /// Errors: `Sampler` if the rule or the biases exclude every token, if the rule excludes the end of reasoning, or if
+    /// Errors: `Sampler` if the rule or the biases exclude every token or the rule excludes the end of reasoning, or if
     /// checking the rule takes too much work.
     pub(crate) fn choose(&mut self, model: &LlamaModel, logits: &[f32]) -> Result<SampledToken, EngineError> {
         let chooser = &mut self.chooser;

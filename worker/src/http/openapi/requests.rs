@@ -37,7 +37,7 @@ pub(super) fn schemas(mut generator: SchemaGenerator) -> Map<String, Value> {
     schemas
 }
 
-/// Adds other names, descriptions of samplers, and defaults that no worker changes to the fields of a generation request.
+/// Adds to the fields of a generation request: other names, descriptions of samplers, defaults that no worker changes.
 fn describe(properties: &mut Value, sampling: &Value) {
     properties["n_cache_reuse"] = properties["cache_reuse"].clone();
     properties["n_cmpl"] = properties["n"].clone();
