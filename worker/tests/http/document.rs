@@ -287,7 +287,7 @@ fn changed(value: &Value, schemas: &[&'static Value], place: &str, tried: &mut H
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Match {
     Fits,
-    /// It does with a map, or nothing, in place of each empty list; the worker may accept it.
+    /// It does with a map or nothing in place of an empty list, or without its empty fields; the worker may accept it.
     WithMaps,
     Differs,
 }
@@ -295,24 +295,47 @@ enum Match {
 impl Match {
     fn of(validator: &jsonschema::Validator, body: &Value) -> Self {
         let with = |new: &Value| {
-            let mut body = body.clone();
-            replace_empty_lists(&mut body, new);
-            validator.is_valid(&body)
+            (0..).map_while(|idx| with_empty_list_replaced(body, new, idx)).any(|changed| validator.is_valid(&changed))
         };
         match validator.is_valid(body) {
             true => Self::Fits,
-            false if with(&json!({})) || with(&json!(null)) => Self::WithMaps,
+            false if with(&json!({})) || with(&json!(null)) || validator.is_valid(&without_empty(body)) => {
+                Self::WithMaps
+            }
             false => Self::Differs,
         }
     }
 }
 
-fn replace_empty_lists(value: &mut Value, new: &Value) {
+/// Returns a body without its fields that are an empty text or map, which stand for absent ones.
+fn without_empty(body: &Value) -> Value {
+    let mut body = body.clone();
+    if let Some(fields) = body.as_object_mut() {
+        fields.retain(|_, value| *value != json!("") && *value != json!({}));
+    }
+    body
+}
+
+/// Returns a body with a value in place of its empty list `idx`; `None` if it has fewer.
+fn with_empty_list_replaced(body: &Value, new: &Value, idx: usize) -> Option<Value> {
+    let (mut body, mut n_before) = (body.clone(), idx);
+    replace_empty_list(&mut body, new, &mut n_before).then_some(body)
+}
+
+/// Replaces the empty list behind `n_before` others; returns whether there is one.
+fn replace_empty_list(value: &mut Value, new: &Value, n_before: &mut usize) -> bool {
     match value {
-        Value::Array(items) if items.is_empty() => *value = new.clone(),
-        Value::Array(items) => items.iter_mut().for_each(|item| replace_empty_lists(item, new)),
-        Value::Object(fields) => fields.values_mut().for_each(|field| replace_empty_lists(field, new)),
-        _ => {}
+        Value::Array(items) if items.is_empty() => {
+            if *n_before > 0 {
+                *n_before -= 1;
+                return false;
+            }
+            *value = new.clone();
+            true
+        }
+        Value::Array(items) => items.iter_mut().any(|item| replace_empty_list(item, new, n_before)),
+        Value::Object(fields) => fields.values_mut().any(|field| replace_empty_list(field, new, n_before)),
+        _ => false,
     }
 }
 
