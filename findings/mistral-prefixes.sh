@@ -1,6 +1,6 @@
 #!/bin/sh
-# Surprise: Mistral's own encoders put tools, and before v7 the system text as well, in front of the last question, so with
-#   each question both move and a prompt shares at most two tokens with the one before it.
+# Surprise: Mistral's own encoders put tools, and before v7 the system text as well, in front of the last question, so
+#   with each question both move and a prompt shares at most two tokens with the one before it.
 # Versions: mistral-common 1.13.1, sentencepiece 0.2.3
 # Date: 2026-11-29
 set -eu

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Surprise: OpenAI's and Anthropic's SDKs report neither a stream that ends in the middle of an answer nor a JSON answer to
-#   a request for a stream, but a keep-alive event without data ends an OpenAI stream with an error.
+# Surprise: OpenAI's and Anthropic's SDKs report neither a stream that ends in the middle of an answer nor a JSON answer
+#   to a request for a stream, but a keep-alive event without data ends an OpenAI stream with an error.
 # Versions: openai 3.57.0, anthropic 2.14.0
 # Date: 2026-11-29
 set -eu

@@ -4,10 +4,10 @@
     python3 -m venv .venv && .venv/bin/pip install transformers==5.24.0 jinja2==3.1.6
     .venv/bin/python tests/python/measure_template_prefixes.py
 
-Renders the templates that tests/fixtures/fetch.sh brings to target/fixtures with transformers: a conversation's prompt and
-that of the question behind it, without tools, with tools, and with a call of a tool between them. For each of the three
-it prints how many templates can render it, and those that keep less than the first prompt, with the characters that they
-keep. docs/templates.md has the result.
+Renders the templates that tests/fixtures/fetch.sh brings to target/fixtures with transformers: a conversation's prompt
+and that of the question behind it, without tools, with tools, and with a call of a tool between them. For each of the
+three it prints how many templates can render it, and those that keep less than the first prompt, with the characters
+that they keep. docs/templates.md has the result.
 """
 
 import pathlib
