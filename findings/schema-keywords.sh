@@ -1,6 +1,6 @@
 #!/bin/sh
-# Surprise: outlines-core ignores ten keywords of JSON schema or their combinations without an error, so answers break the
-#   schema; llguidance follows or refuses nine of them, but rounds integer bounds to 64-bit floats.
+# Surprise: outlines-core ignores ten keywords of JSON schema or combinations of them without an error, so answers break
+#   the schema; llguidance follows or refuses nine of them, but rounds integer bounds to 64-bit floats.
 # Versions: llguidance 1.9.1, outlines-core 0.2.14, jsonschema 4.26.0
 # Date: 2026-11-29
 set -eu
@@ -57,7 +57,7 @@ for schema, text in CASES:
     print(json.dumps(schema), text, *(f"{engine.__name__}: {result}" for engine, result in results.items()), sep=" | ")
     for engine, result in results.items():
         accepted[engine] += result == "accepts"
-print(f"texts that their schema forbids, accepted: {accepted[llguidance]} and {accepted[outlines_core]} of {len(CASES)}")
+print(f"forbidden texts that are accepted, of {len(CASES)}: {accepted[llguidance]} and {accepted[outlines_core]}")
 assert list(accepted.values()) == [1, 10], "the behaviour has changed"
 print("seen: llguidance accepts one, outlines-core all of them")
 PYTHON
