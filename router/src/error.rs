@@ -88,7 +88,7 @@ pub enum RequestError {
         retry_after: Duration,
     },
     /// No worker of the model takes requests before this request's deadline, as the workers have announced.
-    #[error("the servers of this model take no requests for another {} s", retry_after.as_secs_f64().ceil())]
+    #[error("the servers of this model take no requests at the moment")]
     Paused {
         /// Time until the first of them takes requests again.
         retry_after: Duration,

@@ -2,9 +2,11 @@
 //!
 //! Not here: other errors (`error` of router and worker), their error object (`http::error` of both).
 
+use std::time::Duration;
+
 use axum::extract::{FromRequestParts, Path};
 use axum::http::request::Parts;
-use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use warmpath_common::openai::{ErrorBody, ErrorObject};
@@ -13,6 +15,17 @@ use crate::body::BodyError;
 use crate::body::coding::CODINGS;
 use crate::dialect_errors::ErrorMark;
 use crate::hosts::HostRefusal;
+
+/// Longest `Retry-After`; a longer time is in the message.
+///
+/// Source: after a longer one OpenAI's client never retries (`MAX_RETRY_AFTER_DELAY`, `openai` 3.57 for Python).
+pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
+
+/// `Retry-After` of a refusal whose end nobody knows.
+///
+/// Source: own choice: capacity is free and a lost worker is back within seconds; Codex 0.171 never retries without the
+/// header.
+pub const RETRY_AFTER_DEFAULT: Duration = Duration::from_secs(2);
 
 /// Kind of a failure, which decides its status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,18 +96,38 @@ impl Class {
         }
     }
 
-    /// Returns the response to such an error; `retry_after_s` is the time after which the client may retry, if it is
-    /// known.
-    pub fn response(self, body: &ErrorBody, retry_after_s: Option<u64>) -> Response {
-        let mut response = (self.status(), Extension(ErrorMark::of(body)), Json(body)).into_response();
-        if let Some(seconds) = retry_after_s {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    /// Returns the response to such an error; `retry_after` is the time after which the client may retry, if it is
+    /// known. Every refusal for the moment has a `Retry-After`.
+    pub fn response(self, mut body: ErrorBody, retry_after: Option<Duration>) -> Response {
+        let is_momentary = matches!(self, Self::Overload | Self::Unavailable);
+        let retry_after = retry_after.or(is_momentary.then_some(RETRY_AFTER_DEFAULT));
+        if let Some(wait) = retry_after.filter(|wait| *wait > RETRY_AFTER_MAX) {
+            body.error.message = with_wait(&body.error.message, wait);
+        }
+        let mut response = (self.status(), Extension(ErrorMark::of(&body)), Json(body)).into_response();
+        if let Some(wait) = retry_after {
+            set_retry_after(response.headers_mut(), wait);
         }
         if self == Self::Coding {
             response.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static(CODINGS));
         }
         response
     }
+}
+
+/// Sets `Retry-After` in whole seconds, rounded up, so that no client retries too early, and not beyond the limit.
+pub fn set_retry_after(headers: &mut HeaderMap, wait: Duration) {
+    headers.insert(header::RETRY_AFTER, HeaderValue::from(whole_seconds(wait.min(RETRY_AFTER_MAX))));
+}
+
+/// Returns an error's message with the time after which the client may retry.
+pub fn with_wait(message: &str, wait: Duration) -> String {
+    // Codex 0.171 reads these words in a stream's error event.
+    format!("{message}; try again in {} s", whole_seconds(wait))
+}
+
+fn whole_seconds(wait: Duration) -> u64 {
+    wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0))
 }
 
 /// Reason why a request is refused before its content is read.
@@ -237,13 +270,38 @@ impl IntoResponse for NoName {
         let Self(refusal) = self;
         let (message, kind) = (refusal.to_string(), refusal.class().kind().to_owned());
         let error = ErrorObject { message, kind, param: None, code: None, excess: None };
-        refusal.class().response(&ErrorBody { error }, None)
+        refusal.class().response(ErrorBody { error }, None)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn every_refusal_for_the_moment_has_retry_after_and_a_long_wait_is_in_its_message() {
+        let check = async |class: Class, wait_ms: Option<u64>, expected: Option<&str>, message: &str| {
+            let kind = class.kind().to_owned();
+            let error = ErrorObject { message: "full".to_owned(), kind, param: None, code: None, excess: None };
+            let response = class.response(ErrorBody { error }, wait_ms.map(Duration::from_millis));
+            let header = response.headers().get(header::RETRY_AFTER).map(|value| value.to_str().expect("seconds"));
+            assert_eq!(header, expected, "{class:?} {wait_ms:?}");
+            let body = axum::body::to_bytes(response.into_body(), 1 << 10).await.expect("a body");
+            let body: ErrorBody = serde_json::from_slice(&body).expect("an error");
+            assert_eq!(body.error.message, message, "{class:?} {wait_ms:?}");
+        };
+        for class in [Class::Overload, Class::Unavailable] {
+            check(class, None, Some("2"), "full").await;
+            check(class, Some(0), Some("0"), "full").await;
+            check(class, Some(1001), Some("2"), "full").await;
+            check(class, Some(120_000), Some("120"), "full").await;
+            check(class, Some(120_001), Some("120"), "full; try again in 121 s").await;
+            check(class, Some(3_600_000), Some("120"), "full; try again in 3600 s").await;
+        }
+        for class in [Class::Client, Class::Upstream, Class::Internal] {
+            check(class, None, None, "full").await;
+        }
+    }
 
     #[test]
     fn endpoints_of_the_api_that_are_not_offered_are_named_as_such() {

@@ -3,8 +3,6 @@
 //! Not here: why a request fails (`error`), its status (`warmpath_shell::refusal`). The client gets the error's own
 //! message, the log also its causes.
 
-use std::time::Duration;
-
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
@@ -69,8 +67,63 @@ impl IntoResponse for RequestError {
             Class::Upstream | Class::UpstreamLate => tracing::warn!(error = %self, "a request failed"),
             class => tracing::debug!(error = %self, ?class, "a request is refused"),
         }
-        // Whole seconds, rounded up, so that no client retries too early.
-        let seconds = |after: Duration| after.as_secs() + u64::from(after.subsec_nanos() > 0);
-        self.class().response(&error_body(&self), self.retry_after().map(seconds))
+        self.class().response(error_body(&self), self.retry_after())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use warmpath_common::ids::RequestId;
+    use warmpath_router_core::fleet::LookupError;
+    use warmpath_router_core::ledger::NoWorker;
+    use warmpath_router_core::overload::retry::WorkerFailure;
+    use warmpath_shell::body::BodyError;
+    use warmpath_shell::dialect_errors::as_anthropic;
+    use warmpath_shell::refusal::Refusal;
+
+    use super::*;
+    use crate::keys::RateLimited;
+
+    /// Returns every refusal for the moment, with a wait where it has one.
+    fn refusals(retry_after: Duration) -> Vec<RequestError> {
+        let name = || "team".to_owned();
+        let upstream = |last| RequestError::Upstream { n_attempts: 2, last };
+        vec![
+            RequestError::NoWorker { refusal: NoWorker::counting([]), retry_after },
+            RequestError::Paused { retry_after },
+            RequestError::QueueFull { waiting_max: 1, retry_after },
+            RequestError::QueueLate { seconds: 1.0, retry_after },
+            RequestError::RequestsFull { requests_max: 1, retry_after },
+            RateLimited::Rate { name: name(), per_minute: 1, retry_after }.into(),
+            RateLimited::AtOnce { name: name(), at_once: 1 }.into(),
+            Refusal::Body(BodyError::NoRoom).into(),
+            LookupError::NoWorkers { n_known: 1, n_connected: 0, name: None }.into(),
+            LookupError::Loading { name: None }.into(),
+            LookupError::Undeclared { name: None, n_undeclared: 1 }.into(),
+            upstream(WorkerFailure::Full),
+            upstream(WorkerFailure::Unready),
+            upstream(WorkerFailure::Shortage),
+            RequestError::ShuttingDown,
+        ]
+    }
+
+    #[test]
+    fn every_refusal_for_the_moment_has_a_retry_after_that_every_client_accepts_in_every_dialect() {
+        for wait in [Duration::from_millis(1), Duration::from_secs(3600)] {
+            for (idx, error) in refusals(wait).into_iter().enumerate() {
+                let text = format!("{error:?}");
+                let class = error.class();
+                assert!(matches!(class, Class::Overload | Class::Unavailable), "{text}");
+                let mut response = error.into_response();
+                if idx % 2 == 0 {
+                    response = as_anthropic(response, &RequestId::new("a").expect("an id"));
+                }
+                assert!(matches!(response.status().as_u16(), 429 | 503 | 529), "{text}");
+                let seconds = response.headers()["retry-after"].to_str().expect("digits").parse::<u64>();
+                assert!((1..=120).contains(&seconds.expect("seconds")), "{text}");
+            }
+        }
     }
 }

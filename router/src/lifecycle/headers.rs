@@ -46,7 +46,7 @@ const PASSED: &[&str] = &[
     "content-language",
     "cache-control",
     "retry-after",
-    "retry-after-ms",
+    RETRY_AFTER_MS,
     "x-accel-buffering",
     headers::SLOT,
     headers::PROMPT_TOKENS,
@@ -57,6 +57,9 @@ const PASSED: &[&str] = &[
     headers::TRUNCATED_TEXTS,
     headers::ANSWER_BREAK,
 ];
+
+/// Header of OpenAI's servers with the time of `Retry-After` in milliseconds, which their clients prefer.
+pub(super) const RETRY_AFTER_MS: &str = "retry-after-ms";
 
 /// Prefixes of headers with a client's remaining quota at a server.
 const PASSED_PREFIXES: &[&str] = &["x-ratelimit-", "anthropic-ratelimit-"];
@@ -73,14 +76,20 @@ pub(super) fn number<T: FromStr>(headers: &HeaderMap, name: &str) -> Option<T> {
     text(headers, name)?.parse().ok()
 }
 
-/// Returns the time in `Retry-After`, given in seconds or as a date; `None` if it is neither.
+/// Returns the time after which a server takes requests again: that of `retry-after-ms`, or of `Retry-After`, given in
+/// seconds or as a date; `None` if it is none of these.
 ///
-/// A date is relative to the server's own clock, if the response has one. Source: RFC 9110, section 10.2.3.
+/// A date is relative to the server's own clock, if the response has one. Source: RFC 9110, section 10.2.3; fractions
+/// of seconds are no part of it, but clients read them.
 pub(super) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
-    let value = text(headers, header::RETRY_AFTER.as_str())?.trim();
-    if value.bytes().all(|byte| byte.is_ascii_digit()) && !value.is_empty() {
-        return Some(Duration::from_secs(value.parse().unwrap_or(u64::MAX)));
+    let time = |name: &str, unit_s: f64| {
+        let units: f64 = text(headers, name)?.trim().parse().ok().filter(|units: &f64| *units >= 0.0)?;
+        Some(Duration::try_from_secs_f64(units * unit_s).unwrap_or(Duration::MAX))
+    };
+    if let Some(time) = time(RETRY_AFTER_MS, 1e-3).or_else(|| time(header::RETRY_AFTER.as_str(), 1.0)) {
+        return Some(time);
     }
+    let value = text(headers, header::RETRY_AFTER.as_str())?;
     let date = |value: &str| httpdate::parse_http_date(value.trim()).ok();
     let its_now = text(headers, header::DATE.as_str()).and_then(date).unwrap_or(now);
     date(value).map(|until| until.duration_since(its_now).unwrap_or_default())
@@ -223,14 +232,14 @@ mod tests {
         for (value, date, expected_s) in [
             ("3600", None, Some(3600)),
             (" 0 ", None, Some(0)),
-            ("99999999999999999999999", None, Some(u64::MAX)),
+            ("86400", None, Some(86_400)),
+            ("2.0", None, Some(2)),
             ("Wed, 25 Nov 2026 12:10:00 GMT", None, Some(600)),
             ("Wed, 25 Nov 2026 12:10:00 GMT", Some("Wed, 25 Nov 2026 12:09:00 GMT"), Some(60)),
             ("Wednesday, 25-Nov-26 12:10:00 GMT", None, Some(600)),
             ("Wed, 25 Nov 2026 11:00:00 GMT", None, Some(0)),
             ("soon", None, None),
             ("-1", None, None),
-            ("1.5", None, None),
             ("", None, None),
         ] {
             let mut headers = HeaderMap::new();
@@ -239,6 +248,10 @@ mod tests {
             assert_eq!(retry_after(&headers, noon), expected_s.map(Duration::from_secs), "{value}");
         }
         assert_eq!(retry_after(&HeaderMap::new(), noon), None);
+        let endless = map(&[("retry-after", b"99999999999999999999999")]);
+        assert_eq!(retry_after(&endless, noon), Some(Duration::MAX));
+        let both = map(&[("retry-after", b"2"), ("retry-after-ms", b"1500")]);
+        assert_eq!(retry_after(&both, noon), Some(Duration::from_millis(1500)));
     }
 
     #[test]

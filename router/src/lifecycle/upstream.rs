@@ -12,12 +12,14 @@ use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
 use futures::stream::BoxStream;
+use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
 use warmpath_common::dialects::anthropic;
 use warmpath_router_core::event_stream::{EndMark, StreamProgress};
 use warmpath_router_core::overload::retry::WorkerFailure;
 use warmpath_router_core::stock::reported_error::{self, ReportedError};
 use warmpath_shell::event_stream;
+use warmpath_shell::refusal::{RETRY_AFTER_DEFAULT, RETRY_AFTER_MAX, set_retry_after, with_wait};
 
 use super::events::{Events, end_mark};
 use super::failover::{Past, with_journal};
@@ -78,11 +80,24 @@ pub(super) struct WorkerRefusal {
 }
 
 impl WorkerRefusal {
-    /// Returns the refusal as a response to the client.
+    /// Returns the refusal as a response to the client, with a time to retry after that every client accepts.
     pub(super) fn into_response(self) -> Response {
-        let mut response = Response::new(Body::from(self.body));
-        *response.status_mut() = self.head.status;
-        *response.headers_mut() = headers::to_client(&self.head.headers);
+        let (status, server_headers) = (self.head.status, &self.head.headers);
+        let mut headers = headers::to_client(server_headers);
+        let mut body = self.body;
+        let is_momentary = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
+            || status.as_u16() == anthropic::OVERLOADED;
+        let announced = headers::retry_after(server_headers, SystemTime::now());
+        if let Some(wait) = announced.or(is_momentary.then_some(RETRY_AFTER_DEFAULT)) {
+            if wait > RETRY_AFTER_MAX && !event_stream::is_encoded(&headers) {
+                body = with_wait_in_body(body, wait);
+            }
+            set_retry_after(&mut headers, wait);
+            headers.remove(headers::RETRY_AFTER_MS);
+        }
+        let mut response = Response::new(Body::from(body));
+        *response.status_mut() = status;
+        *response.headers_mut() = headers;
         if event_stream::is_event_stream(response.headers()) {
             event_stream::keep_flowing(response.headers_mut());
         }
@@ -306,6 +321,17 @@ impl Upstream<'_> {
         }
         Ok(UpstreamResponse::Stream { head, first, rest: RestOfBody::Events(Box::new(events)) })
     }
+}
+
+/// Returns an error's body with the time to retry after in its message; a body of another form is unchanged.
+fn with_wait_in_body(body: Bytes, wait: Duration) -> Bytes {
+    let Ok(mut error) = serde_json::from_slice::<Value>(&body) else { return body };
+    // vLLM's older releases have no object around it.
+    let path = if error.pointer("/error/message").is_some() { "/error/message" } else { "/message" };
+    let Some(message) = error.pointer_mut(path) else { return body };
+    let Some(text) = message.as_str() else { return body };
+    *message = with_wait(text, wait).into();
+    error.to_string().into()
 }
 
 /// Returns the first events of a stream, followed by the other events that arrive before it ends or takes too long.

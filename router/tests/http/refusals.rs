@@ -28,13 +28,18 @@ async fn a_server_without_quota_is_asked_once_and_clients_get_the_remaining_time
         let router = router_of(&[&server]).await;
         refuse(&server, 429, &after);
         let first = router.chat("hello").await;
-        assert_eq!(header(&first, "retry-after"), after);
-        assert_eq!(error_of(first, 429).await["message"], "scripted", "the server's own words");
+        assert_eq!(retry_after(&first), 120);
+        let message = error_of(first, 429).await["message"].to_string();
+        assert!(message.starts_with("\"scripted; try again in 3"), "the server's own words and the time: {message}");
         for _ in 0..20 {
             let response = router.chat("hello").await;
-            assert!((3000..=3600).contains(&retry_after(&response)));
+            assert_eq!(retry_after(&response), 120);
             let error = error_of(response, 429).await;
             assert_eq!((&error["code"], &error["type"]), (&json!("rate_limit_exceeded"), &json!("rate_limit_error")));
+            let message = error["message"].to_string();
+            let (_, seconds) = message.split_once("; try again in ").expect("the time is said");
+            let seconds: u64 = seconds.trim_end_matches(" s\"").parse().expect("seconds");
+            assert!((3000..=3600).contains(&seconds), "{message}");
         }
         assert_eq!(server.seen().len(), 1, "{after}");
     }
@@ -90,10 +95,10 @@ async fn a_server_that_announces_a_pause_gets_no_requests_until_its_end() {
     let server = FakeStock::start("tiny");
     let router = router_of(&[&server]).await;
     refuse(&server, 503, "600");
-    assert_eq!(retry_after(&router.chat("hello").await), 600);
+    assert_eq!(retry_after(&router.chat("hello").await), 120);
     for _ in 0..5 {
         let response = router.chat("hello").await;
-        assert!((500..=600).contains(&retry_after(&response)));
+        assert_eq!(retry_after(&response), 120);
         assert_eq!(error_of(response, 503).await["code"], "no_worker");
     }
     assert_eq!(server.seen().len(), 1);
@@ -145,4 +150,13 @@ async fn a_warmpath_worker_behind_a_gateway_with_a_quota_is_paused_too() {
         assert_eq!(router.chat("hello").await.status(), 200);
     }
     assert!(workers[0].seen().len() <= 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_s_refusal_gets_the_retry_after_that_it_lacks() {
+    let server = FakeStock::start("tiny");
+    let router = router_of(&[&server]).await;
+    server.with(|script| script.refusal = Some((503, None)));
+    let refused = router.chat("hello").await;
+    assert_eq!((refused.status().as_u16(), retry_after(&refused)), (503, 2));
 }

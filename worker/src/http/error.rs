@@ -3,21 +3,23 @@
 //! Not here: the errors (`error`), the status (`warmpath_shell::refusal`). The client gets the error's message, and the
 //! log its causes.
 
+use std::time::Duration;
+
 use axum::response::{IntoResponse, Response};
 use warmpath_common::openai::{ErrorBody, ErrorObject, PromptExcess};
 use warmpath_shell::refusal::Class;
 
 use crate::error::RequestError;
 
-/// `Retry-After` if the queue is full. Units: seconds.
+/// `Retry-After` if the queue is full.
 ///
 /// Source: a queued request starts within a second or two on the machine of docs/decisions/0000-measured-before.md.
-const RETRY_OVERLOAD_S: u64 = 1;
+const RETRY_OVERLOAD: Duration = Duration::from_secs(1);
 
-/// `Retry-After` while the worker loads or drains. Units: seconds.
+/// `Retry-After` while the worker loads or drains.
 ///
 /// Source: loading and draining take from seconds to minutes.
-const RETRY_UNAVAILABLE_S: u64 = 5;
+const RETRY_UNAVAILABLE: Duration = Duration::from_secs(5);
 
 /// Returns the error's object, as a response body or as the last event of a stream.
 pub fn error_body(error: &RequestError) -> ErrorBody {
@@ -50,11 +52,11 @@ impl IntoResponse for RequestError {
     fn into_response(self) -> Response {
         log_error(&self);
         let class = self.class();
-        let retry_s = match class {
-            Class::Overload => Some(RETRY_OVERLOAD_S),
-            Class::Unavailable => Some(RETRY_UNAVAILABLE_S),
+        let retry_after = match class {
+            Class::Overload => Some(RETRY_OVERLOAD),
+            Class::Unavailable => Some(RETRY_UNAVAILABLE),
             _ => None,
         };
-        class.response(&error_body(&self), retry_s)
+        class.response(error_body(&self), retry_after)
     }
 }
