@@ -62,9 +62,12 @@ test-gpu: setup models ## Test the engine on a GPU=cuda, metal, rocm or vulkan, 
 	@$(STAGE) gpu-tests scripts/gpu.sh $(TEST_GPU) $(CARGO) test --release -p warmpath-worker --features $(TEST_GPU) --test engine -- \
 		$(GPU_TESTS) --test-threads 1
 
-test-clients: setup ## Run clients that are fetched for it: LangChain, openai-agents, AI SDK, coding agents, ...
+test-clients: setup ## Run clients that are fetched for it (CLIENTS=codex: one), and print what agents reuse by turn
 	@$(STAGE) build $(CARGO) test --release --workspace --no-run
-	@$(STAGE) clients $(CARGO) test --release --workspace --test clients -- --ignored
+	@rm -rf target/clients/reuse
+	@$(STAGE) clients $(CARGO) test --release --workspace --test clients -- --ignored $(CLIENTS)
+	@printf '%s\n' '| agent | turn | request | prompt tokens | reused | prefix break |' '|---|---|---|---|---|---|'
+	@cat target/clients/reuse/*.md 2>/dev/null || true
 
 # Each random run has a new seed; WARMPATH_FUZZ_SEED repeats one.
 fuzz: setup ## Fuzz with CASES random requests of each kind, then guided by coverage, SECONDS_PER_TARGET each; TARGET=name: one
