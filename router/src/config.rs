@@ -127,13 +127,10 @@ pub const EVENT_HELD_BYTES_MAX: usize = 1 << 20;
 /// token that is an event of its own takes some 10 bytes, so this is enough for 200,000 of them.
 pub const JOURNAL_BYTES_MAX: usize = 2 << 20;
 
-/// Interval between comments to a client whose stream waits for another worker. Source: own choice: a third of a
-/// worker's own interval (15 s), since the client may already have waited for long.
-pub const CONTINUATION_COMMENT: Duration = Duration::from_secs(5);
-
-/// Interval between comments to a client whose server has sent events, none of them a part of the response. Source: own
-/// choice: as [`CONTINUATION_COMMENT`]; most servers send the role together with the first part.
-pub const HELD_COMMENT: Duration = Duration::from_secs(5);
+/// Longest silence of a stream, from its request on; then the client gets a comment. Source: own choice: proxies end
+/// connections that are silent for 30 to 60 s, and one agent gives up after two silent minutes. Until the first comment
+/// the client can get headers and a status other than 200, so it is not shorter.
+pub const COMMENT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Longest time for the body of a worker's refusal after its status; then the request continues without the body.
 ///

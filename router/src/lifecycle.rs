@@ -23,7 +23,7 @@ mod upstream;
 mod whole;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::body::Body;
 use axum::http::{HeaderMap, Method};
@@ -35,18 +35,18 @@ use warmpath_router_core::diagnostics::decision_log::DecisionOutcome;
 use warmpath_router_core::diagnostics::prefix_breaks::PromptFingerprint;
 use warmpath_router_core::ledger::BACKOFF_POLL;
 use warmpath_router_core::overload::admission_queue::Waiter;
-use warmpath_router_core::overload::retry::{RetryDecision, Terms, WorkerFailure};
+use warmpath_router_core::overload::retry::{Terms, WorkerFailure};
 use warmpath_shell::body::{BodyRoom, Sender};
 use warmpath_shell::event_stream;
 use warmpath_shell::refusal::Refusal;
 use warmpath_shell::trace::Span;
 
 use crate::error::RequestError;
-use crate::fleet::InFlightGuard;
 use crate::fleet::members::Member;
 use crate::http::state::{App, RequestPlace};
 use crate::keys::ApiKey;
 use crate::metrics;
+use crate::prompt::body::{Delivery, Purpose};
 use crate::prompt::{EndpointKind, Prepared, PreparedPrompt, RawRequest};
 use crate::salt::Salt;
 
@@ -99,13 +99,28 @@ pub struct IncomingRequest {
 ///
 /// Errors: any [`RequestError`] before the first byte of a response.
 pub async fn answer(app: &App, mut arrival: IncomingRequest) -> Result<Response, RequestError> {
-    let mut hold = Hold::new(app);
     arrival.identity = failover::identity(app, arrival.endpoint, &arrival.path);
-    let mut prepared = prepare(app, &mut arrival, &mut hold).await?;
+    let (own, client) = (app.clone(), (arrival.endpoint, app.cut_off.clone()));
+    let held = |comments| async move { answer_once_ready(&own, arrival, &comments).await };
+    keepalive::answer(client, held).await
+}
+
+/// Returns the response to a request whose model may be loading; `held` are the comments until it is ready.
+async fn answer_once_ready(
+    app: &App,
+    mut arrival: IncomingRequest,
+    held: &Keepalive,
+) -> Result<Response, RequestError> {
+    let mut hold = Hold::new(app);
+    let mut prepared = prepare(app, &mut arrival, &mut hold, held).await?;
     observe_phases(app, &prepared, arrival.endpoint);
     let diagnosis = PrefixBreakHeader::of(app, &arrival.headers, &mut prepared);
     let (own, client) = (app.clone(), (arrival.endpoint, app.cut_off.clone()));
-    let attempts = |comments| async move { attempt_until_answered(&own, arrival, (prepared, hold), &comments).await };
+    let delivery = prepared.delivery;
+    let attempts = |comments: Keepalive| async move {
+        comments.during(delivery, attempt_until_answered(&own, arrival, (prepared, hold), &comments)).await
+    };
+    // A stream that begins with comments has this header, too.
     let mut response = keepalive::answer(client, attempts).await?;
     diagnosis.add_to(app, &mut response);
     Ok(response)
@@ -114,7 +129,12 @@ pub async fn answer(app: &App, mut arrival: IncomingRequest) -> Result<Response,
 /// Returns the request's prompt and other inputs of routing, once its model is ready.
 ///
 /// Errors: those of `PromptPool::prepare`; `Refused` if there is no memory for a changed body; `ShuttingDown`.
-async fn prepare(app: &App, arrival: &mut IncomingRequest, hold: &mut Hold) -> Result<Prepared, RequestError> {
+async fn prepare(
+    app: &App,
+    arrival: &mut IncomingRequest,
+    hold: &mut Hold,
+    comments: &Keepalive,
+) -> Result<Prepared, RequestError> {
     loop {
         let (endpoint, any_model_name) = (arrival.endpoint, app.requests.any_model_name);
         let reports_prefix = PrefixBreakHeader::is_wanted(&arrival.headers);
@@ -125,7 +145,10 @@ async fn prepare(app: &App, arrival: &mut IncomingRequest, hold: &mut Hold) -> R
         arrival.span.part("router.prepare", (start, Instant::now()), Vec::new());
         match prepared {
             Err(RequestError::Lookup(error)) => {
-                if !hold.until_changed(app, arrival, error.name()).await? {
+                let is_generation = endpoint.is_generation();
+                let delivery = if is_generation { Delivery::of_body(&arrival.body) } else { Delivery::Whole };
+                let changed = hold.until_changed(app, arrival, error.name());
+                if !comments.during(delivery, changed).await? {
                     return Err(error.into());
                 }
             }
@@ -183,7 +206,7 @@ async fn attempt_until_answered(
     kv_transfer::observe(app, &choice, &answer.head().headers);
     // The tokens that a continuation reuses may include tokens of the response so far.
     if failovers_header.is_none() {
-        reuse::observe(app, &choice, &prepared.prompt, &answer.head().headers);
+        reuse::observe(app, &choice, &prepared, &answer.head().headers);
     }
     remember(app, &prepared, choice.n_matched_blocks);
     // A worker that can count tokens may still be unable to generate, so such a response proves nothing.
@@ -276,7 +299,7 @@ impl Attempts<'_> {
                 retry_state.failures.push((worker, failure));
             }
             retry_state.failed(failure, refusal);
-            let may_repeat = may_repeat(app, failure, retry_state);
+            let may_repeat = retry_state.may_repeat(app, failure);
             if !may_repeat && !is_full {
                 let none = || Err(RequestError::Internal { reason: "no attempt was made".to_owned() });
                 return Err(Box::new(retry_state.give_up().unwrap_or_else(none)));
@@ -307,19 +330,6 @@ fn note_failure(app: &App, arrival: &IncomingRequest, choice: &mut AttemptTarget
         failure = failure.label(),
         "attempt failed"
     );
-}
-
-fn may_repeat(app: &App, failure: WorkerFailure, retry_state: &RetryState) -> bool {
-    let failing = retry_state.failing_since.map_or(Duration::ZERO, |since| since.elapsed());
-    let elapsed = failing.saturating_sub(retry_state.waited);
-    if app.requests.retry.after(retry_state.n_attempts, failure, elapsed) == RetryDecision::GiveUp {
-        return false;
-    }
-    let is_granted = app.withdraw_retry();
-    if !is_granted {
-        app.metrics.retry_budget_exhausted.inc();
-    }
-    is_granted
 }
 
 /// Waits until a worker can start the request, and records it there.
@@ -426,16 +436,6 @@ fn remember(app: &App, prepared: &Prepared, n_matched_blocks: u32) {
     });
 }
 
-/// Reads a stock server's response; returns the number of reused prompt tokens if the response already reports it.
-fn stock_reuse(in_flight: &mut InFlightGuard, answer: &UpstreamResponse) -> Option<u32> {
-    let server_request = in_flight.server_request().filter(|_| answer.head().status.is_success())?;
-    server_request.begun();
-    match answer {
-        UpstreamResponse::Whole { body, .. } => server_request.whole(body),
-        UpstreamResponse::Stream { .. } => None,
-    }
-}
-
 /// Returns a worker's response with the router's headers; its body is relayed as it arrives.
 fn respond(
     app: &App,
@@ -443,7 +443,7 @@ fn respond(
     mut choice: AttemptTarget,
     answer: UpstreamResponse,
 ) -> Response {
-    let cached_tokens = stock_reuse(&mut choice.in_flight, &answer);
+    let cached_tokens = reuse::of_stock_server(&mut choice.in_flight, &answer);
     let head = answer.head();
     let status = head.status;
     let mut headers = headers::to_client(&head.headers);
@@ -464,7 +464,11 @@ fn respond(
     let prompt_tokens = headers::number(&headers, warmpath_common::headers::PROMPT_TOKENS).or(choice.prompt_tokens);
     let share = cached_tokens.zip(prompt_tokens);
     let share = share.map_or(cached_share::UNKNOWN, |(cached, prompt)| cached_share::label(cached, prompt));
-    let is_timed = status.is_success() && arrival.endpoint.is_generation();
+    let is_generation = status.is_success() && arrival.endpoint.is_generation();
+    if is_generation && prepared.purpose == Purpose::Prewarm {
+        app.metrics.prewarms.inc();
+    }
+    let is_timed = is_generation && prepared.purpose == Purpose::Response;
     if is_timed {
         app.metrics.ttfb.with_label_values(&[share]).observe(ttft.as_secs_f64());
     }

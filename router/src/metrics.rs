@@ -92,6 +92,9 @@ metrics! {
     kv_prefetches: IntCounterVec = counters("kv_prefetches_total", &["cause"]);
     /// Prompts that the router could not tokenize and routed by load, by cause.
     untokenized_prompts: IntCounterVec = counters("untokenized_prompts_total", &["cause"]);
+    /// Requests that only filled the cache (`max_tokens` 0), at any server; the totals of tokens and the times to the
+    /// first byte leave them out.
+    prewarms: IntCounter = counter("prewarms_total");
     /// Prompt tokens of requests whose worker reported its reuse.
     prompt_tokens: IntCounter = counter("prompt_tokens_total");
     /// Upper bound of reuse: prompt tokens in whole blocks in the longest match of any worker, or the actual reuse if

@@ -37,7 +37,7 @@ use crate::fleet::Fleet;
 use crate::salt::Salt;
 
 use block_key_cache::BlockKeyCache;
-use body::{Options, Parsed, ParsedBody};
+use body::{Delivery, Options, Parsed, ParsedBody, Purpose};
 use stage::PromptStage;
 
 /// Assumed bytes of a body per token, if nothing better is known.
@@ -137,6 +137,10 @@ pub struct Prepared {
     pub model: Arc<ModelInfo>,
     /// Capability that its worker needs; `None` if any worker will do.
     pub wanted: Option<Capability>,
+    /// Form of the response.
+    pub delivery: Delivery,
+    /// What the request is for.
+    pub purpose: Purpose,
     /// The prompt.
     pub prompt: PreparedPrompt,
     /// Identifies the conversation.
@@ -382,12 +386,15 @@ impl UntokenizedRequest {
                 PreparedPrompt::Estimated { n_tokens: length(draft.body.len() / BYTES_PER_TOKEN), cause }
             }
         };
+        let purpose = if draft.endpoint.is_generation() { options.purpose() } else { Purpose::Response };
         let (wanted, model_name) = (draft.endpoint.wanted(), options.model);
         Prepared {
             model_name,
             renamed_body,
             model,
             wanted,
+            delivery: options.delivery,
+            purpose,
             prompt,
             affinity,
             marks,

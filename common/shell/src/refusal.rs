@@ -122,7 +122,7 @@ pub fn set_retry_after(headers: &mut HeaderMap, wait: Duration) {
 
 /// Returns an error's message with the time after which the client may retry.
 pub fn with_wait(message: &str, wait: Duration) -> String {
-    // Codex 0.171 reads these words in a stream's error event.
+    // The words of OpenAI's servers, which clients look for.
     format!("{message}; try again in {} s", whole_seconds(wait))
 }
 

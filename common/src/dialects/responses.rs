@@ -64,6 +64,9 @@ pub fn responses(body: &[u8]) -> Result<Converted, DialectError> {
         chat.insert("max_completion_tokens".to_owned(), max.value);
     }
     let (messages, message_origins) = reader.conversation.finish();
+    if wants_prewarm(&fields)? {
+        chat.insert("max_completion_tokens".to_owned(), 0.into());
+    }
     let (functions, tool_origins, tools) = reader.tools.finish();
     chat.insert("messages".to_owned(), messages.into());
     if has_tools {
@@ -96,6 +99,16 @@ fn refuse_stored(fields: &mut Object) -> Result<(), DialectError> {
 }
 
 fn refuse_logprobs(fields: &mut Object) -> Result<(), DialectError> {
+/// Returns whether the request only fills the cache.
+fn wants_prewarm(fields: &Object) -> Result<bool, DialectError> {
+    let options = fields.fields.get("prompt_cache_options").and_then(Value::as_object);
+    match options.and_then(|options| options.get("prewarm")) {
+        None | Some(Value::Null) => Ok(false),
+        Some(Value::Bool(prewarm)) => Ok(*prewarm),
+        Some(_) => Err(wrong("prompt_cache_options.prewarm", "must be true or false")),
+    }
+}
+
     let reason = "log probabilities are not given in responses; chat completions have them";
     if let Some(top) = fields.take("top_logprobs").filter(|top| top.value.as_f64() != Some(0.0)) {
         return Err(unsupported(&top.path, reason));

@@ -5,10 +5,10 @@
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use serde_json::json;
+use serde_json::{Value, json};
 use warmpath_common::dialects::anthropic;
 use warmpath_common::openai::{ErrorBody, ErrorObject, PromptExcess};
-use warmpath_shell::refusal::Class;
+use warmpath_shell::refusal::{Class, with_wait};
 
 use crate::error::RequestError;
 use crate::prompt::EndpointKind;
@@ -29,31 +29,59 @@ pub fn error_body(error: &RequestError) -> ErrorBody {
 /// Returns the last event of a stream that broke off after `n_events`: it tells the client that the response is
 /// incomplete.
 pub fn broken_stream_event(worker: &str, endpoint: EndpointKind, n_events: u32) -> String {
-    failed_stream_event((&format!("the worker {worker} ended its response early"), "worker_failed"), endpoint, n_events)
+    let message = format!("the worker {worker} ended its response early");
+    failed_stream_event(Class::Upstream.status(), worker_failed(message), endpoint, n_events)
 }
 
-/// Returns the event that ends a stream after `n_events` with a reason.
-pub fn failed_stream_event((message, code): (&str, &str), endpoint: EndpointKind, n_events: u32) -> String {
-    let code = code.to_owned();
+/// Returns the event that ends a stream after `n_events` because of one of our own errors.
+pub fn error_event(error: &RequestError, endpoint: EndpointKind, n_events: u32) -> String {
+    let ErrorBody { error: mut object } = error_body(error);
+    // An event has no `Retry-After`.
+    if let Some(wait) = error.retry_after() {
+        object.message = with_wait(&object.message, wait);
+    }
+    failed_stream_event(error.class().status(), object, endpoint, n_events)
+}
+
+/// Returns the event for a worker's response in one piece that takes the place of a stream: its own error, if it has
+/// one.
+pub fn refused_stream_event(status: StatusCode, body: &[u8], endpoint: EndpointKind) -> String {
+    let body: Value = serde_json::from_slice(body).unwrap_or_default();
+    let error = body.get("error").unwrap_or(&body);
+    let text = |name: &str| error.get(name).and_then(Value::as_str).map(str::to_owned);
+    let object = match text("message") {
+        Some(message) => {
+            let kind = text("type").unwrap_or_else(|| "server_error".to_owned());
+            ErrorObject { message, kind, param: text("param"), code: text("code"), excess: None }
+        }
+        None => worker_failed(format!("a worker answered with status {} and no events", status.as_u16())),
+    };
+    // A response with a status of success is no error of the client either.
+    let status = if status.is_success() { Class::Upstream.status() } else { status };
+    failed_stream_event(status, object, endpoint, 0)
+}
+
+fn worker_failed(message: String) -> ErrorObject {
+    let (kind, code) = (Class::Upstream.kind().to_owned(), Some("worker_failed".to_owned()));
+    ErrorObject { message, kind, param: None, code, excess: None }
+}
+
+/// Returns an error as the last event of a stream, in the form of the endpoint's dialect.
+fn failed_stream_event(status: StatusCode, error: ErrorObject, endpoint: EndpointKind, n_events: u32) -> String {
     let named = |error: String| format!("event: error\ndata: {error}\n\n");
     match endpoint {
         EndpointKind::Messages => {
-            let error = anthropic::ErrorBody::new(StatusCode::BAD_GATEWAY.as_u16(), message);
+            let error = anthropic::ErrorBody::new(status.as_u16(), &error.message);
             named(serde_json::to_string(&error).expect("strings have a JSON form"))
         }
         EndpointKind::Responses => {
+            let ErrorObject { message, kind, param, code, .. } = error;
+            let code = code.unwrap_or(kind);
             let error =
-                json!({"type": "error", "code": code, "message": message, "param": null, "sequence_number": n_events});
+                json!({"type": "error", "code": code, "message": message, "param": param, "sequence_number": n_events});
             named(error.to_string())
         }
         _ => {
-            let error = ErrorObject {
-                message: message.to_owned(),
-                kind: "server_error".to_owned(),
-                param: None,
-                code: Some(code),
-                excess: None,
-            };
             let body = serde_json::to_string(&ErrorBody { error }).expect("strings have a JSON form");
             format!("data: {body}\n\n")
         }

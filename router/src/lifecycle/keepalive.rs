@@ -1,32 +1,38 @@
 //! The beginning of a stream: what is held back from the client, and keep-alive comments meanwhile.
 //!
-//! A comment before the first event is not part of the response. The client gets the head of a stream, and comments
-//! while the attempts continue; then the events of the worker that responded, or an event with the error. The first
-//! events of a stream that no other worker could continue wait for the first part of the response: until then another
-//! server can give all of it.
+//! A comment before the first event is not part of the response. A client that waits for a stream gets its head and a
+//! comment after some seconds, and comments while the attempts continue; then the events of the worker that responded,
+//! or an event with the error. The first events of a stream that no other worker could continue wait for the first part
+//! of the response: until then another server can give all of it.
 //!
 //! Not here: the attempts (`lifecycle`), the rest of a response (`relay`).
 
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 
-use axum::body::{Body, BodyDataStream};
+use axum::body::{Body, BodyDataStream, to_bytes};
 use axum::http::header;
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use futures::{Stream, StreamExt};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, interval_at};
 use tokio_util::sync::CancellationToken;
 use warmpath_router_core::event_stream::StreamProgress;
 use warmpath_router_core::overload::retry::WorkerFailure;
 use warmpath_shell::event_stream;
 
 use super::events::{Events, Passed};
-use crate::config::{EVENT_HELD_BYTES_MAX, HELD_COMMENT};
+use crate::config::{COMMENT_INTERVAL, EVENT_HELD_BYTES_MAX};
 use crate::error::RequestError;
-use crate::http::error::failed_stream_event;
+use crate::http::error::{error_event, refused_stream_event};
 use crate::prompt::EndpointKind;
+use crate::prompt::body::Delivery;
+
+/// Longest error of a worker that becomes an event. Units: bytes.
+///
+/// Source: own choice: an error is some hundred bytes; one that repeats a schema has kilobytes.
+const ERROR_BYTES_MAX: usize = 256 << 10;
 
 /// A comment, which clients ignore; it keeps the connection alive.
 pub(super) const COMMENT: &[u8] = b": the answer goes on\n\n";
@@ -41,6 +47,20 @@ impl Keepalive {
         Self(signals)
     }
 
+    /// Returns the result of `work`; a client that waits for a stream meanwhile gets a comment after every
+    /// [`COMMENT_INTERVAL`].
+    pub(super) async fn during<T>(&self, delivery: Delivery, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        let mut silence = interval_at(Instant::now() + COMMENT_INTERVAL, COMMENT_INTERVAL);
+        loop {
+            tokio::select! {
+                biased;
+                result = &mut work => return result,
+                _ = silence.tick(), if delivery == Delivery::Stream => self.signal(),
+            }
+        }
+    }
+
     /// Returns the first events of a stream, up to one that shows at least this progress.
     ///
     /// Comments before them are dropped. At most [`EVENT_HELD_BYTES_MAX`] bytes are held back. Errors: `Broken` if the
@@ -51,31 +71,14 @@ impl Keepalive {
         progress_min: StreamProgress,
     ) -> Result<Bytes, WorkerFailure> {
         let mut held = BytesMut::new();
-        let mut comment_at = Instant::now();
         loop {
-            let next = match held.is_empty() {
-                true => events.next().await,
-                false => match timeout_at(comment_at, events.next()).await {
-                    Ok(next) => next,
-                    Err(_) => {
-                        self.signal();
-                        comment_at = Instant::now() + HELD_COMMENT;
-                        continue;
-                    }
-                },
-            };
-            let Passed { bytes, progress } = next.ok_or(WorkerFailure::Broken)??;
+            let Passed { bytes, progress } = events.next().await.ok_or(WorkerFailure::Broken)??;
             if held.is_empty() && progress == StreamProgress::Nothing {
                 self.signal();
                 continue;
             }
             if held.is_empty() && progress >= progress_min {
                 return Ok(bytes);
-            }
-            if held.is_empty() {
-                // Many servers send a ping at once behind the first event: a comment for it would cost the client the
-                // headers of the response.
-                comment_at = Instant::now() + HELD_COMMENT;
             }
             held.extend_from_slice(&bytes);
             if progress >= progress_min || held.len() > EVENT_HELD_BYTES_MAX {
@@ -89,7 +92,7 @@ impl Keepalive {
     }
 }
 
-/// Returns the result of `attempts`, or, if the worker sends comments first, a stream that begins with comments.
+/// Returns the result of `attempts`, or, if comments come first, a stream that begins with comments.
 ///
 /// Errors: the error of the attempts, unless a comment came before it; `ShuttingDown` if `cut_off` comes first.
 pub(super) async fn answer<F>(
@@ -173,13 +176,11 @@ async fn follow(
             body.next().await.map(|piece| (piece, Stage::Passing(body)))
         }
         Ok(other) => {
-            let message = format!("a worker answered with status {} and no events", other.status().as_u16());
-            Some((Ok(failed_stream_event((&message, "worker_failed"), endpoint, 0).into()), Stage::Done))
+            let status = other.status();
+            let body = to_bytes(other.into_body(), ERROR_BYTES_MAX).await.unwrap_or_default();
+            Some((Ok(refused_stream_event(status, &body, endpoint).into()), Stage::Done))
         }
-        Err(error) => {
-            let code = error.code().unwrap_or("worker_failed");
-            Some((Ok(failed_stream_event((&error.to_string(), code), endpoint, 0).into()), Stage::Done))
-        }
+        Err(error) => Some((Ok(error_event(&error, endpoint, 0).into()), Stage::Done)),
     }
 }
 
@@ -192,6 +193,7 @@ fn can_follow(response: &Response) -> bool {
 mod tests {
     use std::time::Duration;
 
+    use axum::http::StatusCode;
     use warmpath_router_core::event_stream::EndMark;
 
     use super::*;
@@ -251,23 +253,76 @@ mod tests {
         assert!(n_bytes > EVENT_HELD_BYTES_MAX && n_bytes <= EVENT_HELD_BYTES_MAX + ROLE.len(), "{n_bytes}");
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_client_whose_events_are_held_back_gets_comments() {
-        let (sender, mut receiver) = mpsc::channel(1);
-        let part = futures::stream::once(async {
-            tokio::time::sleep(HELD_COMMENT * 3).await;
-            Ok(Bytes::from_static(PART.as_bytes()))
-        });
-        let mut events =
-            of_pieces(futures::stream::once(async { Ok(Bytes::from_static(ROLE.as_bytes())) }).chain(part));
-        let keepalive = Keepalive(sender);
+    /// Returns the response of a server that takes this long to give it, and the time until the client had its head.
+    async fn answer_after(
+        (waits, delivery, endpoint): (Duration, Delivery, EndpointKind),
+        given: Result<Response, RequestError>,
+    ) -> (Result<Response, RequestError>, Duration) {
         let start = Instant::now();
-        let (first, waited) = tokio::join!(keepalive.beginning(&mut events, StreamProgress::Content), async {
-            receiver.recv().await.expect("a signal");
-            start.elapsed()
-        });
-        assert_eq!(first.expect("it has a part"), format!("{ROLE}{PART}"));
-        assert!(waited >= HELD_COMMENT && waited < HELD_COMMENT * 2, "{waited:?}");
+        let attempts = |comments: Keepalive| async move {
+            let server = async {
+                tokio::time::sleep(waits).await;
+                given
+            };
+            comments.during(delivery, server).await
+        };
+        let response = answer((endpoint, CancellationToken::new()), attempts).await;
+        (response, start.elapsed())
+    }
+
+    async fn text_of(response: Response) -> String {
+        let body = to_bytes(response.into_body(), 1 << 20).await.expect("a body");
+        String::from_utf8(body.to_vec()).expect("a text")
+    }
+
+    fn comments(n: usize) -> String {
+        String::from_utf8_lossy(COMMENT).repeat(n)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_waits_for_a_stream_gets_comments_from_the_first_seconds_on() {
+        let minutes = COMMENT_INTERVAL * 36 + Duration::from_secs(1);
+        let waiting = (minutes, Delivery::Stream, EndpointKind::Chat);
+        let (response, waited) = answer_after(waiting, Ok(head(Body::from(PART)))).await;
+        assert_eq!(waited, COMMENT_INTERVAL);
+        assert_eq!(text_of(response.expect("a stream")).await, format!("{}{PART}", comments(36)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_quick_stream_and_a_response_in_one_piece_get_no_comment() {
+        for (waits, delivery) in [(COMMENT_INTERVAL / 2, Delivery::Stream), (COMMENT_INTERVAL * 30, Delivery::Whole)] {
+            let (response, waited) =
+                answer_after((waits, delivery, EndpointKind::Chat), Ok(Response::new(Body::from("{}")))).await;
+            assert_eq!((waited, text_of(response.expect("a response")).await.as_str()), (waits, "{}"));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_error_after_comments_is_the_error_event_of_the_dialect() {
+        let late = COMMENT_INTERVAL * 2 - Duration::from_secs(1);
+        let check = async |endpoint, given: Result<Response, RequestError>, expected: [&str; 3]| {
+            let (response, _) = answer_after((late, Delivery::Stream, endpoint), given).await;
+            let text = text_of(response.expect("a stream")).await;
+            let event = text.strip_prefix(&comments(1)).expect("a comment comes first");
+            let all_there = expected.iter().all(|part| event.contains(part));
+            assert!(all_there && event.matches("\n\n").count() == 1, "{endpoint:?}: {event} lacks one of {expected:?}");
+        };
+        let refused = || {
+            let error = r#"{"error": {"message": "too long", "type": "bad", "code": "c"}}"#;
+            let mut response = Response::new(Body::from(error));
+            *response.status_mut() = StatusCode::BAD_REQUEST;
+            Ok(response)
+        };
+        let said = r#""message":"too long""#;
+        check(EndpointKind::Chat, refused(), ["data: {\"error\":{", said, r#""type":"bad""#]).await;
+        let kind = r#""type":"invalid_request_error""#;
+        check(EndpointKind::Messages, refused(), ["event: error\ndata: {", said, kind]).await;
+        check(EndpointKind::Responses, refused(), ["event: error\ndata: {", said, r#""code":"c""#]).await;
+        let full = || Err(RequestError::QueueLate { seconds: 60.0, retry_after: Duration::from_secs(7) });
+        let said = "within 60 s; try again in 7 s";
+        check(EndpointKind::Chat, full(), [said, "rate_limit_error", "queue_timeout"]).await;
+        check(EndpointKind::Messages, full(), [said, "event: error", "rate_limit_error"]).await;
+        check(EndpointKind::Responses, full(), [said, "event: error", "queue_timeout"]).await;
     }
 
     #[tokio::test]

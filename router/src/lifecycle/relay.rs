@@ -21,9 +21,10 @@ use super::attempt_target::AttemptTarget;
 use super::failover::{ContinuedStream, Failover};
 use super::keepalive::COMMENT;
 use super::upstream::RestOfBody;
-use crate::config::CONTINUATION_COMMENT;
+use crate::config::COMMENT_INTERVAL;
+use crate::error::RequestError;
 use crate::fleet::InFlightGuard;
-use crate::http::error::{broken_stream_event, failed_stream_event};
+use crate::http::error::{broken_stream_event, error_event};
 use crate::http::state::App;
 use crate::metrics::{FAILED, Metrics};
 use crate::prompt::EndpointKind;
@@ -203,6 +204,11 @@ impl RestOfBody {
         }
     }
 
+    /// Returns whether a comment can follow what the client has so far.
+    fn may_have_comment(&self) -> bool {
+        matches!(self, Self::Events(events) if !events.is_within_event())
+    }
+
     fn state(&self) -> StreamState {
         match self {
             Self::Events(events) => events.state(),
@@ -222,7 +228,7 @@ impl RelayState {
                 () = &mut self.relay.cut_off => Err(Break::CutOff),
                 found = search => Ok(found),
                 // A comment keeps the client's connection alive while it waits.
-                () = tokio::time::sleep(CONTINUATION_COMMENT) => return Some((Ok(Bytes::from_static(COMMENT)), self)),
+                () = tokio::time::sleep(COMMENT_INTERVAL) => return Some((Ok(Bytes::from_static(COMMENT)), self)),
             };
             let failure = *failure;
             self.sought = None;
@@ -236,6 +242,10 @@ impl RelayState {
                 biased;
                 () = &mut self.relay.cut_off => Some(Err(Break::CutOff)),
                 next = self.rest.next() => next.map(|piece| piece.map_err(Break::Failed)),
+                // A stock server may be silent for minutes, for example while it buffers a call.
+                () = tokio::time::sleep(COMMENT_INTERVAL), if self.rest.may_have_comment() => {
+                    return Some((Ok(Bytes::from_static(COMMENT)), self));
+                }
             },
         };
         match next {
@@ -327,9 +337,7 @@ impl RelayState {
                         Some(words) => return Ok(words),
                         None => broken_stream_event(&relay.worker, endpoint, n_events),
                     },
-                    Break::CutOff => {
-                        failed_stream_event(("the router is shutting down", "draining"), endpoint, n_events)
-                    }
+                    Break::CutOff => error_event(&RequestError::ShuttingDown, endpoint, n_events),
                 };
                 Ok(Bytes::from(event))
             }

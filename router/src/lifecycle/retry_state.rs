@@ -5,12 +5,13 @@ use std::time::{Duration, Instant};
 use axum::response::Response;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::overload::admission_queue::WaiterId;
-use warmpath_router_core::overload::retry::WorkerFailure;
+use warmpath_router_core::overload::retry::{RetryDecision, WorkerFailure};
 
 use super::failover::Past;
 use super::queue::AdmitAt;
 use super::upstream::WorkerRefusal;
 use crate::error::RequestError;
+use crate::http::state::App;
 
 /// Attempts and waits of a request so far.
 #[derive(Default)]
@@ -41,6 +42,20 @@ impl RetryState {
             (self.failing_since, self.waited) = (Some(Instant::now()), Duration::ZERO);
         }
         self.last = Some((failure, refusal));
+    }
+
+    /// Returns whether another attempt may follow this failure.
+    pub(super) fn may_repeat(&self, app: &App, failure: WorkerFailure) -> bool {
+        let failing = self.failing_since.map_or(Duration::ZERO, |since| since.elapsed());
+        let elapsed = failing.saturating_sub(self.waited);
+        if app.requests.retry.after(self.n_attempts, failure, elapsed) == RetryDecision::GiveUp {
+            return false;
+        }
+        let is_granted = app.withdraw_retry();
+        if !is_granted {
+            app.metrics.retry_budget_exhausted.inc();
+        }
+        is_granted
     }
 
     /// Returns the workers that cannot take the request.

@@ -8,26 +8,33 @@ use warmpath_router_core::ledger::stale_blocks::PredictionOutcome;
 
 use super::attempt_target::AttemptTarget;
 use super::headers;
+use super::upstream::UpstreamResponse;
+use crate::fleet::InFlightGuard;
 use crate::http::state::App;
-use crate::prompt::PreparedPrompt;
+use crate::prompt::body::Purpose;
+use crate::prompt::{Prepared, PreparedPrompt};
 
 /// Compares actual with predicted reuse, in whole blocks, if both are known.
-pub(super) fn observe(app: &App, choice: &AttemptTarget, prompt: &PreparedPrompt, headers: &HeaderMap) {
+pub(super) fn observe(app: &App, choice: &AttemptTarget, prepared: &Prepared, headers: &HeaderMap) {
     let actual: Option<u32> = headers::number(headers, warmpath_common::headers::CACHED_TOKENS);
-    let (PreparedPrompt::Known { n_tokens, keys, .. }, Some(actual), true) = (prompt, actual, choice.has_one_prompt)
+    let (PreparedPrompt::Known { n_tokens, keys, .. }, Some(actual), true) =
+        (&prepared.prompt, actual, choice.has_one_prompt)
     else {
         return;
     };
     let n_tokens = *n_tokens;
     let predicted = choice.decision.cached_tokens;
-    app.metrics.prompt_tokens.inc_by(u64::from(n_tokens));
     // One token is computed even of a fully cached prompt, so its last block does not count.
     let held_blocks = choice.n_matched_blocks.min(n_tokens.saturating_sub(1) / choice.block_size_tokens.max(1));
     // A worker reuses more if it waits for a prefix that another request computes, or if a part of a block is cached.
     let held = (held_blocks * choice.block_size_tokens).max(actual);
-    app.metrics.cacheable_tokens.inc_by(u64::from(held));
-    app.metrics.predicted_cached_tokens.inc_by(u64::from(predicted));
-    app.metrics.cached_tokens.inc_by(u64::from(actual));
+    // The reuse of a request that only fills the cache serves nobody yet.
+    if prepared.purpose == Purpose::Response {
+        app.metrics.prompt_tokens.inc_by(u64::from(n_tokens));
+        app.metrics.cacheable_tokens.inc_by(u64::from(held));
+        app.metrics.predicted_cached_tokens.inc_by(u64::from(predicted));
+        app.metrics.cached_tokens.inc_by(u64::from(actual));
+    }
     let blocks = |tokens: u32| tokens / choice.block_size_tokens.max(1);
     let outcome = PredictionOutcome {
         worker: choice.decision.worker,
@@ -45,5 +52,15 @@ pub(super) fn observe(app: &App, choice: &AttemptTarget, prompt: &PreparedPrompt
             actual_blocks = outcome.actual_blocks,
             "a worker did not reuse blocks that it announced"
         );
+    }
+}
+
+/// Reads a stock server's response; returns the number of reused prompt tokens if the response already reports it.
+pub(super) fn of_stock_server(in_flight: &mut InFlightGuard, answer: &UpstreamResponse) -> Option<u32> {
+    let server_request = in_flight.server_request().filter(|_| answer.head().status.is_success())?;
+    server_request.begun();
+    match answer {
+        UpstreamResponse::Whole { body, .. } => server_request.whole(body),
+        UpstreamResponse::Stream { .. } => None,
     }
 }

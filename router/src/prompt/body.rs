@@ -5,7 +5,7 @@
 //! tokens.
 
 use bytes::Bytes;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use warmpath_common::dialects::{Converted, DialectError, Spelling, anthropic, responses};
@@ -30,6 +30,45 @@ pub struct ParsedBody {
     pub spelling: Spelling,
 }
 
+/// Form in which a client wants the response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Delivery {
+    /// One object.
+    #[default]
+    Whole,
+    /// Events.
+    Stream,
+}
+
+impl Delivery {
+    /// Returns the form that `stream` asks for; a value that is no bool asks for nothing, and the worker refuses it.
+    fn of_field<'de, D: Deserializer<'de>>(stream: D) -> Result<Self, D::Error> {
+        let wanted = Value::deserialize(stream)?;
+        Ok(if wanted == Value::Bool(true) { Self::Stream } else { Self::Whole })
+    }
+
+    /// Returns the form that a body asks for, which need not be valid.
+    pub fn of_body(body: &[u8]) -> Self {
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct Wanted {
+            #[serde(deserialize_with = "Delivery::of_field")]
+            stream: Delivery,
+        }
+        serde_json::from_slice(body).map(|Wanted { stream }| stream).unwrap_or_default()
+    }
+}
+
+/// What a request is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Purpose {
+    /// A response.
+    #[default]
+    Response,
+    /// Filling the cache for later requests; nothing is generated.
+    Prewarm,
+}
+
 /// Fields that every endpoint has.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -46,6 +85,24 @@ pub struct Options {
     pub n: Option<Whole<u32>>,
     /// Adapters to apply, with their scales.
     pub lora: Option<Vec<RequestedAdapter>>,
+    /// Form of the response.
+    #[serde(rename = "stream", deserialize_with = "Delivery::of_field")]
+    pub delivery: Delivery,
+    /// Limit of the response's length, of any type; the worker checks it.
+    pub max_completion_tokens: Option<Value>,
+    /// The same limit; the first of the three fields that is set counts.
+    pub max_tokens: Option<Value>,
+    /// The same limit.
+    pub n_predict: Option<Value>,
+}
+
+impl Options {
+    /// Returns what the request is for.
+    pub fn purpose(&self) -> Purpose {
+        let limit = self.max_completion_tokens.as_ref().or(self.max_tokens.as_ref()).or(self.n_predict.as_ref());
+        let is_none = limit.is_some_and(|limit| limit.as_f64() == Some(0.0));
+        if is_none { Purpose::Prewarm } else { Purpose::Response }
+    }
 }
 
 /// All fields read from a chat's body, in one pass: skipping a long body takes as long as reading it.
@@ -67,6 +124,11 @@ struct ChatBody {
     #[serde(alias = "n_cmpl")]
     n: Option<Whole<u32>>,
     lora: Option<Vec<RequestedAdapter>>,
+    #[serde(default, rename = "stream", deserialize_with = "Delivery::of_field")]
+    delivery: Delivery,
+    max_completion_tokens: Option<Value>,
+    max_tokens: Option<Value>,
+    n_predict: Option<Value>,
 }
 
 impl ChatBody {
@@ -77,6 +139,10 @@ impl ChatBody {
             cache_prompt: self.cache_prompt,
             n: self.n,
             lora: self.lora,
+            delivery: self.delivery,
+            max_completion_tokens: self.max_completion_tokens,
+            max_tokens: self.max_tokens,
+            n_predict: self.n_predict,
         };
         let chat = ChatPrompt {
             model: self.model,
@@ -203,6 +269,32 @@ mod tests {
     use super::*;
 
     #[test]
+    #[test]
+    fn a_limit_of_no_tokens_only_fills_the_cache_in_every_dialect() {
+        let check = |endpoint, body: Value, expected: Purpose| {
+            let parsed = parse(endpoint, body.to_string().as_bytes()).ok().expect("it is valid");
+            assert_eq!(parsed.options.purpose(), expected, "{body}");
+        };
+        let messages = json!([{"role": "user", "content": "Hi"}]);
+        for (name, n, expected) in [
+            ("max_tokens", json!(0), Purpose::Prewarm),
+            ("max_tokens", json!(0.0), Purpose::Prewarm),
+            ("max_tokens", json!(1), Purpose::Response),
+            ("max_tokens", json!("0"), Purpose::Response),
+            ("max_completion_tokens", json!(0), Purpose::Prewarm),
+            ("n_predict", json!(0), Purpose::Prewarm),
+            ("n_predict", json!(null), Purpose::Response),
+        ] {
+            check(EndpointKind::Chat, json!({"messages": messages, name: n}), expected);
+            check(EndpointKind::Completion, json!({"prompt": "Hi", name: n}), expected);
+        }
+        check(EndpointKind::Chat, json!({"messages": messages, "max_tokens": 5, "n_predict": 0}), Purpose::Response);
+        check(EndpointKind::Messages, json!({"messages": messages, "max_tokens": 0}), Purpose::Prewarm);
+        let prewarm = json!({"input": "Hi", "prompt_cache_options": {"prewarm": true}, "max_output_tokens": 9});
+        check(EndpointKind::Responses, prewarm, Purpose::Prewarm);
+        check(EndpointKind::Responses, json!({"input": "Hi", "prompt_cache_options": {}}), Purpose::Response);
+    }
+
     fn empty_lists_in_place_of_maps_give_the_prompt_of_empty_maps() {
         let chat = |body: Value| match parse(EndpointKind::Chat, body.to_string().as_bytes()) {
             Ok(ParsedBody { parsed: Parsed::Chat(chat), .. }) => *chat,

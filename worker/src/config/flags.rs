@@ -267,7 +267,7 @@ pub struct Flags {
     pub queue_max: usize,
 
     /// Seconds of silence after which a stream sends a keep-alive comment; -1 for never.
-    #[arg(long, env = "WARMPATH_SSE_PING_INTERVAL", value_name = "SECONDS", default_value_t = 15)]
+    #[arg(long, env = "WARMPATH_SSE_PING_INTERVAL", value_name = "SECONDS", default_value_t = 5)]
     #[arg(allow_negative_numbers = true)]
     pub sse_ping_interval: i64,
 
