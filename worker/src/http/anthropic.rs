@@ -14,7 +14,7 @@ use warmpath_common::dialects::{Converted, DialectError, anthropic};
 use warmpath_common::ids::RequestId;
 use warmpath_shell::dialect_errors::as_anthropic;
 
-use self::wire::{Block, Delta, End, Event, Message as WireMessage, Usage, stop_reason};
+use self::wire::{Block, Delta, End, Event, Message as WireMessage, SIGNATURE, Usage, stop_reason};
 use super::api_adapter::{self, Beginning, CompleteMessage, DialectWriter, PartEnd};
 use super::body::Body;
 use super::content_parts::{MessagePart, PartKind};
@@ -130,7 +130,7 @@ impl DialectWriter for MessageWriter {
 
     fn close(&mut self, out: &mut Vec<u8>, part: &MessagePart, _: PartEnd) {
         if part.kind == PartKind::Thought {
-            let delta = Delta::Signature { signature: "" };
+            let delta = Delta::Signature { signature: SIGNATURE };
             write(out, &Event::ContentBlockDelta { index: part.index, delta });
         }
         write(out, &Event::ContentBlockStop { index: part.index });

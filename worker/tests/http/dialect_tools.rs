@@ -116,7 +116,7 @@ async fn reasoning_is_a_separate_part() {
     let answer = worker.ask(MESSAGES, body.clone()).await;
     assert_eq!(
         (&answer["content"][0]["type"], &answer["content"][0]["signature"]),
-        (&json!("thinking"), &json!("")),
+        (&json!("thinking"), &json!("unsigned")),
         "{answer}"
     );
     let thought = answer["content"][0]["thinking"].as_str().expect("a text").to_owned();

@@ -11,6 +11,12 @@ use super::super::api_adapter::CompleteMessage as Answered;
 use super::super::content_parts::{MessagePart, PartKind};
 use crate::engine::FinishReason;
 
+/// Signature of every block of reasoning.
+///
+/// Reasoning is neither signed nor checked here, but clients do not send a block back whose signature is empty.
+/// Source: pydantic-ai 2.66 sends its text in another form, behind which nothing can be reused.
+pub const SIGNATURE: &str = "unsigned";
+
 /// Event of a stream.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -111,7 +117,7 @@ pub enum Block<'a> {
     Thinking {
         /// Text of the reasoning.
         thinking: &'a str,
-        /// Always empty: reasoning is neither signed nor checked here.
+        /// Always `unsigned`; in a stream the block begins without it.
         signature: &'static str,
     },
     /// Text.
@@ -133,17 +139,17 @@ pub enum Block<'a> {
 impl<'a> Block<'a> {
     /// Returns a part as a block.
     pub fn whole(part: &'a MessagePart) -> Self {
-        Self::with(part, &part.text)
+        Self::with(part, &part.text, SIGNATURE)
     }
 
     /// Returns the empty block of a part.
     pub fn empty(part: &'a MessagePart) -> Self {
-        Self::with(part, "")
+        Self::with(part, "", "")
     }
 
-    fn with(part: &'a MessagePart, text: &'a str) -> Self {
+    fn with(part: &'a MessagePart, text: &'a str, signature: &'static str) -> Self {
         match &part.kind {
-            PartKind::Thought => Self::Thinking { thinking: text, signature: "" },
+            PartKind::Thought => Self::Thinking { thinking: text, signature },
             PartKind::Text => Self::Text { text },
             // Arguments that are not an object, such as those that were cut off, appear only in deltas.
             PartKind::Call { id, name, .. } => {
@@ -167,7 +173,7 @@ pub enum Delta<'a> {
     /// End of the reasoning.
     #[serde(rename = "signature_delta")]
     Signature {
-        /// Always empty.
+        /// Always `unsigned`.
         signature: &'static str,
     },
     /// Further text.

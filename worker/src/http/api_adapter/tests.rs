@@ -243,7 +243,7 @@ async fn reasoning_and_calls_are_blocks_of_a_message() {
     let expected = [
         start(0, json!({"type": "thinking", "thinking": "", "signature": ""})),
         delta(0, json!({"type": "thinking_delta", "thinking": "Hm."})),
-        delta(0, json!({"type": "signature_delta", "signature": ""})),
+        delta(0, json!({"type": "signature_delta", "signature": "unsigned"})),
         stop(0),
         start(1, json!({"type": "text", "text": ""})),
         delta(1, json!({"type": "text_delta", "text": "I look."})),
