@@ -47,6 +47,9 @@ pub enum DialectError {
         /// Unsupported part, and the alternative if there is one.
         reason: String,
     },
+    /// The request begins or continues a conversation that its API's owner stores.
+    #[error("`thread`: conversations are not stored here; send the whole conversation without it")]
+    Thread,
 }
 
 impl DialectError {
@@ -56,6 +59,17 @@ impl DialectError {
             Self::Read(ReadError::Field { param, .. }) => param.as_deref(),
             Self::Read(ReadError::Json { .. }) => None,
             Self::Unsupported { param, .. } => Some(param),
+            Self::Thread => Some("thread"),
+        }
+    }
+
+    /// Returns the error's machine-readable code, if it has one.
+    pub fn code(&self) -> Option<&'static str> {
+        match self {
+            Self::Read(ReadError::Json { .. }) => Some("invalid_json"),
+            Self::Read(ReadError::Field { .. }) => None,
+            Self::Unsupported { .. } => Some("unsupported_parameter"),
+            Self::Thread => Some(anthropic::THREAD_UNSUPPORTED),
         }
     }
 }

@@ -254,10 +254,8 @@ impl RequestError {
             Self::PromptTooLong { .. } => Some("context_length_exceeded"),
             Self::Refused(refusal) => refusal.code(),
             Self::Respelled { source, .. } => source.code(),
-            Self::Unreadable(ReadError::Json { .. }) | Self::Dialect(DialectError::Read(ReadError::Json { .. })) => {
-                Some("invalid_json")
-            }
-            Self::Dialect(DialectError::Unsupported { .. }) => Some("unsupported_parameter"),
+            Self::Unreadable(ReadError::Json { .. }) => Some("invalid_json"),
+            Self::Dialect(error) => error.code(),
             Self::Lookup(LookupError::Unknown { .. }) => Some("model_not_found"),
             Self::Lookup(LookupError::Ambiguous { .. }) => Some("model_required"),
             Self::Lookup(LookupError::NoWorkers { .. } | LookupError::Undeclared { .. }) => Some("no_worker"),

@@ -13,6 +13,8 @@ use warmpath_common::openai;
 pub struct ErrorMark {
     /// Message; in Anthropic's wording if Anthropic's clients search for it.
     message: String,
+    /// Machine-readable code.
+    code: Option<String>,
 }
 
 impl ErrorMark {
@@ -20,15 +22,15 @@ impl ErrorMark {
     pub fn of(body: &openai::ErrorBody) -> Self {
         let too_long = |excess: &openai::PromptExcess| anthropic::prompt_too_long(excess.n_prompt_tokens, excess.n_ctx);
         let message = body.error.excess.as_ref().map_or_else(|| body.error.message.clone(), too_long);
-        Self { message }
+        Self { message, code: body.error.code.clone() }
     }
 }
 
 /// Returns one of our errors in Anthropic's format, and any other response unchanged.
 pub fn as_anthropic(mut response: Response, id: &RequestId) -> Response {
-    let Some(ErrorMark { message }) = response.extensions_mut().remove() else { return response };
+    let Some(ErrorMark { message, code }) = response.extensions_mut().remove() else { return response };
     let status = response.status().as_u16();
-    let body = anthropic::ErrorBody::new(status, &message).of_request(id);
+    let body = anthropic::ErrorBody::new(status, &message).of_code(code.as_deref()).of_request(id);
     let body = serde_json::to_vec(&body).expect("strings have a JSON form");
     let own = StatusCode::from_u16(anthropic::status(status)).expect("Anthropic's statuses are below 1000");
     *response.status_mut() = own;

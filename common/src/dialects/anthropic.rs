@@ -9,7 +9,7 @@ mod tools;
 
 use serde_json::{Map, Value, json};
 
-pub use error::{ErrorBody, OVERLOADED, REQUEST_ID, is_path, prompt_too_long, status};
+pub use error::{ErrorBody, OVERLOADED, REQUEST_ID, THREAD_UNSUPPORTED, is_path, prompt_too_long, status};
 pub use tools::CLIENT_KINDS;
 
 use super::conversation::{Call, Conversation, Part};
@@ -17,6 +17,7 @@ use super::field::{Field, Object, unsupported, wrong};
 use super::spelling::Origins;
 use super::tools::{Listing, left_out_kind};
 use super::{Converted, DialectError, Spelling, drop_meaningless, read_object, write};
+use crate::empty_maps::is_empty_list;
 use crate::history::new_message;
 use crate::openai::{document_text, result_text};
 use tools::{read_tool, read_tool_choice};
@@ -58,7 +59,10 @@ const RENAMED: &[(&str, &str)] = &[
 ///
 /// Errors: every [`DialectError`]; `max_tokens` is required.
 pub fn messages(body: &[u8]) -> Result<Converted, DialectError> {
-    let fields = read_object(body)?;
+    let mut fields = read_object(body)?;
+    if fields.take("thread").is_some_and(|thread| !is_empty_list(&thread.value)) {
+        return Err(DialectError::Thread);
+    }
     if fields.fields.get("max_tokens").is_none_or(Value::is_null) {
         return Err(wrong("max_tokens", "is missing"));
     }

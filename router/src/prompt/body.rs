@@ -250,9 +250,11 @@ fn parse_dialect(
 ) -> Result<ParsedBody, RequestError> {
     let (parsed, spelling) = match convert(body) {
         Ok(Converted { body: chat, spelling, .. }) => (parse_chat(&chat), spelling),
-        Err(error @ DialectError::Read(ReadError::Json { .. } | ReadError::Field { param: None, .. })) => {
-            return Err(error.into());
-        }
+        // A stock server would answer without the conversation that another request left somewhere.
+        Err(
+            error @ (DialectError::Thread
+            | DialectError::Read(ReadError::Json { .. } | ReadError::Field { param: None, .. })),
+        ) => return Err(error.into()),
         Err(error) => (
             fields::read(body).map(|options| (options, Parsed::Foreign(error))).map_err(Into::into),
             Spelling::default(),

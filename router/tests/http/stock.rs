@@ -380,6 +380,15 @@ async fn a_chat_body_that_cannot_be_read_is_routed_by_load_without_a_vocabulary(
     assert_eq!(servers[0].seen().pop().expect("it was asked").body, body);
     assert_eq!(router.metric("warmpath_router_untokenized_prompts_total{cause=\"foreign\"}").await, 1.0);
 
+    // A stock server would answer without the conversation.
+    let thread = json!({"max_tokens": 5, "messages": [{"role": "user", "content": "a"}], "thread": {"type": "create"}});
+    let answer = router.post("/v1/messages", thread.to_string()).await;
+    assert_eq!(answer.status().as_u16(), 400);
+    let error: Value = serde_json::from_str(&answer.text().await.expect("text")).expect("JSON");
+    let details = json!({"error_code": "thread_unsupported_request", "unsupported": ["thread"]});
+    assert_eq!((&error["type"], &error["error"]["details"]), (&json!("error"), &details), "{error}");
+    assert!(servers[0].seen().is_empty(), "it was not asked");
+
     let tokenizing = tokenizing(&servers, &[]).await;
     assert_eq!(
         tokenizing.post("/v1/messages", body).await.status(),

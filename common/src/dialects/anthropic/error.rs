@@ -16,6 +16,9 @@ pub const REQUEST_ID: &str = "request-id";
 /// Anthropic's status for "overloaded", for which other APIs use 503.
 pub const OVERLOADED: u16 = 529;
 
+/// Code of the error behind which Anthropic's clients send the whole conversation without `thread`.
+pub const THREAD_UNSUPPORTED: &str = "thread_unsupported_request";
+
 /// Body of an error response, and data of an `error` event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(rename = "AnthropicError")]
@@ -33,6 +36,18 @@ struct ErrorObject<'a> {
     #[serde(rename = "type")]
     kind: &'static str,
     message: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    details: Option<ErrorDetails>,
+}
+
+/// Details of an error, for programs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "AnthropicErrorDetails")]
+struct ErrorDetails {
+    /// Name of the error.
+    error_code: &'static str,
+    /// Fields that caused it.
+    unsupported: &'static [&'static str],
 }
 
 impl<'a> ErrorBody<'a> {
@@ -49,7 +64,15 @@ impl<'a> ErrorBody<'a> {
             500.. => "api_error",
             _ => "invalid_request_error",
         };
-        Self { kind: "error", error: ErrorObject { kind, message }, request_id: None }
+        Self { kind: "error", error: ErrorObject { kind, message, details: None }, request_id: None }
+    }
+
+    /// Returns the body with the details that Anthropic's clients look for in an error of this code.
+    pub fn of_code(mut self, code: Option<&str>) -> Self {
+        if code == Some(THREAD_UNSUPPORTED) {
+            self.error.details = Some(ErrorDetails { error_code: THREAD_UNSUPPORTED, unsupported: &["thread"] });
+        }
+        self
     }
 
     /// Returns the body with the id of its request.
@@ -99,6 +122,10 @@ mod tests {
         }
         assert_eq!((status(503), status(429)), (529, 429));
         assert_eq!(prompt_too_long(8, 8), "prompt is too long: 8 tokens > 7 maximum");
+        let thread = to_value(ErrorBody::new(400, "why").of_code(Some(THREAD_UNSUPPORTED))).expect("JSON");
+        let details = json!({"error_code": "thread_unsupported_request", "unsupported": ["thread"]});
+        assert_eq!(thread["error"]["details"], details);
+        assert_eq!(ErrorBody::new(400, "why").of_code(Some("other")), ErrorBody::new(400, "why"));
         let id = RequestId::new("r-1").expect("a name");
         assert_eq!(to_value(ErrorBody::new(400, "why").of_request(&id)).expect("JSON")["request_id"], "r-1");
     }

@@ -260,6 +260,12 @@ fn features_of_anthropic_s_servers_are_refused() {
         "unheard_of",
     );
     check_unsupported(with("container", json!("c")), "container", "containers");
+    for thread in [json!({"type": "create"}), json!({"type": "continue", "previous_message_id": "m"})] {
+        let mut body = with("thread", thread);
+        body["max_tokens"] = json!(1);
+        let error = messages(body.to_string().as_bytes()).expect_err("it is refused");
+        assert_eq!((error.param(), error.code()), (Some("thread"), Some("thread_unsupported_request")));
+    }
 }
 
 #[test]
