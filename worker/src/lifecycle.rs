@@ -29,7 +29,7 @@ use crate::app_state::Serving;
 use crate::engine::{self, CompiledSchema, EngineError, EventReceiver, Generation, PeerOffer, Submission};
 use crate::error::RequestError;
 use crate::metrics::Metrics;
-use crate::request::generation::{CheckContext, seed_of_choice};
+use crate::request::generation::{CheckContext, probabilities, seed_of_choice};
 use crate::request::{BodyReader, CommonFields, PRIORITY_ABS_MAX, Request, ShiftFields};
 use crate::response_format::WantedSchema;
 
@@ -132,8 +132,8 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(ResponseSpec, Vec<Sub
         generation.ignore_eos = false;
     }
     constrain(serving, &mut prompts, &mut generation)?;
-    if let Some(wish) = &mut generation.probabilities {
-        wish.of_prompt = prompts.iter().any(|prompt| prompt.is_echoed);
+    if let Some(wish) = generation.probabilities.as_mut().filter(|_| prompts.iter().any(|prompt| prompt.is_echoed)) {
+        probabilities::add_those_of_prompt(wish)?;
     }
     let RouterInstructions { identity, wants_journal, past } = arrival.wanted;
     if let Some(past) = &past {

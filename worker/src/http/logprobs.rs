@@ -2,6 +2,8 @@
 //!
 //! Not here: the numbers (`warmpath_worker_output::logprobs`).
 
+use std::collections::HashSet;
+
 use schemars::JsonSchema;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Value, json};
@@ -182,10 +184,11 @@ pub fn native(probabilities: &[TokenProbabilities], pieces: Pieces<'_>, source: 
 fn by_text(token: &TokenProbabilities, pieces: Pieces<'_>) -> ByText {
     let of_chosen = text(token.chosen.token, pieces);
     let mut entries: Vec<(String, f32)> = Vec::with_capacity(token.top.len() + 1);
+    let mut known = HashSet::with_capacity(token.top.len() + 1);
     for one in token.top.iter().chain([&token.chosen]) {
         let text = text(one.token, pieces);
         let is_hidden = one.token != token.chosen.token && text == of_chosen;
-        if !is_hidden && entries.iter().all(|(known, _)| *known != text) {
+        if !is_hidden && known.insert(text.clone()) {
             entries.push((text, logprob(*one)));
         }
     }

@@ -5,6 +5,7 @@
 //! (the engine).
 
 mod drafts;
+pub mod probabilities;
 mod reasoning;
 mod samplers;
 pub mod schemas;
@@ -21,10 +22,11 @@ use warmpath_common::fields;
 use warmpath_common::ids::Token;
 use warmpath_common::whole::Whole;
 
-use crate::engine::{DraftWish, Generation, ProbabilitySource, ProbabilityWish, Sampling};
+use crate::engine::{DraftWish, Generation, Sampling};
 use crate::error::RequestError;
 use crate::response_format::{self, WantedSchema};
 use drafts::DraftFields;
+use probabilities::ProbabilityFields;
 use reasoning::BudgetFields;
 use samplers::SamplersField;
 
@@ -43,10 +45,6 @@ const LOGIT_BIAS_TEXT_BYTES_MAX: usize = 64 << 10;
 /// Largest absolute bias. Source: logits are below 1,000, so this decides any choice, and sums of two such numbers keep
 /// a precision of 0.125.
 const LOGIT_BIAS_ABS_MAX: f32 = 1e6;
-/// Maximum of `logprobs` and `top_logprobs`. Source: OpenAI's limit of `top_logprobs`.
-const TOP_LOGPROBS_MAX: i64 = 20;
-/// Maximum of `n_probs`. Source: each token of a response has this many entries, some 10 kB as JSON.
-const N_PROBS_MAX: i64 = 100;
 /// Longest grammar. Units: bytes. Source: compiling 60 kB takes some 0.15 s (`constraint`).
 const GRAMMAR_BYTES_MAX: usize = 64 << 10;
 /// Maximum number of `dry_sequence_breakers`, and the longest one in bytes. Source: llama-server's default has 4 of one
@@ -131,14 +129,8 @@ pub struct GenerationFields {
     response_format: Option<Value>,
     #[schemars(schema_with = "schemas::json_schema")]
     json_schema: Option<Value>,
-    #[schemars(schema_with = "schemas::logprobs")]
-    logprobs: Option<LogprobsField>,
-    #[schemars(range(min = 0, max = 20))]
-    top_logprobs: Option<Whole<i64>>,
-    #[schemars(range(min = 0, max = 100))]
-    n_probs: Option<Whole<i64>>,
-    /// Returns the probabilities after sampling instead of the model's own.
-    post_sampling_probs: Option<bool>,
+    #[serde(flatten, deserialize_with = "fields::part")]
+    probabilities: ProbabilityFields,
     #[serde(flatten, deserialize_with = "fields::part")]
     drafts: DraftFields,
     #[serde(flatten, deserialize_with = "fields::part")]
@@ -151,14 +143,6 @@ pub struct GenerationFields {
 enum StopField {
     One(String),
     Many(Vec<String>),
-}
-
-/// `logprobs` in its two forms: a bool in a chat, a number in a completion.
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(untagged, expecting = "true, false or a number of tokens")]
-enum LogprobsField {
-    Switch(bool),
-    Count(Whole<i64>),
 }
 
 /// `logit_bias` in OpenAI's form and in llama-server's.
@@ -200,13 +184,14 @@ impl GenerationFields {
     ///
     /// Errors: `Field`, naming the first field that is out of range.
     pub fn resolve(self, basis: &CheckContext<'_>) -> Result<Generation, RequestError> {
+        let max_tokens = self.resolve_max_tokens(basis.defaults.max_tokens)?;
         Ok(Generation {
-            max_tokens: self.resolve_max_tokens(basis.defaults.max_tokens)?,
+            max_tokens,
             stop: resolve_stop(self.stop.clone())?,
             ignore_eos: self.ignore_eos.unwrap_or(basis.defaults.ignore_eos),
             n_indent: self.resolve_n_indent(basis.defaults.n_indent)?,
             predict_max: self.resolve_predict_max(basis.defaults.predict_max)?,
-            probabilities: self.resolve_probabilities()?,
+            probabilities: self.probabilities.resolve(max_tokens, basis.n_vocab)?,
             budget: self.budget.resolve(&basis.defaults.budget)?,
             sampling: self.resolve_sampling(basis)?,
             ..Generation::default()
@@ -291,31 +276,6 @@ impl GenerationFields {
         }
         let ms = whole_within("t_max_predict_ms", self.t_max_predict_ms, -1..=i128::from(i64::MAX), 0)?;
         Ok(u64::try_from(ms).ok().filter(|ms| *ms > 0).map(Duration::from_millis))
-    }
-
-    /// Returns the requested log probabilities: OpenAI's `logprobs` and `top_logprobs`, llama-server's `n_probs`.
-    fn resolve_probabilities(&self) -> Result<Option<ProbabilityWish>, RequestError> {
-        let count = |param: &'static str, n: Option<Whole<i64>>, most: i64| {
-            let n = whole_within(param, n, 0..=most, 0)?;
-            Ok::<_, RequestError>(usize::try_from(n).expect("checked to be at least 0"))
-        };
-        let (is_wanted, n_of_completion) = match self.logprobs {
-            None => (false, None),
-            Some(LogprobsField::Switch(is_wanted)) => (is_wanted, None),
-            Some(LogprobsField::Count(n)) => (true, Some(n)),
-        };
-        let n_completion = count("logprobs", n_of_completion, TOP_LOGPROBS_MAX)?;
-        let n_chat = count("top_logprobs", self.top_logprobs, TOP_LOGPROBS_MAX)?;
-        let n_probs = count("n_probs", self.n_probs, N_PROBS_MAX)?;
-        if n_chat > 0 && !is_wanted {
-            return Err(RequestError::field("top_logprobs", "`top_logprobs` needs `logprobs` to be true"));
-        }
-        let source = match self.post_sampling_probs {
-            Some(true) => ProbabilitySource::Sampler,
-            Some(false) | None => ProbabilitySource::Model,
-        };
-        let n_top = n_completion.max(n_chat).max(n_probs);
-        Ok((is_wanted || n_probs > 0).then_some(ProbabilityWish { n_top, source, of_prompt: false }))
     }
 
     fn resolve_sampling(self, basis: &CheckContext<'_>) -> Result<Sampling, RequestError> {

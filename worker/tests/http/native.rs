@@ -134,6 +134,25 @@ async fn probabilities_have_llama_servers_names() {
 }
 
 #[tokio::test]
+async fn one_token_may_list_the_whole_vocabulary() {
+    let worker = TestWorker::start("--slots 1").await;
+    let models = worker.get_json("/models").await;
+    let n_vocab = usize::try_from(models["data"][0]["meta"]["n_vocab"].as_u64().expect("a number")).expect("it fits");
+    // pi's classifier searches to this depth; a vocabulary that is smaller is listed whole.
+    let mut body = json!({"prompt": "One two three", "n_predict": 1, "temperature": 0, "n_probs": 32_768});
+    let check = |entry: &Value| {
+        let top = entry["top_logprobs"].as_array().expect("a list");
+        let sum: f64 = top.iter().filter_map(|one| one["logprob"].as_f64()).map(f64::exp).sum();
+        assert_eq!(top.len(), n_vocab);
+        assert!((sum - 1.0).abs() < 1e-3, "{sum}");
+    };
+    check(&worker.ask(COMPLETION, body.clone()).await["completion_probabilities"][0]);
+    body["n_predict"] = json!(400);
+    let (status, refusal) = worker.try_ask(COMPLETION, &body).await;
+    assert_eq!((status, &refusal["error"]["param"]), (400, &json!("n_probs")), "{refusal}");
+}
+
+#[tokio::test]
 async fn a_gap_is_filled_after_the_given_text_and_the_text_before_it_is_reused() {
     let worker = TestWorker::start("--slots 1").await;
     let ask = async |prefix: &str| {

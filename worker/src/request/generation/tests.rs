@@ -1,6 +1,7 @@
 //! Tests of the generation fields: defaults, shapes, ranges, limits.
 
 use super::*;
+use crate::engine::ProbabilitySource;
 
 fn resolve(body: &str) -> Result<Generation, RequestError> {
     let fields: GenerationFields = serde_json::from_str(body).expect(body);
@@ -89,7 +90,33 @@ fn accepts_the_probability_fields_of_chats_completions_and_llama_server() {
     check_refused(r#"{"top_logprobs": 2}"#, "top_logprobs", "needs `logprobs`");
     check_refused(r#"{"logprobs": true, "top_logprobs": 21}"#, "top_logprobs", "must be 0 to 20");
     check_refused(r#"{"logprobs": -1}"#, "logprobs", "must be 0 to 20");
-    check_refused(r#"{"n_probs": 101}"#, "n_probs", "must be 0 to 100");
+    check_refused(r#"{"n_probs": -1}"#, "n_probs", "must be 0 to");
+}
+
+#[test]
+fn a_short_response_may_list_more_tokens_at_each_position() {
+    let wish = |body| {
+        let fields: GenerationFields = serde_json::from_str(body).expect(body);
+        let defaults = Generation::default();
+        let basis = CheckContext { n_vocab: 150_000, tokenize: &|_: &str| Vec::new(), defaults: &defaults };
+        let generation = fields.resolve(&basis).map_err(|error| error.to_string())?;
+        Ok::<_, String>(generation.probabilities.map(|wish| wish.n_top))
+    };
+    assert_eq!(wish(r#"{"n_probs": 100}"#), Ok(Some(100)));
+    assert_eq!(wish(r#"{"n_probs": 256, "n_predict": 128}"#), Ok(Some(256)));
+    assert_eq!(wish(r#"{"n_probs": 32768, "max_tokens": 1}"#), Ok(Some(32_768)));
+    assert_eq!(wish(r#"{"n_probs": 40000, "n_predict": 0}"#), Ok(Some(40_000)));
+    for body in [
+        r#"{"n_probs": 101}"#,
+        r#"{"n_probs": 256, "n_predict": 129}"#,
+        r#"{"n_probs": 32769, "n_predict": 1}"#,
+        r#"{"n_probs": 9000000000, "n_predict": 1}"#,
+    ] {
+        let refusal = wish(body).expect_err(body);
+        assert!(refusal.contains("their product is at most 32768"), "{refusal}");
+    }
+    // No more tokens are listed than the vocabulary has.
+    assert_eq!(resolve(r#"{"n_probs": 5000}"#).unwrap().probabilities.map(|wish| wish.n_top), Some(100));
 }
 
 #[test]
