@@ -20,7 +20,7 @@ use crate::fields::{self, ReadError};
 pub(crate) use custom::write_custom_calls;
 pub use custom::{CUSTOM, FREE_TEXT, function_of_custom};
 pub use spelling::Spelling;
-pub use tools::{CallForm, LEFT_OUT_KINDS, Tool, ToolNames, left_out_of_chat};
+pub use tools::{CallForm, LEFT_OUT_KINDS, TOOL_SEARCH, Tool, ToolNames, left_out_of_chat};
 
 /// A request of another API format, converted into a chat completion request.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,6 +3,7 @@
 //! Sampling fields and responses belong to the worker; the router relays the rest of a body without parsing it. Each
 //! reader deserializes only the fields that it uses from the same bytes; unknown fields are ignored.
 
+pub mod deferred_tools;
 mod messages;
 pub mod schemas;
 
@@ -25,8 +26,8 @@ pub struct ChatPrompt {
     #[serde(deserialize_with = "messages_to_show")]
     #[schemars(schema_with = "schemas::messages")]
     pub messages: Vec<Map<String, Value>>,
-    /// Tools that the template offers to the model, all of them functions. Tools that neither router nor worker
-    /// executes are left out.
+    /// Tools that the template offers to the model, all of them functions, and those that the conversation may load.
+    /// Tools that neither router nor worker executes are left out.
     #[serde(default, deserialize_with = "tools_to_offer")]
     pub tools: Option<Vec<Value>>,
     /// Whether and which tool the model must call.
@@ -62,21 +63,26 @@ pub fn tools_to_offer<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Opti
     Ok(tools_of_chat(deserializer)?.map(offered))
 }
 
-/// Reads a chat's tools as the client wrote them, except for empty maps in their schemas.
+/// Reads a chat's tools as the client wrote them, except for empty maps in their schemas and the place of
+/// `defer_loading`.
 pub fn tools_of_chat<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<Value>>, D::Error> {
     let mut tools = Option::<Vec<Value>>::deserialize(deserializer)?;
     let parameters = |tool: &'_ mut Value| tool.get_mut("function")?.get_mut("parameters").map(empty_maps::fit_schema);
     tools.iter_mut().flatten().for_each(|tool| {
         parameters(tool);
     });
+    deferred_tools::normalize(tools.as_deref_mut().unwrap_or_default());
     Ok(tools)
 }
 
-/// Returns the tools that a chat's template offers to the model.
+/// Returns the tools that a chat's template offers to the model, and those that the conversation may load.
 pub fn offered(mut tools: Vec<Value>) -> Vec<Value> {
     tools.retain(|tool| left_out_of_chat(tool).is_none());
     for tool in &mut tools {
-        if let Some(function) = function_of_custom(tool) {
+        if let Some(mut function) = function_of_custom(tool) {
+            if deferred_tools::is_deferred(tool) {
+                function[deferred_tools::DEFER_LOADING] = true.into();
+            }
             *tool = function;
         }
     }

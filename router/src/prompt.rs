@@ -23,6 +23,7 @@ use warmpath_common::block_hash::{BlockHash, BlockKey, ChainRoot};
 use warmpath_common::dialects::Spelling;
 use warmpath_common::lora;
 use warmpath_common::model::{Capability, ModelInfo};
+use warmpath_common::openai::deferred_tools::is_deferred;
 use warmpath_common::prompts::{MediaPrompt, RawPrompt};
 use warmpath_common::whole::Whole;
 use warmpath_prompt::{DroppedReasoning, PromptTokens, Scope, unless_cancelled};
@@ -447,8 +448,8 @@ fn mark(message: &serde_json::Map<String, serde_json::Value>) -> MessageHash {
 fn tools(parsed: &Parsed, marks: &[MessageHash]) -> Option<ToolsBehindText> {
     let Parsed::Chat(chat) = parsed else { return None };
     let system = marks.first().filter(|first| first.role == Role::System)?;
-    let tools = chat.tools.as_ref().filter(|tools| !tools.is_empty())?;
-    Some(ToolsBehindText { tools: MARKS.hash_one(tools), text: system.hash })
+    let tools: Vec<_> = chat.tools.iter().flatten().filter(|tool| !is_deferred(tool)).collect();
+    (!tools.is_empty()).then(|| ToolsBehindText { tools: MARKS.hash_one(&tools), text: system.hash })
 }
 
 /// Returns a number that is the same for every turn of a conversation: a hash of its salt, its system prompt and its

@@ -17,6 +17,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use warmpath_common::dialects::{CUSTOM, function_of_custom, left_out_of_chat};
+use warmpath_common::openai::deferred_tools::{DEFER_LOADING, offered_names};
 use warmpath_common::openai::{self, offered};
 use warmpath_llama_chat::{ReasoningFormat, ToolChoice};
 use warmpath_prompt::FormatWish;
@@ -83,21 +84,33 @@ impl ReasoningOutput {
 }
 
 impl ToolFields {
-    /// Returns the requested format of the response, and the field that gets reasoning; it is `default` unless the
-    /// request names another one.
+    /// Returns the requested format of the response to these messages, and the field that gets reasoning; it is
+    /// `default` unless the request names another one.
     ///
+    /// A tool that waits until the messages load it may not be called before: the model has not seen its arguments.
     /// Errors: `Field`, naming the tool and its field.
-    pub fn resolve(&self, default: ReasoningOutput) -> Result<(FormatWish, ReasoningOutput), RequestError> {
+    pub fn resolve(
+        &self,
+        messages: &[Map<String, Value>],
+        default: ReasoningOutput,
+    ) -> Result<(FormatWish, ReasoningOutput), RequestError> {
         let reasoning_output = self.reasoning_output(default)?;
         let tools = self.tools.as_deref().unwrap_or_default();
         let named = check_tools(tools)?;
-        let listed = RequestTools { tools: &named, left_out: &self.left_out() };
+        let offered = offered_names(tools, messages);
+        let (named, waiting): (Vec<_>, Vec<_>) = named.into_iter().partition(|tool| offered.contains(tool.name()));
+        let listed = RequestTools { tools: &named, waiting: &waiting, left_out: &self.left_out() };
         let ToolSelection { tool_choice, only, is_single } = choice::read(self.tool_choice.as_ref(), &listed)?;
-        let is_meant = |tool: &&NamedTool<'_>| only.as_ref().is_none_or(|only| only.contains(tool));
-        let callable = tools.iter().filter(|tool| left_out_of_chat(tool).is_none());
+        let is_meant = |tool: &NamedTool<'_>| only.as_ref().is_none_or(|only| only.contains(tool));
         let chosen: Vec<Value> = match tool_choice {
             ToolChoice::None => Vec::new(),
-            _ => callable.zip(&named).filter(|(_, tool)| is_meant(tool)).map(|(tool, _)| normalized(tool)).collect(),
+            _ => {
+                let callable = |tool: &&Value| {
+                    let tool = NamedTool::of(tool).filter(|_| left_out_of_chat(tool).is_none());
+                    tool.is_some_and(|tool| named.contains(&tool) && is_meant(&tool))
+                };
+                tools.iter().filter(callable).map(normalized).collect()
+            }
         };
         if tool_choice != ToolChoice::None {
             check_complexity(tools)?;
@@ -108,7 +121,7 @@ impl ToolFields {
         Ok((FormatWish { tools: chosen, tool_choice, parallel_tool_calls, reasoning_format }, reasoning_output))
     }
 
-    /// Returns the tools that are offered to the model.
+    /// Returns the tools that are offered to the model, and those that the conversation may load.
     pub fn offered(&self) -> Option<Vec<Value>> {
         self.tools.clone().map(offered)
     }
@@ -174,6 +187,11 @@ impl ToolFields {
     }
 }
 
+/// Returns the JSON schema of the field with which a tool waits.
+pub fn defer_loading_schema() -> Value {
+    schemas::defer_loading()
+}
+
 /// Returns the pattern of function names.
 pub fn function_name_pattern() -> String {
     schemas::name_pattern()
@@ -222,6 +240,9 @@ fn check_tool(tool: &Value) -> Result<&'static str, Wrong> {
         Some(CUSTOM) => CUSTOM,
         _ => return wrong(".type", "must be \"function\" or \"custom\""),
     };
+    if !matches!(fields.get(DEFER_LOADING), None | Some(Value::Bool(_))) {
+        return wrong(&format!(".{DEFER_LOADING}"), "must be true or false");
+    }
     let own = |field: &str| format!(".{kind}{field}");
     let Some(Value::Object(tool)) = fields.get(kind) else { return wrong(&own(""), "must be an object") };
     let Some(Value::String(name)) = tool.get("name") else { return wrong(&own(".name"), "must be a string") };

@@ -10,6 +10,7 @@ use std::borrow::Cow;
 use serde_json::{Map, Value as Json, json};
 use warmpath_common::history::{HISTORY_FIELD, new_message};
 use warmpath_common::openai::ChatPrompt;
+use warmpath_common::openai::deferred_tools::UnknownTool;
 
 use crate::error::PromptError;
 use crate::media::{MediaError, MediaKind};
@@ -31,15 +32,18 @@ pub(crate) struct Readable<'r> {
     pub left_out: Vec<&'static str>,
 }
 
-/// Returns a chat with texts in place of the parts of its history that the model cannot read; `read` reads a medium.
+/// Returns a chat with texts in place of the parts of its history that the model cannot read, and of those that load
+/// tools; `read` reads a medium.
 ///
 /// Media of an answer to continue count as unread, since that is a text.
 /// Cost: a look at each part, and a copy of the chat if a part becomes a text. Errors: `Messages` for such a part in
-/// the new message, and for media that are too much for a prompt.
+/// the new message, for media that are too much for a prompt, and for a tool that is loaded but not defined.
 pub(crate) fn readable<'r>(
     request: &'r ChatPrompt,
     mut read: impl FnMut(MediaKind, &Json) -> Result<(), MediaError>,
 ) -> Result<Readable<'r>, PromptError> {
+    let unknown = |error: UnknownTool| PromptError::Messages { index: error.index, reason: error.to_string() };
+    let request = request.with_loaded_tools().map_err(unknown)?;
     let messages = &request.messages;
     let newest = new_message(messages.iter().map(Some));
     let is_assistant = |message: &&Map<String, Json>| has_role(message, &["assistant"]);
@@ -68,9 +72,9 @@ pub(crate) fn readable<'r>(
         }
     }
     if unread.is_empty() {
-        return Ok(Readable { chat: Cow::Borrowed(request), left_out: Vec::new() });
+        return Ok(Readable { chat: request, left_out: Vec::new() });
     }
-    let (mut chat, mut left_out) = (request.clone(), Vec::new());
+    let (mut chat, mut left_out) = (request.into_owned(), Vec::new());
     for (index, place) in unread {
         let part = &mut chat.messages[index]["content"][place];
         let kind = kind_of(part);

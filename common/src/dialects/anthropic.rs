@@ -15,12 +15,12 @@ pub use tools::CLIENT_KINDS;
 use super::conversation::{Call, Conversation, Part};
 use super::field::{Field, Object, unsupported, wrong};
 use super::spelling::Origins;
-use super::tools::{Listing, left_out_kind};
+use super::tools::{Listing, TOOL_SEARCH, left_out_kind};
 use super::{Converted, DialectError, Spelling, drop_meaningless, read_object, write};
 use crate::empty_maps::is_empty_list;
 use crate::history::new_message;
 use crate::openai::{document_text, result_text};
-use tools::{read_tool, read_tool_choice};
+use tools::{define_tool, read_tool, read_tool_choice};
 
 /// Priority that `cache_control` gives to the KV state that a request leaves in the cache.
 ///
@@ -36,6 +36,9 @@ const PRIORITY_LONG: i32 = 2;
 ///
 /// Source: <https://github.com/vllm-project/vllm/pull/36829>: with that line, no two requests share a prefix.
 const CLIENT_LINE: &str = "x-anthropic-billing-header:";
+
+/// Error of a request in which every tool waits for a search. Source: Anthropic's page of the tool search tool.
+const ALL_DEFERRED: &str = "All tools have defer_loading set. At least one tool must be non-deferred.";
 
 /// Kind of tools of a request's own MCP servers.
 const MCP_KIND: &str = "mcp";
@@ -84,6 +87,15 @@ fn convert(mut fields: Object) -> Result<Converted, DialectError> {
         reader.tools.leave_out(MCP_KIND);
     }
     reader.note_cache(&mut fields)?;
+    let has_tools = fields.fields.get("tools").is_some_and(|tools| !tools.is_null());
+    for tool in fields.optional_items("tools")? {
+        let mut tool = tool.object()?;
+        reader.note_cache(&mut tool)?;
+        read_tool(tool, &mut reader.tools)?;
+    }
+    if reader.tools.is_all_deferred() {
+        return Err(unsupported("tools", ALL_DEFERRED));
+    }
     reader.read_system(&mut fields)?;
     let messages = fields.required("messages")?.items()?;
     if messages.is_empty() {
@@ -95,12 +107,6 @@ fn convert(mut fields: Object) -> Result<Converted, DialectError> {
         reader.read_message(message.object()?)?;
     }
     let mut chat = Map::new();
-    let has_tools = fields.fields.get("tools").is_some_and(|tools| !tools.is_null());
-    for tool in fields.optional_items("tools")? {
-        let mut tool = tool.object()?;
-        reader.note_cache(&mut tool)?;
-        read_tool(tool, &mut reader.tools)?;
-    }
     read_tool_choice(&mut fields, &reader.tools, &mut chat)?;
     read_format(&mut fields, &mut chat)?;
     read_thinking(&mut fields)?;
@@ -111,7 +117,7 @@ fn convert(mut fields: Object) -> Result<Converted, DialectError> {
     let (messages, message_origins) = reader.conversation.finish();
     let (functions, tool_origins, tools) = reader.tools.finish();
     chat.insert("messages".to_owned(), messages.into());
-    if has_tools {
+    if has_tools || !functions.is_empty() {
         chat.insert("tools".to_owned(), functions.into());
     }
     if let Some(priority) = reader.priority {
@@ -223,7 +229,11 @@ impl Reader {
             }
             // It is encrypted, and this model did not write it.
             ("redacted_thinking", "assistant") => {}
+            ("server_tool_use" | "tool_search_tool_result", "assistant") if self.tools.has_waiting() => {
+                self.read_search(&kind, block)?;
+            }
             (kind, "assistant") if is_of_servers(kind) => {}
+            ("tool_addition" | "tool_removal", "system") => self.read_tool_change(role, &kind, block)?,
             ("tool_result" | "tool_use" | "thinking" | "redacted_thinking", _) => {
                 return Err(wrong(
                     &block.path_of("type"),
@@ -232,9 +242,60 @@ impl Reader {
             }
             _ => {
                 let path = block.path.clone();
+                let changes = if kind == "compaction" { block.optional_items("tool_changes")? } else { Vec::new() };
                 let part = self.read_shown(block, &kind)?;
                 self.conversation.add(role, part, &path);
+                for change in changes {
+                    let mut change = change.object()?;
+                    self.read_tool_change(role, &change.text("type")?, change)?;
+                }
             }
+        }
+        Ok(())
+    }
+
+    /// Reads the call of a search that Anthropic's servers ran, or its result: a call and a result as of any tool,
+    /// since tools that it found wait in the list. Calls of other tools of the servers are left out.
+    fn read_search(&mut self, kind: &str, mut block: Object) -> Result<(), DialectError> {
+        if kind == "server_tool_use" {
+            let name = block.text("name")?;
+            if left_out_kind(&name) == Some(TOOL_SEARCH) {
+                let arguments = Value::Object(block.required("input")?.object()?.fields).to_string();
+                self.conversation.call(Call { id: block.text("id")?, name, arguments }, &block.path);
+            }
+            return Ok(());
+        }
+        let id = block.text("tool_use_id")?;
+        let mut found = block.required("content")?.object()?;
+        let parts = match found.optional_text("error_code")? {
+            Some(code) => vec![Part::Text(code)],
+            None => {
+                let references = found.optional_items("tool_references")?.into_iter();
+                references.map(|reference| read_reference(reference.object()?)).collect::<Result<_, _>>()?
+            }
+        };
+        self.conversation.result(id, parts, &block.path);
+        Ok(())
+    }
+
+    /// Reads a block that offers a tool from there on, or withdraws one.
+    fn read_tool_change(&mut self, role: &str, kind: &str, mut block: Object) -> Result<(), DialectError> {
+        let mut tool = block.required("tool")?.object()?;
+        let name = match tool.text("type")?.as_str() {
+            "tool_reference" => Some(tool.text("name")?),
+            "tool_definition" => define_tool(tool.required("definition")?.object()?, &mut self.tools)?,
+            "mcp_tool_reference" | "mcp_toolset_reference" => {
+                self.tools.leave_out(MCP_KIND);
+                None
+            }
+            kind => {
+                let reason = format!("references of type `{kind}` are not known");
+                return Err(unsupported(&tool.path_of("type"), reason));
+            }
+        };
+        if let Some(name) = name {
+            let part = if kind == "tool_addition" { Part::ToolReference(name) } else { Part::ToolRemoval(name) };
+            self.conversation.add(role, part, &block.path);
         }
         Ok(())
     }
@@ -276,6 +337,7 @@ impl Reader {
         self.note_cache(&mut block)?;
         match block.text("type")?.as_str() {
             "text" => block.nullable_text("text").map(Part::Text),
+            "tool_reference" => read_reference(block),
             kind => self.read_shown(block, kind),
         }
     }
@@ -297,6 +359,11 @@ impl Reader {
         }
         Ok((block.nullable_text("text")?, block.path))
     }
+}
+
+/// Reads a block that names a tool which a search has found.
+fn read_reference(mut block: Object) -> Result<Part, DialectError> {
+    block.text("tool_name").map(Part::ToolReference)
 }
 
 /// Reads an image whose bytes are in the request.

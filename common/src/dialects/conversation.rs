@@ -6,6 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::history::HISTORY_FIELD;
+use crate::openai::deferred_tools::{TOOL_REFERENCE, TOOL_REMOVAL};
 
 /// Messages so far.
 #[derive(Debug, Default)]
@@ -40,6 +41,10 @@ pub(super) enum Part {
     Audio(Map<String, Value>),
     /// A part of the history that no model reads here, as the client wrote it.
     Unread(Map<String, Value>),
+    /// Loads the tool whose function has this name.
+    ToolReference(String),
+    /// Withdraws the tool whose function has this name.
+    ToolRemoval(String),
 }
 
 impl Part {
@@ -49,6 +54,8 @@ impl Part {
             Self::Image(url) => json!({"type": "image_url", "image_url": {"url": url}}),
             Self::Audio(audio) => json!({"type": "input_audio", "input_audio": audio}),
             Self::Unread(part) => as_history(part.into()),
+            Self::ToolReference(name) => json!({"type": TOOL_REFERENCE, "tool_name": name}),
+            Self::ToolRemoval(name) => json!({"type": TOOL_REMOVAL, "tool_name": name}),
         }
     }
 }

@@ -12,12 +12,12 @@ use super::conversation::{Call, Conversation, Part};
 use super::custom::free_text_arguments;
 use super::field::{Field, Object, unsupported, wrong};
 use super::spelling::Origins;
-use super::tools::{CallForm, Listing, left_out_kind};
+use super::tools::{CallForm, Listing, TOOL_SEARCH, left_out_kind};
 use super::{Converted, DialectError, Spelling, drop_meaningless, read_object, write};
 use crate::empty_maps::is_empty_list;
 use crate::history::new_message;
 use crate::openai::{document_text, result_text, thought};
-use tools::{read_tool, read_tool_choice, take_tool};
+use tools::{define_tool, read_tool, read_tool_choice, take_tool};
 
 /// Fields that mean nothing in responses, besides those that mean nothing in any dialect.
 pub const DROPPED: &[&str] = &["include", "max_tokens", "max_tool_calls", "messages", "store", "truncation", "user"];
@@ -51,11 +51,11 @@ pub fn responses(body: &[u8]) -> Result<Converted, DialectError> {
     for tool in fields.optional_items("tools")? {
         read_tool(tool.object()?, &mut reader.tools)?;
     }
-    read_tool_choice(&mut fields, &reader.tools, &mut chat)?;
     if let Some(instructions) = fields.optional_text("instructions")? {
         reader.conversation.add_text("system", instructions, "instructions");
     }
     reader.read_input(fields.required("input")?)?;
+    read_tool_choice(&mut fields, &reader.tools, &mut chat)?;
     read_format(&mut fields, &mut chat)?;
     if let Some(effort) = fields.optional_object("reasoning")?.and_then(|mut reasoning| reasoning.take("effort")) {
         chat.insert("reasoning_effort".to_owned(), effort.text()?.into());
@@ -69,7 +69,7 @@ pub fn responses(body: &[u8]) -> Result<Converted, DialectError> {
     }
     let (functions, tool_origins, tools) = reader.tools.finish();
     chat.insert("messages".to_owned(), messages.into());
-    if has_tools {
+    if has_tools || !functions.is_empty() {
         chat.insert("tools".to_owned(), functions.into());
     }
     let Object { fields: mut rest, .. } = fields;
@@ -173,6 +173,8 @@ impl Reader {
                 self.conversation.result(id, output?, &item.path);
                 Ok(())
             }
+            kind @ ("tool_search_call" | "tool_search_output") if self.has_searches() => self.read_search(kind, item),
+            "additional_tools" => self.read_additional_tools(item),
             "reasoning" => self.read_reasoning(item),
             "item_reference" => {
                 let reason = "items are not stored here; send the item itself, as clients do with `store: false` (AI SDK: \
@@ -194,6 +196,47 @@ impl Reader {
                 Ok(())
             }
         }
+    }
+
+    /// Reads a search for tools: its call, or its result with the tools that it found.
+    fn read_search(&mut self, kind: &str, mut item: Object) -> Result<(), DialectError> {
+        // Searches that OpenAI's servers ran have none.
+        let id = item.optional_text("call_id")?.unwrap_or_else(|| TOOL_SEARCH.to_owned());
+        if kind == "tool_search_call" {
+            let name = self.search_name();
+            self.conversation.call(Call { id, name, arguments: read_arguments(&mut item)? }, &item.path);
+        } else {
+            let parts = self.read_loaded(&mut item)?;
+            self.conversation.result(id, parts, &item.path);
+        }
+        Ok(())
+    }
+
+    fn read_additional_tools(&mut self, mut item: Object) -> Result<(), DialectError> {
+        let role = item.optional_text("role")?.unwrap_or_else(|| "developer".to_owned());
+        for part in self.read_loaded(&mut item)? {
+            self.conversation.add(&role, part, &item.path);
+        }
+        Ok(())
+    }
+
+    /// Returns whether searches for tools are calls and results: the client runs them, or tools wait in the list.
+    fn has_searches(&self) -> bool {
+        self.tools.client_search().is_some() || self.tools.has_waiting()
+    }
+
+    /// Returns the name of the function that searches for tools.
+    fn search_name(&self) -> String {
+        self.tools.client_search().map_or_else(|| TOOL_SEARCH.to_owned(), |search| self.tools.function_name(search))
+    }
+
+    /// Reads the tools that an item brings; the model may call them from there on.
+    fn read_loaded(&mut self, item: &mut Object) -> Result<Vec<Part>, DialectError> {
+        let mut names = Vec::new();
+        for tool in item.optional_items("tools")? {
+            define_tool(tool.object()?, &mut self.tools, &mut names)?;
+        }
+        Ok(names.into_iter().map(Part::ToolReference).collect())
     }
 
     fn read_message(&mut self, mut item: Object) -> Result<(), DialectError> {

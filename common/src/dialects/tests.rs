@@ -1,5 +1,7 @@
 //! Tests of both dialects' conversions: they never panic, names can be mapped back, every result is a readable chat.
 
+mod deferred_tools;
+
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -13,11 +15,14 @@ const CONVERSIONS: [Convert; 3] = [anthropic::messages, anthropic::count_tokens,
 
 /// Values that the conversions look for.
 const WORDS: &str = "system user assistant text tool_use tool_result thinking function function_call function_call_output reasoning \
-    message input_text auto any tool ephemeral 5m json_schema namespace custom web_search custom_tool_call grammar bash_1";
+    message input_text auto any tool ephemeral 5m json_schema namespace custom web_search custom_tool_call grammar bash_1 \
+    tool_reference tool_addition tool_removal tool_definition tool_search tool_search_call tool_search_output \
+    tool_search_tool_result server_tool_use additional_tools compaction client";
 /// Field names that the conversions look for.
 const NAMES: &str = "type role content text system messages input max_tokens tools tool_choice name id call_id tool_use_id arguments \
     output input_schema parameters thinking summary instructions cache_control ttl output_config format schema reasoning effort \
-    stop_sequences metadata chat_template_kwargs include store background namespace definition syntax mcp_servers x";
+    stop_sequences metadata chat_template_kwargs include store background namespace definition syntax mcp_servers x \
+    defer_loading tool tool_name tool_references tool_changes execution";
 
 /// Returns JSON made of these names and values.
 fn some_json() -> impl Strategy<Value = Value> {

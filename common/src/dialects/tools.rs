@@ -10,14 +10,15 @@ use std::collections::HashMap;
 use serde_json::{Map, Value, json};
 
 use super::DialectError;
-use super::field::unsupported;
+use super::field::{Object, unsupported, wrong};
+use crate::openai::deferred_tools::{DEFER_LOADING, is_deferred};
 
 /// Kinds of tools that neither router nor worker runs, and kinds whose calls have a form that only the API owner's
 /// models know.
 ///
 /// Source: the tools in OpenAI's and Anthropic's API references, without versions (`web_search_20250305`) and variants
-/// (`web_search_preview`). `local_shell`, `shell`, `apply_patch`, `computer` and `tool_search` may be run by the
-/// client, but have their own types of call items.
+/// (`web_search_preview`). `local_shell`, `shell`, `apply_patch` and `computer` may be run by the client, but have
+/// their own types of call items. Of `tool_search`, the one that the client runs is a function.
 pub const LEFT_OUT_KINDS: &[&str] = &[
     "apply_patch",
     "code_execution",
@@ -28,10 +29,13 @@ pub const LEFT_OUT_KINDS: &[&str] = &[
     "local_shell",
     "mcp",
     "shell",
-    "tool_search",
+    TOOL_SEARCH,
     "web_fetch",
     "web_search",
 ];
+
+/// Kind of the tools that find others.
+pub const TOOL_SEARCH: &str = "tool_search";
 
 /// Text between a namespace and a name in a function's name.
 ///
@@ -56,6 +60,17 @@ pub enum CallForm {
     Function,
     /// One free text, which the chat's function takes as its argument [`super::FREE_TEXT`].
     Custom,
+    /// A search for tools that the client runs, with arguments as a JSON object.
+    ToolSearch,
+}
+
+/// Time from which on a tool is offered to the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Loading {
+    /// The start of the conversation.
+    Immediate,
+    /// The place where the conversation loads it.
+    Deferred,
 }
 
 /// Tools of a request, by the names of their functions.
@@ -95,19 +110,61 @@ pub(super) struct Listing {
     origins: Vec<String>,
     names: ToolNames,
     function_names: HashMap<Tool, String>,
+    /// Number of its first functions that are in the request's list; the conversation brings all others.
+    n_listed: usize,
+    is_search_left_out: bool,
 }
 
 impl Listing {
-    /// Adds a tool as a function with these fields beside its name; `origin` is its path in the body.
-    pub fn add(&mut self, tool: Tool, fields: Map<String, Value>, origin: String) {
+    /// Adds a tool of the request's list as a function with these fields beside its name; `origin` is its path in the
+    /// body.
+    pub fn add(&mut self, tool: Tool, loading: Loading, fields: Map<String, Value>, origin: String) {
         let name = self.function_name(&tool);
-        let mut function = Map::new();
-        function.insert("name".to_owned(), name.clone().into());
-        function.extend(fields);
-        self.functions.push(json!({"type": "function", "function": function}));
+        self.functions.push(function(&name, loading, fields));
         self.origins.push(origin);
         self.names.by_function.insert(name.clone(), tool.clone());
         self.function_names.insert(tool, name);
+        self.n_listed = self.functions.len();
+    }
+
+    /// Adds a tool that the conversation brings and returns the name of its function. A later definition replaces an
+    /// earlier one, but not one of the request's list.
+    pub fn define(&mut self, tool: Tool, fields: Map<String, Value>, origin: String) -> String {
+        let name = self.function_name(&tool);
+        let known = self.functions.iter().position(|function| function["function"]["name"] == name.as_str());
+        match known {
+            Some(idx) if idx < self.n_listed => {}
+            Some(idx) => self.functions[idx] = function(&name, Loading::Deferred, fields),
+            None => {
+                let n_listed = self.n_listed;
+                self.add(tool, Loading::Deferred, fields, origin);
+                self.n_listed = n_listed;
+            }
+        }
+        name
+    }
+
+    /// Returns whether tools of the list wait until the conversation loads them. They do not if the request lists a
+    /// search that its API's owner runs, since nobody would load them here.
+    pub fn has_waiting(&self) -> bool {
+        !self.is_search_left_out && self.functions[..self.n_listed].iter().any(is_deferred)
+    }
+
+    /// Returns whether the list has tools, and all of them wait.
+    pub fn is_all_deferred(&self) -> bool {
+        let listed = &self.functions[..self.n_listed];
+        self.names.left_out.is_empty() && !listed.is_empty() && listed.iter().all(is_deferred)
+    }
+
+    /// Returns the search for tools that the client runs, if the list has one.
+    pub fn client_search(&self) -> Option<&Tool> {
+        self.names.by_function.values().find(|tool| tool.form == CallForm::ToolSearch)
+    }
+
+    /// Records a tool of the list that is left out.
+    pub fn leave_out_listed(&mut self, kind: &'static str) {
+        self.is_search_left_out |= kind == TOOL_SEARCH;
+        self.leave_out(kind);
     }
 
     /// Records a tool that is left out.
@@ -154,12 +211,38 @@ impl Listing {
     }
 
     /// Returns the functions, the path of each in the body, and the map back from their names.
-    pub fn finish(self) -> (Vec<Value>, Vec<String>, ToolNames) {
+    pub fn finish(mut self) -> (Vec<Value>, Vec<String>, ToolNames) {
+        if self.is_search_left_out {
+            for function in &mut self.functions[..self.n_listed] {
+                function.as_object_mut().map(|function| function.shift_remove(DEFER_LOADING));
+            }
+        }
         (self.functions, self.origins, self.names)
     }
 
     fn absence(&self) -> String {
         format!("tools of these types are not run here and were left out: {}", self.names.left_out.join(", "))
+    }
+}
+
+/// Returns the chat's tool for a function with these fields beside its name.
+fn function(name: &str, loading: Loading, fields: Map<String, Value>) -> Value {
+    let mut function = Map::new();
+    function.insert("name".to_owned(), name.into());
+    function.extend(fields);
+    let mut tool = json!({"type": "function", "function": function});
+    if loading == Loading::Deferred {
+        tool[DEFER_LOADING] = true.into();
+    }
+    tool
+}
+
+/// Takes out whether a tool waits.
+pub(super) fn take_loading(tool: &mut Object) -> Result<Loading, DialectError> {
+    match tool.take(DEFER_LOADING).map(|field| (field.value, field.path)) {
+        None | Some((Value::Bool(false), _)) => Ok(Loading::Immediate),
+        Some((Value::Bool(true), _)) => Ok(Loading::Deferred),
+        Some((_, path)) => Err(wrong(&path, "must be true or false")),
     }
 }
 
@@ -173,7 +256,7 @@ mod tests {
 
     fn listing(tools: &[Tool]) -> Listing {
         let mut listing = Listing::default();
-        tools.iter().for_each(|tool| listing.add(tool.clone(), Map::new(), String::new()));
+        tools.iter().for_each(|tool| listing.add(tool.clone(), Loading::Immediate, Map::new(), String::new()));
         listing
     }
 

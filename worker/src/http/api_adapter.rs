@@ -164,7 +164,7 @@ pub async fn count_tokens(
         let count = || {
             let chat = read_chat(&body, &salt)?;
             serving.check_model(chat.model.as_deref())?;
-            fields::read::<ToolFields>(&body)?.resolve(serving.reasoning_output)?;
+            fields::read::<ToolFields>(&body)?.resolve(&chat.messages, serving.reasoning_output)?;
             serving.count_tokens(&chat)
         };
         count().map_err(|error: RequestError| error.respelled(&spelling))

@@ -116,16 +116,20 @@ impl ResponseWriter {
         }
     }
 
-    fn is_custom(&self, part: &MessagePart) -> bool {
-        self.tool(part).is_some_and(|tool| tool.form == CallForm::Custom)
+    /// Returns the form of a call; absent for other parts and for tools that the client did not list.
+    fn form(&self, part: &MessagePart) -> Option<CallForm> {
+        self.tool(part).map(|tool| tool.form)
     }
 
     fn add_id(&mut self, part: &MessagePart) {
         let prefix = match part.kind {
             PartKind::Thought => "rs",
             PartKind::Text => "msg",
-            PartKind::Call { .. } if self.is_custom(part) => "ctc",
-            PartKind::Call { .. } => "fc",
+            PartKind::Call { .. } => match self.form(part) {
+                Some(CallForm::Custom) => "ctc",
+                Some(CallForm::ToolSearch) => "tsc",
+                Some(CallForm::Function) | None => "fc",
+            },
         };
         let id = self.beginning.identity.part_id("item", self.item_ids.len());
         self.item_ids.push(format!("{prefix}_{id}"));
@@ -191,9 +195,14 @@ impl DialectWriter for ResponseWriter {
     }
 
     fn grow(&mut self, out: &mut Vec<u8>, part: &MessagePart, text: &str) {
-        if !self.is_custom(part) {
-            self.write(out, &Event::delta(part, self.place(part), text));
-            return;
+        match self.form(part) {
+            Some(CallForm::Custom) => {}
+            // Its item alone has its arguments.
+            Some(CallForm::ToolSearch) => return,
+            Some(CallForm::Function) | None => {
+                self.write(out, &Event::delta(part, self.place(part), text));
+                return;
+            }
         }
         let delta = self.free_text.push(text);
         if !delta.is_empty() {
@@ -204,7 +213,9 @@ impl DialectWriter for ResponseWriter {
 
     fn close(&mut self, out: &mut Vec<u8>, part: &MessagePart, end: PartEnd) {
         let place = self.place(part);
-        self.write(out, &Event::done(part, place, self.tool(part)));
+        if let Some(done) = Event::done(part, place, self.tool(part)) {
+            self.write(out, &done);
+        }
         if let Some(content) = Content::of(part, &part.text) {
             self.write(out, &Event::ContentDone { place, part: content });
         }

@@ -32,6 +32,8 @@ pub(super) struct NamedTool<'a> {
 pub(super) struct RequestTools<'a> {
     /// Tools that may be called.
     pub tools: &'a [NamedTool<'a>],
+    /// Tools that wait until the conversation loads them, and those that it removed.
+    pub waiting: &'a [NamedTool<'a>],
     /// Kinds of omitted tools.
     pub left_out: &'a [&'static str],
 }
@@ -41,6 +43,11 @@ impl<'a> NamedTool<'a> {
     pub fn of(tool: &'a Value) -> Option<Self> {
         let kind = ["function", CUSTOM].into_iter().find(|kind| tool["type"] == *kind)?;
         Some(Self { kind, name: tool[kind]["name"].as_str()? })
+    }
+
+    /// Returns its name.
+    pub fn name(&self) -> &'a str {
+        self.name
     }
 }
 
@@ -64,7 +71,9 @@ pub(super) fn read<'a>(
         }
         Some(choice) if choice["type"] == "allowed_tools" => read_allowed(choice, listed),
         Some(choice) if choice["type"] == "function" || choice["type"] == CUSTOM => {
-            listed.check_any()?;
+            if listed.waiting.is_empty() {
+                listed.check_any()?;
+            }
             let kind = choice["type"].as_str().unwrap_or_default();
             let named = NamedTool::of(choice)
                 .ok_or_else(|| refused("", &format!("`tool_choice.{kind}.name` must be a string")))?;
@@ -79,7 +88,7 @@ pub(super) fn read<'a>(
     }
 }
 
-/// Reads a list of the only tools that may be called. Omitted tools are ignored.
+/// Reads a list of the only tools that may be called. Omitted tools and those that wait are ignored.
 fn read_allowed<'a>(choice: &'a Value, listed: &RequestTools<'_>) -> Result<ToolSelection<'a>, RequestError> {
     let at = ".allowed_tools";
     let Some(allowed) = choice["allowed_tools"].as_object() else {
@@ -107,8 +116,10 @@ fn read_allowed<'a>(choice: &'a Value, listed: &RequestTools<'_>) -> Result<Tool
                 &format!("`tool_choice{at}` must be {{\"type\": \"function\", \"function\": {{\"name\": ...}}}}"),
             )
         })?;
-        listed.check_named(&named, &at)?;
-        only.push(named);
+        if !listed.waiting.contains(&named) {
+            listed.check_named(&named, &at)?;
+            only.push(named);
+        }
     }
     match tool_choice {
         ToolChoice::Required if only.is_empty() => {
@@ -123,6 +134,9 @@ fn read_allowed<'a>(choice: &'a Value, listed: &RequestTools<'_>) -> Result<Tool
 impl RequestTools<'_> {
     fn check_any(&self) -> Result<(), RequestError> {
         match (self.tools, self.left_out) {
+            ([], _) if !self.waiting.is_empty() => {
+                Err(refused("", "`tool_choice` requires a call, but the conversation has loaded none of the `tools`"))
+            }
             ([], []) => Err(refused("", "`tool_choice` requires a call, but there are no `tools`")),
             ([], left_out) => {
                 let reason =
@@ -137,7 +151,12 @@ impl RequestTools<'_> {
         if self.tools.contains(named) {
             return Ok(());
         }
-        Err(refused(at, &format!("`tool_choice{at}` names a tool that is not among the `tools`")))
+        let reason = if self.waiting.contains(named) {
+            "names a tool that the conversation has not loaded, or has removed"
+        } else {
+            "names a tool that is not among the `tools`"
+        };
+        Err(refused(at, &format!("`tool_choice{at}` {reason}")))
     }
 }
 

@@ -3,6 +3,7 @@
 //! Not here: their checks (`tools`). The test `the_document_and_the_parsers_agree_field_by_field` compares both.
 
 use schemars::{Schema, SchemaGenerator, json_schema};
+use serde_json::{Value, json};
 use warmpath_common::dialects::LEFT_OUT_KINDS;
 
 use super::{NAME_BYTES_MAX, TOOLS_MAX};
@@ -29,16 +30,24 @@ pub(super) fn tools(_: &mut SchemaGenerator) -> Schema {
         "items": {"anyOf": [
             {
                 "type": "object",
-                "properties": {"type": {"const": "function"}, "function": function},
+                "properties": {"type": {"const": "function"}, "function": function, "defer_loading": defer_loading()},
                 "required": ["type", "function"],
             },
             {
                 "type": "object",
-                "properties": {"type": {"const": "custom"}, "custom": custom()},
+                "properties": {"type": {"const": "custom"}, "custom": custom(), "defer_loading": defer_loading()},
                 "required": ["type", "custom"],
             },
             left_out(),
         ]},
+    })
+}
+
+/// Returns the schema of the field with which a tool waits.
+pub(super) fn defer_loading() -> Value {
+    json!({
+        "type": ["boolean", "null"],
+        "description": "Whether the tool is not shown to the model until the conversation loads it.",
     })
 }
 

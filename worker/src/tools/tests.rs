@@ -19,7 +19,7 @@ fn tool(name: &str, parameters: Value) -> Value {
 #[track_caller]
 fn check(body: Value, param: &str, says: &str) {
     let text = body.to_string();
-    let error = fields(body).resolve(ReasoningOutput::Apart).expect_err(&text[..text.len().min(200)]);
+    let error = fields(body).resolve(&[], ReasoningOutput::Apart).expect_err(&text[..text.len().min(200)]);
     assert_eq!(error.param().as_deref(), Some(param), "{error}");
     assert!(error.to_string().contains(says), "{error}");
 }
@@ -99,7 +99,7 @@ fn tools_that_the_worker_does_not_run_are_omitted_and_the_others_keep_their_orde
         json!({"tools": tools, "tool_choice": choice, "web_search_options": {}})
     };
     let all = fields(listed(json!("required")));
-    let (wish, _) = all.resolve(ReasoningOutput::Apart).expect("a function is left");
+    let (wish, _) = all.resolve(&[], ReasoningOutput::Apart).expect("a function is left");
     assert_eq!(wish.tools.iter().map(|tool| &tool["function"]["name"]).collect::<Vec<_>>(), ["a"]);
     assert_eq!(all.left_out(), ["web_search", "mcp"]);
     assert_eq!(fields(json!({"web_search_options": {"search_context_size": "low"}})).left_out(), ["web_search"]);
@@ -111,7 +111,7 @@ fn tools_that_the_worker_does_not_run_are_omitted_and_the_others_keep_their_orde
     check(json!({"tools": [search], "tool_choice": "required"}), "tool_choice", "left out: web_search");
     check(json!({"web_search_options": {}, "tool_choice": "required"}), "tool_choice", "left out: web_search");
     let (wish, _) = fields(json!({"tools": [search], "tool_choice": "auto"}))
-        .resolve(ReasoningOutput::Apart)
+        .resolve(&[], ReasoningOutput::Apart)
         .expect("none is demanded");
     assert_eq!((wish.tool_choice, wish.tools.len()), (ToolChoice::None, 0));
 }
@@ -121,7 +121,7 @@ fn a_choice_decides_which_tools_may_be_called() {
     let resolved = |choice: Value| {
         let tools = [tool("a", json!(null)), tool("b", json!({}))];
         let fields = fields(json!({"tools": tools, "tool_choice": choice, "parallel_tool_calls": true}));
-        let (wish, _) = fields.resolve(ReasoningOutput::Apart).expect("the fields are right");
+        let (wish, _) = fields.resolve(&[], ReasoningOutput::Apart).expect("the fields are right");
         (wish.tool_choice, wish.tools.len(), wish.parallel_tool_calls)
     };
     assert_eq!(resolved(json!(null)), (ToolChoice::Auto, 2, Some(true)));
@@ -137,9 +137,45 @@ fn a_choice_decides_which_tools_may_be_called() {
     assert_eq!(resolved(allowed("required", several)), (ToolChoice::Required, 1, Some(true)));
     assert_eq!(resolved(allowed("auto", json!([{"type": "mcp"}]))), (ToolChoice::None, 0, Some(true)));
     let (wish, _) = fields(json!({"tools": [], "tool_choice": "auto"}))
-        .resolve(ReasoningOutput::Apart)
+        .resolve(&[], ReasoningOutput::Apart)
         .expect("no tools are no error");
     assert_eq!(wish.tool_choice, ToolChoice::None);
+}
+
+#[test]
+fn a_tool_may_be_called_once_the_conversation_has_loaded_it() {
+    let deferred = |name: &str| {
+        let mut tool = tool(name, json!({}));
+        tool["defer_loading"] = true.into();
+        tool
+    };
+    let tools = json!([tool("a", json!({})), deferred("b"), deferred("c")]);
+    let loaded = json!([{"role": "tool", "content": [{"type": "tool_reference", "tool_name": "b"}]}]);
+    let loaded: Vec<Map<String, Value>> = serde_json::from_value(loaded).expect("messages");
+    let resolved = |choice: Value, messages: &[Map<String, Value>]| {
+        let resolved = fields(json!({"tools": tools, "tool_choice": choice})).resolve(messages, ReasoningOutput::Apart);
+        let names = |wish: FormatWish| -> String {
+            wish.tools.iter().map(|tool| tool["function"]["name"].as_str().unwrap_or_default()).collect()
+        };
+        resolved.map(|(wish, _)| names(wish)).map_err(|error| error.to_string())
+    };
+    assert_eq!(resolved(json!("required"), &[]), Ok("a".to_owned()));
+    assert_eq!(resolved(json!("required"), &loaded), Ok("ab".to_owned()));
+    let named = |name: &str| json!({"type": "function", "function": {"name": name}});
+    assert_eq!(resolved(named("b"), &loaded), Ok("b".to_owned()));
+    for messages in [&[][..], &loaded] {
+        let error = resolved(named("c"), messages).expect_err("it waits");
+        assert!(error.contains("not loaded"), "{error}");
+    }
+    let allowed = json!({"mode": "required", "tools": [named("b"), named("c")]});
+    let allowed = json!({"type": "allowed_tools", "allowed_tools": allowed});
+    assert_eq!(resolved(allowed.clone(), &loaded), Ok("b".to_owned()));
+    resolved(allowed, &[]).expect_err("none of them is loaded");
+    check(json!({"tools": [deferred("b")], "tool_choice": "required"}), "tool_choice", "loaded none");
+    check(json!({"tools": [deferred("b")], "tool_choice": named("b")}), "tool_choice", "not loaded");
+    let mut wrong = tool("a", json!({}));
+    wrong["defer_loading"] = json!("yes");
+    check(json!({"tools": [wrong]}), "tools[0].defer_loading", "true or false");
 }
 
 #[test]
@@ -148,7 +184,7 @@ fn custom_tools_are_functions_of_one_text() {
     let all = fields(
         json!({"tools": [tool("a", json!({})), custom], "tool_choice": {"type": "custom", "custom": {"name": "patch"}}}),
     );
-    let (wish, _) = all.resolve(ReasoningOutput::Apart).expect("the fields are right");
+    let (wish, _) = all.resolve(&[], ReasoningOutput::Apart).expect("the fields are right");
     let function = &wish.tools[0]["function"];
     assert_eq!((wish.tools.len(), &function["name"], &function["description"]), (1, &json!("patch"), &json!("Edits.")));
     assert_eq!(function["parameters"]["required"], json!(["input"]));
@@ -239,7 +275,7 @@ fn accepts_ordinary_schemas() {
     let many: Vec<Value> = (0..100).map(|n| tool(&format!("f{n}"), wide.clone())).collect();
     let several = [recursive, of_root, escaped, nowhere].map(|schema| vec![tool("a", schema)]);
     for tools in several.into_iter().chain([many]) {
-        fields(json!({"tools": tools})).resolve(ReasoningOutput::Apart).expect("these are accepted");
+        fields(json!({"tools": tools})).resolve(&[], ReasoningOutput::Apart).expect("these are accepted");
     }
 }
 
@@ -250,7 +286,7 @@ fn the_largest_accepted_schemas_compile_quickly() {
     let templates = ChatTemplates::compile(&source, ("", "")).expect("it compiles");
     let largest = |schema: &dyn Fn(usize) -> Value| {
         let is_let_in =
-            |n: &usize| fields(json!({"tools": [tool("a", schema(*n))]})).resolve(ReasoningOutput::Apart).is_ok();
+            |n: &usize| fields(json!({"tools": [tool("a", schema(*n))]})).resolve(&[], ReasoningOutput::Apart).is_ok();
         (1..).map(|exponent| 1 << exponent).take_while(is_let_in).last().expect("a small one is let in")
     };
     let optional = |n: usize| {

@@ -7,20 +7,47 @@ use serde_json::{Map, Value, json};
 
 use super::super::DialectError;
 use super::super::field::{Object, unsupported, wrong};
-use super::super::tools::{CallForm, Listing, Tool, left_out_kind};
+use super::super::tools::{CallForm, Listing, Tool, left_out_kind, take_loading};
 
 /// Kinds of Anthropic's tools that clients run, without versions (`bash_20250124`).
 ///
 /// `computer` is left out instead, since its results are images.
 pub const CLIENT_KINDS: &[&str] = &["bash", "memory", "text_editor"];
 
-/// Reads a tool whose `cache_control` was taken out.
+/// Reads a tool of the list, whose `cache_control` was taken out.
 pub(super) fn read_tool(mut tool: Object, tools: &mut Listing) -> Result<(), DialectError> {
+    let loading = take_loading(&mut tool)?;
+    match read_fields(&mut tool)? {
+        Definition::LeftOut(kind) => tools.leave_out_listed(kind),
+        Definition::Function(fields) => tools.add(named(tool.text("name")?), loading, fields, tool.path),
+    }
+    Ok(())
+}
+
+/// Reads a tool that a message defines and returns the name of its function; `None` if it is left out.
+pub(super) fn define_tool(mut tool: Object, tools: &mut Listing) -> Result<Option<String>, DialectError> {
+    match read_fields(&mut tool)? {
+        Definition::LeftOut(kind) => {
+            tools.leave_out(kind);
+            Ok(None)
+        }
+        Definition::Function(fields) => Ok(Some(tools.define(named(tool.text("name")?), fields, tool.path))),
+    }
+}
+
+/// Definition of a tool.
+enum Definition {
+    /// Its kind is left out.
+    LeftOut(&'static str),
+    /// Fields of its function beside the name.
+    Function(Map<String, Value>),
+}
+
+fn read_fields(tool: &mut Object) -> Result<Definition, DialectError> {
     let kind = tool.optional_text("type")?;
     let kind = kind.as_deref().unwrap_or("custom");
     if let Some(left_out) = left_out_kind(kind) {
-        tools.leave_out(left_out);
-        return Ok(());
+        return Ok(Definition::LeftOut(left_out));
     }
     let mut fields = Map::new();
     if kind == "custom" {
@@ -38,8 +65,7 @@ pub(super) fn read_tool(mut tool: Object, tools: &mut Listing) -> Result<(), Dia
         let reason = format!("tools of type `{kind}` are not known; a client's own tools (`custom`) are");
         return Err(unsupported(&tool.path_of("type"), reason));
     }
-    tools.add(named(tool.text("name")?), fields, tool.path);
-    Ok(())
+    Ok(Definition::Function(fields))
 }
 
 fn named(name: String) -> Tool {

@@ -6,35 +6,52 @@
 use serde_json::{Map, Value, json};
 
 use super::super::custom::free_text_fields;
-use super::super::field::{Object, unsupported, wrong};
-use super::super::tools::{CallForm, Listing, Tool, left_out_kind};
+use super::super::field::{Field, Object, unsupported, wrong};
+use super::super::tools::{CallForm, Listing, Loading, TOOL_SEARCH, Tool, left_out_kind, take_loading};
 use super::super::{CUSTOM, DialectError};
 use crate::empty_maps::is_empty_list;
 
-/// Reads a tool, or every tool of a namespace.
-pub(super) fn read_tool(mut tool: Object, tools: &mut Listing) -> Result<(), DialectError> {
-    let kind = tool.text("type")?;
-    if kind == "namespace" {
-        return read_namespace(tool, tools);
-    }
-    if let Some(left_out) = left_out_kind(&kind) {
-        tools.leave_out(left_out);
-        return Ok(());
-    }
-    read_callable(&kind, tool, (None, tools))
-}
-
-fn read_namespace(mut namespace: Object, tools: &mut Listing) -> Result<(), DialectError> {
-    let name = named(&mut namespace)?;
-    for tool in namespace.required("tools")?.items()? {
-        let mut tool = tool.object()?;
-        let kind = tool.text("type")?;
-        match left_out_kind(&kind) {
-            Some(left_out) => tools.leave_out(left_out),
-            None => read_callable(&kind, tool, (Some(name.clone()), tools))?,
+/// Reads a tool of the list, or every tool of a namespace.
+pub(super) fn read_tool(tool: Object, tools: &mut Listing) -> Result<(), DialectError> {
+    for definition in read_definitions(tool)? {
+        match definition {
+            Definition::LeftOut(kind) => tools.leave_out_listed(kind),
+            Definition::Function { tool, loading, fields, path } => tools.add(tool, loading, fields, path),
         }
     }
     Ok(())
+}
+
+/// Reads a tool that an item brings, or every tool of a namespace, and adds the names of their functions.
+pub(super) fn define_tool(tool: Object, tools: &mut Listing, names: &mut Vec<String>) -> Result<(), DialectError> {
+    for definition in read_definitions(tool)? {
+        match definition {
+            Definition::LeftOut(kind) => tools.leave_out(kind),
+            Definition::Function { tool, fields, path, .. } => names.push(tools.define(tool, fields, path)),
+        }
+    }
+    Ok(())
+}
+
+/// Definition of a tool.
+enum Definition {
+    /// Its kind is left out.
+    LeftOut(&'static str),
+    /// The client runs it.
+    Function { tool: Tool, loading: Loading, fields: Map<String, Value>, path: String },
+}
+
+fn read_definitions(mut tool: Object) -> Result<Vec<Definition>, DialectError> {
+    let kind = tool.text("type")?;
+    if kind != "namespace" {
+        return Ok(vec![read_definition(&kind, tool, None)?]);
+    }
+    let namespace = named(&mut tool)?;
+    let read = |tool: Field| {
+        let mut tool = tool.object()?;
+        read_definition(&tool.text("type")?, tool, Some(namespace.clone()))
+    };
+    tool.required("tools")?.items()?.into_iter().map(read).collect()
 }
 
 /// Returns a name, which must not be empty: a function's name cannot be made of an empty half.
@@ -43,23 +60,27 @@ fn named(object: &mut Object) -> Result<String, DialectError> {
     if name.is_empty() { Err(wrong(&object.path_of("name"), "is empty")) } else { Ok(name) }
 }
 
-/// Reads a tool that the client runs, with or without a namespace.
-fn read_callable(
-    kind: &str,
-    mut tool: Object,
-    (namespace, tools): (Option<String>, &mut Listing),
-) -> Result<(), DialectError> {
+/// Reads a tool with or without a namespace.
+fn read_definition(kind: &str, mut tool: Object, namespace: Option<String>) -> Result<Definition, DialectError> {
+    if kind == TOOL_SEARCH && tool.optional_text("execution")?.as_deref() == Some("client") {
+        let search = Tool { namespace: None, name: TOOL_SEARCH.to_owned(), form: CallForm::ToolSearch };
+        let fields = function_fields(&mut tool);
+        return Ok(Definition::Function { tool: search, loading: Loading::Immediate, fields, path: tool.path });
+    }
+    if let Some(left_out) = left_out_kind(kind) {
+        return Ok(Definition::LeftOut(left_out));
+    }
     let Some(form) = form_named(kind) else {
         let reason = format!("tools of type `{kind}` are not known; `function`, `custom` and `namespace` are");
         return Err(unsupported(&tool.path_of("type"), reason));
     };
     let name = named(&mut tool)?;
+    let loading = take_loading(&mut tool)?;
     let fields = match form {
-        CallForm::Function => function_fields(&mut tool),
         CallForm::Custom => custom_fields(&mut tool)?,
+        CallForm::Function | CallForm::ToolSearch => function_fields(&mut tool),
     };
-    tools.add(Tool { namespace, name, form }, fields, tool.path);
-    Ok(())
+    Ok(Definition::Function { tool: Tool { namespace, name, form }, loading, fields, path: tool.path })
 }
 
 fn function_fields(tool: &mut Object) -> Map<String, Value> {
@@ -118,6 +139,9 @@ pub(super) fn read_tool_choice(
 /// Returns a chat's choice of one tool, or of the tools that alone may be called.
 fn read_chosen(mut choice: Object, tools: &Listing) -> Result<Value, DialectError> {
     let kind = choice.text("type")?;
+    if let Some(search) = tools.client_search().filter(|_| kind == TOOL_SEARCH) {
+        return Ok(json!({"type": "function", "function": {"name": tools.function_name(search)}}));
+    }
     let Some(form) = form_named(&kind) else {
         if kind == "allowed_tools" {
             return read_allowed(choice, tools);
@@ -142,7 +166,9 @@ fn read_allowed(mut choice: Object, tools: &Listing) -> Result<Value, DialectErr
     for tool in choice.required("tools")?.items()? {
         let mut tool = tool.object()?;
         let kind = tool.text("type")?;
-        if let Some(form) = form_named(&kind) {
+        if let Some(search) = tools.client_search().filter(|_| kind == TOOL_SEARCH) {
+            allowed.push(json!({"type": "function", "function": {"name": tools.function_name(search)}}));
+        } else if let Some(form) = form_named(&kind) {
             let named = take_tool(&mut tool, form)?;
             tools.check_named(&named, &tool.path_of("name"))?;
             allowed.push(json!({"type": "function", "function": {"name": tools.function_name(&named)}}));

@@ -437,6 +437,7 @@ async fn calls_have_the_clients_names_and_formats() {
     let tools = json!([
         {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]},
         {"type": "custom", "name": "patch"},
+        {"type": "tool_search", "execution": "client", "parameters": {"type": "object"}},
     ]);
     let body = json!({"input": "Hi", "tools": tools});
     let (mut writing, _engine) = writing::<ResponseWriter>(body, vec![ended(FinishReason::EndOfGeneration)]).await;
@@ -450,6 +451,8 @@ async fn calls_have_the_clients_names_and_formats() {
         call(1, Some(("c2", "patch")), "{\"inp"),
         call(1, None, "ut\": \"a\\"),
         call(1, None, "nb\"}"),
+        call(2, Some(("c3", "tool_search")), "{\"query\": "),
+        call(2, None, "\"q\"}"),
     ] {
         writing.write_piece(&mut out, MessagePiece::Call(&call));
     }
@@ -463,11 +466,15 @@ async fn calls_have_the_clients_names_and_formats() {
         "arguments": "{}"});
     let custom = json!({"type": "custom_tool_call", "id": "ctc", "status": "completed", "call_id": "c2", "name": "patch",
         "input": "a\nb"});
-    assert_eq!(done, [&function, &custom]);
+    let search = json!({"type": "tool_search_call", "id": "tsc", "status": "completed", "call_id": "c3", "execution": "client",
+        "arguments": {"query": "q"}});
+    assert_eq!(done, [&function, &custom, &search]);
     let deltas = events.iter().filter(|(name, _)| name == "response.custom_tool_call_input.delta");
     assert_eq!(deltas.map(|event| event.1["delta"].as_str()).collect::<Option<String>>().as_deref(), Some("a\nb"));
     let done = events.iter().find(|(name, _)| name == "response.custom_tool_call_input.done").expect("there is one");
     assert_eq!((&done.1["input"], &done.1["item_id"]), (&json!("a\nb"), &json!("ctc")));
     let last = &events.last().expect("there are events").1;
-    assert_eq!(last["response"]["output"], json!([function, custom]));
+    assert_eq!(last["response"]["output"], json!([function, custom, search]));
+    let of_search = events.iter().filter(|(_, event)| event["output_index"] == 2).map(|(name, _)| name.as_str());
+    assert_eq!(of_search.collect::<Vec<_>>(), ["response.output_item.added", "response.output_item.done"]);
 }

@@ -8,7 +8,7 @@ use warmpath_common::dialects::{DROPPED, LEFT_OUT_KINDS, anthropic, responses};
 use warmpath_common::media::ImageFormat;
 use warmpath_common::openai::schemas::{self, IMAGE_URL};
 
-use crate::tools::function_name_pattern;
+use crate::tools::{defer_loading_schema, function_name_pattern};
 
 /// Fields of a chat that have other formats in the two dialects.
 const SPELLED_OTHERWISE: &[&str] = &["messages", "tools", "tool_choice", "response_format"];
@@ -195,6 +195,7 @@ fn tool(cache: &Value) -> Value {
             "description": {"type": ["string", "null"]},
             "input_schema": {"type": "object", "description": "A JSON schema."},
             "strict": {"type": ["boolean", "null"]},
+            "defer_loading": defer_loading_schema(),
             "cache_control": cache,
         },
         "required": ["name", "input_schema"],
@@ -204,6 +205,7 @@ fn tool(cache: &Value) -> Value {
         "properties": {
             "type": {"type": "string", "pattern": format!("^({})_", anthropic::CLIENT_KINDS.join("|"))},
             "name": name,
+            "defer_loading": defer_loading_schema(),
             "cache_control": cache,
         },
         "required": ["type", "name"],
@@ -347,6 +349,7 @@ fn response_tool() -> Value {
         "description": {"type": ["string", "null"]},
         "parameters": {"type": ["object", "null"], "description": "A JSON schema."},
         "strict": {"type": ["boolean", "null"]},
+        "defer_loading": defer_loading_schema(),
     });
     let grammar = json!({"syntax": {"type": "string"}, "definition": {"type": "string"}});
     let format = json!({"anyOf": [
@@ -354,7 +357,10 @@ fn response_tool() -> Value {
         tagged("grammar", grammar, &["syntax", "definition"]),
         {"type": "null"},
     ]});
-    let custom = json!({"name": name, "description": {"type": ["string", "null"]}, "format": format});
+    let description = json!({"type": ["string", "null"]});
+    let custom = json!({
+        "name": name, "description": description, "format": format, "defer_loading": defer_loading_schema(),
+    });
     let callable = [tagged("function", function, &["name"]), tagged("custom", custom, &["name"])];
     let tools = json!({"type": "array", "items": {"anyOf": callable}});
     let namespace = json!({"name": name, "tools": tools});

@@ -4,6 +4,7 @@
 
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::{Map, Value};
 use warmpath_common::dialects::{CallForm, Tool};
 
 use super::super::content_parts::{MessagePart, PartKind};
@@ -151,6 +152,19 @@ pub enum Item<'a> {
         /// The text.
         input: String,
     },
+    /// Search for tools that the client runs.
+    ToolSearchCall {
+        /// Id of the item.
+        id: &'a str,
+        /// State of the item.
+        status: &'static str,
+        /// Id of the call.
+        call_id: &'a str,
+        /// Always `client`.
+        execution: &'static str,
+        /// Arguments of the search; empty until they are complete.
+        arguments: Map<String, Value>,
+    },
 }
 
 impl<'a> Item<'a> {
@@ -170,6 +184,10 @@ impl<'a> Item<'a> {
                 match tool.map(|tool| tool.form) {
                     Some(CallForm::Custom) => {
                         Self::CustomToolCall { id, status, call_id, namespace, name, input: FreeText::of(arguments) }
+                    }
+                    Some(CallForm::ToolSearch) => {
+                        let arguments = serde_json::from_str(arguments).unwrap_or_default();
+                        Self::ToolSearchCall { id, status, call_id, execution: "client", arguments }
                     }
                     Some(CallForm::Function) | None => {
                         Self::FunctionCall { id, status, call_id, namespace, name, arguments }
@@ -387,21 +405,23 @@ impl<'a> Event<'a> {
         }
     }
 
-    /// Returns the event of a part's whole text. `tool` is the tool of a call.
-    pub fn done(part: &'a MessagePart, place: PartPosition<'a>, tool: Option<&'a Tool>) -> Self {
+    /// Returns the event of a part's whole text; `None` for a search for tools, whose item alone has its arguments.
+    /// `tool` is the tool of a call.
+    pub fn done(part: &'a MessagePart, place: PartPosition<'a>, tool: Option<&'a Tool>) -> Option<Self> {
         let PartPosition { item_id, output_index, .. } = place;
         let text = part.text.as_str();
-        match &part.kind {
+        Some(match &part.kind {
             PartKind::Thought => Self::ThoughtDone { place, text },
             PartKind::Text => Self::TextDone { place, text, logprobs: [] },
             PartKind::Call { name, .. } => match tool {
+                Some(Tool { form: CallForm::ToolSearch, .. }) => return None,
                 Some(Tool { form: CallForm::Custom, .. }) => {
                     Self::InputDone { item_id, output_index, input: FreeText::of(text) }
                 }
                 Some(Tool { name, .. }) => Self::ArgumentsDone { item_id, output_index, name, arguments: text },
                 None => Self::ArgumentsDone { item_id, output_index, name, arguments: text },
             },
-        }
+        })
     }
 
     /// Returns the name of the event.
