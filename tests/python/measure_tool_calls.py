@@ -1,7 +1,8 @@
-"""Measures whether a model calls tools as well with `--tools-first` as without: measure_tool_calls.py --model FILE.
+"""Measures how well a model calls tools, by the order in which it reads them: measure_tool_calls.py --model FILE.
 
 A worker with the model is asked for calls that one of eight tools answers, at temperature 0: `tool_choice` auto, where the model may answer
 in words, and required, where it must call. A call counts as right if its tool is, and its argument has what the question names.
+The worker is started with each flag about order, and a client sends its tools in each of several orders.
 """
 
 import argparse
@@ -62,10 +63,33 @@ def tool(name, description, argument, meaning):
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
-def call(question, tool_choice):
+def with_keys(value, order):
+    """Returns JSON with the keys of all objects in another order."""
+    if isinstance(value, dict):
+        return {key: with_keys(value[key], order) for key in order(list(value))}
+    return [with_keys(item, order) for item in value] if isinstance(value, list) else value
+
+
+def reversed_list(names):
+    return names[::-1]
+
+
+USUAL = [tool(*line) for line in TOOLS]
+# Orders of a client's tools, which are equal JSON but for the last, where the list has another order.
+ORDERS = {
+    "as usual": USUAL,
+    "keys reversed": [with_keys(one, reversed_list) for one in USUAL],
+    "keys by alphabet": [with_keys(one, sorted) for one in USUAL],
+    "tools by name": sorted(USUAL, key=lambda one: one["function"]["name"]),
+}
+# Flags of a worker, each with the orders that are measured.
+RUNS = [("", list(ORDERS)), ("--tools-first", ["as usual"]), ("--tool-keys-sorted", ["as usual", "keys reversed"])]
+
+
+def call(question, tool_choice, tools):
     """Returns name and arguments of the first call of an answer, or None."""
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
-    body = {"messages": messages, "tools": [tool(*line) for line in TOOLS], "tool_choice": tool_choice}
+    body = {"messages": messages, "tools": tools, "tool_choice": tool_choice}
     body |= {"temperature": 0, "max_tokens": 96, "parallel_tool_calls": False}
     request = urllib.request.Request(f"http://{WORKER}/v1/chat/completions", json.dumps(body).encode())
     request.add_header("content-type", "application/json")
@@ -85,11 +109,11 @@ def is_valid(name, arguments):
     return isinstance(given, dict) and list(given) == [wanted.get(name)] and isinstance(given[wanted[name]], str)
 
 
-def ask_all(tool_choice):
+def ask_all(tool_choice, tools):
     """Returns how many answers call a tool, validly, the right one, with the right argument."""
     counts = [0, 0, 0, 0]
     for question, name, argument in TASKS:
-        called = call(question, tool_choice)
+        called = call(question, tool_choice, tools)
         is_called = called is not None
         valid = is_called and is_valid(*called)
         right = valid and called[0] == name
@@ -102,19 +126,23 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--chat-template-file", help="template in place of the model's")
+    parser.add_argument("--flag", action="append", help="measure only with this flag of the worker, or '' for none")
     parsed = parser.parse_args()
     flags = f"--model {parsed.model} --slots 1 --ctx-size 8192"
     if parsed.chat_template_file:
         flags += f" --chat-template-file {parsed.chat_template_file}"
-    print("| worker | `tool_choice` | questions | calls | valid calls | right tool | right argument |\n|---|---|---|---|---|---|---|")
+    print("| worker | tools | `tool_choice` | questions | calls | valid calls | right tool | right argument |\n" + "|---" * 8 + "|")
     with tempfile.TemporaryDirectory() as folder:
-        for flag in ("", "--tools-first"):
+        for flag, orders in RUNS:
+            if parsed.flag is not None and flag not in parsed.flag:
+                continue
             worker = start_worker("worker", folder, WORKER, f"{flags} {flag}")
             try:
                 wait_until_ready(f"http://{WORKER}", worker)
-                for tool_choice in ("auto", "required"):
-                    counts = " | ".join(map(str, ask_all(tool_choice)))
-                    print(f"| {f'`{flag}`' if flag else 'default'} | {tool_choice} | {len(TASKS)} | {counts} |", flush=True)
+                for order in orders:
+                    for tool_choice in ("auto", "required"):
+                        counts = " | ".join(map(str, ask_all(tool_choice, ORDERS[order])))
+                        print(f"| {f'`{flag}`' if flag else 'default'} | {order} | {tool_choice} | {len(TASKS)} | {counts} |", flush=True)
             finally:
                 worker.stop()
 

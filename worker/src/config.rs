@@ -147,6 +147,8 @@ pub struct PromptConfig {
     pub chat_template: Option<String>,
     /// Whether tools are rendered in front of the system text.
     pub tools_first: bool,
+    /// Whether the keys of tools are rendered in one order.
+    pub tool_keys_sorted: bool,
     /// Default variables of the chat template.
     pub chat_template_kwargs: TemplateKwargs,
 }
@@ -201,6 +203,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
         prompt: PromptConfig {
             chat_template: chat_template(&flags)?,
             tools_first: flags.tools_first,
+            tool_keys_sorted: flags.tool_keys_sorted,
             chat_template_kwargs: chat::template_kwargs(&flags.chat)?,
         },
         reasoning_output: flags.chat.reasoning_format,

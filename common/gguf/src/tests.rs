@@ -149,16 +149,20 @@ fn a_changed_vocabulary_declares_its_changes() {
         let copy = folder.path().join("copy.gguf");
         replace(&copy, &bytes);
         let header = check(&copy).unwrap();
-        (bytes, header.text("tokenizer.chat_template"), header.has_tools_first(), header.chat_template_kwargs())
+        let settings = [header.has_tools_first(), header.has_sorted_tool_keys()];
+        (bytes, header.text("tokenizer.chat_template"), settings, header.chat_template_kwargs())
     };
-    assert_eq!(changed(VocabularyChanges::default()), (vocabulary(&path).unwrap(), None, false, None));
+    assert_eq!(changed(VocabularyChanges::default()), (vocabulary(&path).unwrap(), None, [false; 2], None));
     let kwargs = "{\"a\": \"\\u0000é\"}";
-    let (_, template, tools_first, read) = changed(VocabularyChanges {
+    let (_, template, settings, read) = changed(VocabularyChanges {
         chat_template: Some("{{ a }}\0b"),
         tools_first: true,
+        tool_keys_sorted: false,
         chat_template_kwargs: Some(kwargs),
     });
-    assert_eq!((template.as_deref(), tools_first, read.as_deref()), (Some("{{ a }}"), true, Some(kwargs)));
+    assert_eq!((template.as_deref(), settings, read.as_deref()), (Some("{{ a }}"), [true, false], Some(kwargs)));
+    let (_, _, settings, _) = changed(VocabularyChanges { tool_keys_sorted: true, ..VocabularyChanges::default() });
+    assert_eq!(settings, [false, true]);
 }
 
 #[test]

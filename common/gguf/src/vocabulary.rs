@@ -20,6 +20,9 @@ const CHAT_TEMPLATE_KEY: &CStr = c"tokenizer.chat_template";
 /// Key of a vocabulary whose chat template renders tools in front of the system text.
 const TOOLS_FIRST_KEY: &CStr = c"warmpath.tools_first";
 
+/// Key of a vocabulary whose chat template gets tools with their keys in one order.
+const TOOL_KEYS_SORTED_KEY: &CStr = c"warmpath.tool_keys_sorted";
+
 /// Key of a vocabulary whose chat template gets default variables, as a JSON object.
 const CHAT_TEMPLATE_KWARGS_KEY: &CStr = c"warmpath.chat_template_kwargs";
 
@@ -30,6 +33,8 @@ pub struct VocabularyChanges<'a> {
     pub chat_template: Option<&'a str>,
     /// Whether tools are rendered in front of the system text.
     pub tools_first: bool,
+    /// Whether the keys of tools are put in one order.
+    pub tool_keys_sorted: bool,
     /// Default variables of the chat template as a JSON object, up to its first NUL.
     pub chat_template_kwargs: Option<&'a str>,
 }
@@ -54,9 +59,10 @@ pub fn changed_vocabulary(path: &Path, changes: VocabularyChanges<'_>) -> Result
         // SAFETY: the context is valid; ggml copies the key and the value, which are NUL-terminated.
         unsafe { sys::gguf_set_val_str(copy.raw(), key.as_ptr(), value.as_ptr()) };
     }
-    if changes.tools_first {
+    let settings = [(TOOLS_FIRST_KEY, changes.tools_first), (TOOL_KEYS_SORTED_KEY, changes.tool_keys_sorted)];
+    for (key, _) in settings.into_iter().filter(|(_, is_set)| *is_set) {
         // SAFETY: the context is valid; ggml copies the key, which is NUL-terminated.
-        unsafe { sys::gguf_set_val_u32(copy.raw(), TOOLS_FIRST_KEY.as_ptr(), 1) };
+        unsafe { sys::gguf_set_val_u32(copy.raw(), key.as_ptr(), 1) };
     }
     Ok(copy.bytes())
 }
@@ -64,7 +70,16 @@ pub fn changed_vocabulary(path: &Path, changes: VocabularyChanges<'_>) -> Result
 impl Header {
     /// Returns whether this vocabulary was made with [`VocabularyChanges::tools_first`].
     pub fn has_tools_first(&self) -> bool {
-        TOOLS_FIRST_KEY.to_str().is_ok_and(|key| self.unsigned(key) == Some(1))
+        self.has_setting(TOOLS_FIRST_KEY)
+    }
+
+    /// Returns whether this vocabulary was made with [`VocabularyChanges::tool_keys_sorted`].
+    pub fn has_sorted_tool_keys(&self) -> bool {
+        self.has_setting(TOOL_KEYS_SORTED_KEY)
+    }
+
+    fn has_setting(&self, key: &CStr) -> bool {
+        key.to_str().is_ok_and(|key| self.unsigned(key) == Some(1))
     }
 
     /// Returns this vocabulary's [`VocabularyChanges::chat_template_kwargs`].

@@ -21,6 +21,7 @@ use crate::partition::Partitioner;
 use crate::shield::{Shield, StandIns};
 use crate::template::{ChatTemplate, Clock};
 use crate::template_kwargs::TemplateKwargs;
+use crate::tool_keys::sort_keys;
 use crate::tools_first::{self, ToolsPlace};
 use crate::vocabulary::VocabularyInfo;
 
@@ -36,6 +37,8 @@ pub(crate) struct FittedTemplate {
     pub tools_place: ToolsPlace,
     /// Whether tools are put in front of the system text.
     pub tools_first: bool,
+    /// Whether the keys of tools are put in one order.
+    pub tool_keys_sorted: bool,
     /// Default variables.
     pub kwargs: TemplateKwargs,
 }
@@ -74,7 +77,9 @@ impl FittedTemplate {
         let caps = Caps::probe(&template);
         let shield = Shield::new(partitioner.controls().map(|special| special.text.as_slice()), source);
         let (formats, info, tools_place) = (Formats::new(source, info), info.clone(), ToolsPlace::Unknown);
-        let mut fitted = Self { template, formats, caps, shield, info, tools_place, tools_first: false, kwargs };
+        let (tools_first, tool_keys_sorted) = (false, false);
+        let mut fitted =
+            Self { template, formats, caps, shield, info, tools_place, tools_first, tool_keys_sorted, kwargs };
         fitted.tools_place = fitted.find_tools(partitioner);
         Ok(fitted)
     }
@@ -83,7 +88,7 @@ impl FittedTemplate {
     fn find_tools(&self, partitioner: &Partitioner) -> ToolsPlace {
         let (messages, tools) = tools_first::conversation();
         let request = serde_json::from_value(json!({"messages": messages, "tools": tools}));
-        let variables = request.ok().and_then(|request| variables(&request, &self.caps, &self.kwargs).ok());
+        let variables = request.ok().and_then(|request| self.variables(&request).ok());
         variables.map_or(ToolsPlace::Unknown, |variables| {
             ToolsPlace::find(
                 &mut Json::Object(variables),
@@ -96,7 +101,7 @@ impl FittedTemplate {
     /// Renders a request.
     pub fn rendered(&self, request: &ChatPrompt) -> Result<Rendered, PromptError> {
         let goes_on = self.continued(request)?;
-        let mut variables = variables(request, &self.caps, &self.kwargs)?;
+        let mut variables = self.variables(request)?;
         let stand_ins = self.shield.stand_ins(&variables).map_err(|()| {
             let reason = "they contain too many different private-use characters".to_owned();
             PromptError::Field { field: "messages", reason }
@@ -136,16 +141,24 @@ impl FittedTemplate {
 
     /// Returns a request's text as the template renders it, whatever the client wrote.
     pub fn plain(&self, request: &ChatPrompt) -> Result<String, PromptError> {
-        self.render_plain(&Json::Object(variables(request, &self.caps, &self.kwargs)?))
+        self.render_plain(&Json::Object(self.variables(request)?))
     }
 
     /// Returns the names of the variables that the template looks up for a request; none if it cannot be rendered.
     pub fn names_read(&self, request: &ChatPrompt) -> BTreeSet<String> {
-        let variables = variables(request, &self.caps, &self.kwargs);
-        variables.map_or_else(
+        self.variables(request).map_or_else(
             |_| BTreeSet::new(),
             |variables| self.template.names_read(self.with_tokens(to_template_value(&Json::Object(variables)))),
         )
+    }
+
+    /// Returns the template's variables for a request.
+    fn variables(&self, request: &ChatPrompt) -> Result<Map<String, Json>, PromptError> {
+        let mut variables = variables(request, &self.caps, &self.kwargs)?;
+        if let Some(tools) = variables.get_mut("tools").filter(|_| self.tool_keys_sorted) {
+            sort_keys(tools);
+        }
+        Ok(variables)
     }
 
     fn render_plain(&self, variables: &Json) -> Result<String, PromptError> {

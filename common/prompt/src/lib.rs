@@ -28,6 +28,7 @@ mod spacing;
 mod stand_in;
 mod template;
 mod template_kwargs;
+mod tool_keys;
 mod tools_first;
 mod turns;
 mod unread;

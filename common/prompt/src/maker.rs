@@ -30,6 +30,7 @@ use crate::partition::{Partitioner, Piece};
 use crate::shield::StandIns;
 use crate::template::Clock;
 use crate::template_kwargs::TemplateKwargs;
+use crate::tool_keys::sort_keys;
 use crate::tools_first::ToolsPlace;
 use crate::unread;
 use crate::vocabulary::{AddSpecial, ParseSpecial, Vocabulary, VocabularyInfo};
@@ -136,6 +137,11 @@ impl PromptMaker {
         if options.tools_first || vocabulary.tools_first {
             put_tools_first(&mut templates)
                 .map_err(|reason| OpenError::ToolsFirst { path: gguf.to_owned(), reason })?;
+        }
+        if options.tool_keys_sorted || vocabulary.tool_keys_sorted {
+            for template in templates.iter_mut().flat_map(Templates::all_mut) {
+                template.tool_keys_sorted = true;
+            }
         }
         let chat_template_kwargs = kwargs.clone();
         let fragments = FragmentCache::new(options.fragment_cache_bytes_max);
@@ -305,13 +311,20 @@ impl PromptMaker {
         })
     }
 
+    /// Puts the keys of tools in the order in which prompts have them, if that is not the client's.
+    pub fn order_keys(&self, tools: &mut [Json]) {
+        if self.templates.as_ref().is_ok_and(|templates| templates.default.tool_keys_sorted) {
+            tools.iter_mut().for_each(sort_keys);
+        }
+    }
+
     /// Returns the default variables of the chat template.
     pub fn chat_template_kwargs(&self) -> &TemplateKwargs {
         &self.chat_template_kwargs
     }
 
-    /// Returns the fingerprint of the chat templates in use, of their default variables and of `tools_first`. The
-    /// templates of all models whose own one cannot be used count as the same.
+    /// Returns the fingerprint of the chat templates in use, of their default variables, of `tools_first`
+    /// and of `tool_keys_sorted`. The templates of all models whose own one cannot be used count as the same.
     pub fn chat_template_fingerprint(&self) -> Fingerprint {
         let mut hasher = blake3::Hasher::new_derive_key("warmpath 2026 chat template v1");
         let templates =
@@ -321,6 +334,9 @@ impl PromptMaker {
             hasher.update(&(source.len() as u64).to_le_bytes()).update(source);
             if template.tools_first {
                 hasher.update(b"tools first");
+            }
+            if template.tool_keys_sorted {
+                hasher.update(b"tool keys sorted");
             }
         }
         if !self.chat_template_kwargs.given().is_empty() {
@@ -454,6 +470,12 @@ impl Templates {
             (None, Some(default)) => Self { default, tool_use: None, origin },
             (None, None) => Self { default: fitted(CHATML)?, tool_use: None, origin: TemplateOrigin::Default },
         })
+    }
+}
+
+impl Templates {
+    fn all_mut(&mut self) -> impl Iterator<Item = &mut FittedTemplate> {
+        [Some(&mut self.default), self.tool_use.as_mut()].into_iter().flatten()
     }
 }
 

@@ -127,6 +127,8 @@ pub(crate) struct Vocabulary {
     pub least_tokens: Option<LeastTokens>,
     /// Whether the file declares that tools are rendered in front of the system text.
     pub tools_first: bool,
+    /// Whether the file declares that the keys of tools are put in one order.
+    pub tool_keys_sorted: bool,
     /// Default variables of the chat template that the file declares.
     pub chat_template_kwargs: TemplateKwargs,
 }
@@ -145,12 +147,22 @@ impl Vocabulary {
         let pre_tokenizer = header.text("tokenizer.ggml.pre").unwrap_or_default();
         let cuts_runs = runs::must_be_cut(&kind(&model), &pre_tokenizer);
         let (prefix, suffix, cuts, least_tokens) = (Vec::new(), Vec::new(), Cuts::Nowhere, None);
-        let tools_first = header.has_tools_first();
+        let (tools_first, tool_keys_sorted) = (header.has_tools_first(), header.has_sorted_tool_keys());
         let kwargs = header.chat_template_kwargs().map(|text| TemplateKwargs::parse(&text)).transpose();
         let kwargs = kwargs.map_err(|reason| OpenError::TemplateKwargs { path: path.to_owned(), reason })?;
         let chat_template_kwargs = kwargs.unwrap_or_default();
-        let mut vocabulary =
-            Self { model, info, prefix, suffix, cuts, cuts_runs, least_tokens, tools_first, chat_template_kwargs };
+        let mut vocabulary = Self {
+            model,
+            info,
+            prefix,
+            suffix,
+            cuts,
+            cuts_runs,
+            least_tokens,
+            tools_first,
+            tool_keys_sorted,
+            chat_template_kwargs,
+        };
         vocabulary.cuts = vocabulary.find_cuts();
         vocabulary.find_affixes();
         vocabulary.least_tokens = vocabulary.find_least_tokens();

@@ -66,7 +66,11 @@ async fn ask(router: &TestRouter, messages: &[Value], kwargs: &Value) -> reqwest
 fn with_template(template: &str, kwargs: Option<&str>) -> (axum::body::Bytes, ModelInfo) {
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), &*VOCABULARY).expect("the vocabulary is written");
-    let changes = VocabularyChanges { chat_template: Some(template), chat_template_kwargs: kwargs, tools_first: false };
+    let changes = VocabularyChanges {
+        chat_template: Some(template),
+        chat_template_kwargs: kwargs,
+        ..VocabularyChanges::default()
+    };
     let vocabulary = changed_vocabulary(file.path(), changes).expect("it is sound");
     std::fs::write(file.path(), &vocabulary).expect("the vocabulary is written");
     let maker = PromptMaker::open(file.path(), PromptOptions::default()).expect("it opens");

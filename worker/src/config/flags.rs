@@ -223,6 +223,12 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_TOOLS_FIRST", conflicts_with_all = ["embedding", "rerank"])]
     pub tools_first: bool,
 
+    /// Render the keys of tools in one order, so that a client that sends equal tools with their keys in another order
+    /// keeps its prefix. The order of the tools stays the client's. This changes the prompt. All workers of a model
+    /// need the same setting.
+    #[arg(long, env = "WARMPATH_TOOL_KEYS_SORTED", conflicts_with_all = ["embedding", "rerank"])]
+    pub tool_keys_sorted: bool,
+
     /// Folder in which clients may save the state of slots, so idle slots keep their state. Without it, saving is
     /// refused.
     #[arg(long, env = "WARMPATH_SLOT_SAVE_PATH", value_name = "DIR")]

@@ -85,7 +85,9 @@ impl ChatAnswer {
 ///
 /// Errors: `Field` for tools, `Prompt` for messages, `PromptTooLong` if it is far too long.
 pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<ReadPrompt, RequestError> {
-    let (wish, reasoning_output) = tools.resolve(&chat.messages, serving.reasoning_output)?;
+    let (mut wish, reasoning_output) = tools.resolve(&chat.messages, serving.reasoning_output)?;
+    // The arguments of a call come in the order that the model reads.
+    serving.prompts.order_keys(&mut wish.tools);
     let room = serving.room();
     let prompt = serving.prompts.chat_within(chat, room.context_tokens as usize);
     let prompt = prompt.map_err(|error| RequestError::of_chat(error, room))?;

@@ -200,11 +200,12 @@ fn embed_config(config: &Config) -> Option<EmbedConfig> {
 
 fn load_parts(config: &Config, mut progress: LoadProgress) -> Result<LoadedParts, RunError> {
     let path = &config.engine.model;
-    let PromptConfig { chat_template, tools_first, chat_template_kwargs } = config.prompt.clone();
+    let PromptConfig { chat_template, tools_first, tool_keys_sorted, chat_template_kwargs } = config.prompt.clone();
     let kwargs = Some(chat_template_kwargs.to_json()).filter(|_| !chat_template_kwargs.given().is_empty());
     let changes = VocabularyChanges {
         chat_template: chat_template.as_deref(),
         tools_first,
+        tool_keys_sorted,
         chat_template_kwargs: kwargs.as_deref(),
     };
     let vocabulary = warmpath_gguf::changed_vocabulary(path, changes).map_err(RunError::Model)?;
@@ -213,6 +214,7 @@ fn load_parts(config: &Config, mut progress: LoadProgress) -> Result<LoadedParts
     let options = PromptOptions {
         chat_template,
         tools_first,
+        tool_keys_sorted,
         chat_template_kwargs: Some(chat_template_kwargs),
         ..PromptOptions::default()
     };

@@ -1,4 +1,5 @@
-//! Tools before the system text: the rendered prompt, the setting in the summary for routers, refused templates.
+//! Tools before the system text, and their keys in one order: the rendered prompt, the settings in the summary for
+//! routers, refused templates.
 //!
 //! Not here: how the parts are found (`warmpath-prompt`).
 
@@ -49,6 +50,70 @@ async fn a_router_renders_the_same_prompt_as_the_worker() {
         fingerprints.push(snapshot.model.chat_template_fingerprint);
     }
     assert_ne!(fingerprints[0], fingerprints[1]);
+}
+
+/// Returns a request like [`asked`], with the keys of its tools in another order.
+fn with_other_keys(mut request: Value) -> Value {
+    fn reversed(value: &mut Value) {
+        if let Value::Object(fields) = value {
+            let fields_before = std::mem::take(fields);
+            fields.extend(fields_before.into_iter().rev());
+            fields.values_mut().for_each(reversed);
+        }
+    }
+    request["tools"].as_array_mut().into_iter().flatten().for_each(reversed);
+    request
+}
+
+#[tokio::test]
+async fn a_router_renders_the_same_sorted_keys_as_the_worker() {
+    let mut fingerprints = Vec::new();
+    for (flag, are_same) in [("", false), ("--tool-keys-sorted", true), ("--tool-keys-sorted --tools-first", true)] {
+        let worker = TestWorker::start(&format!("--slots 1 --ctx-size 4096 {flag}")).await;
+        let (snapshot, router) = declared(&worker).await;
+        assert_eq!(router.chat_template_fingerprint(), snapshot.model.chat_template_fingerprint, "{flag}");
+        let mut prompts = Vec::new();
+        for request in [asked("/home/a"), with_other_keys(asked("/home/a"))] {
+            let prompt = worker.ask("/apply-template", request.clone()).await["prompt"].clone();
+            let chat = serde_json::from_value(request).expect("a chat");
+            assert_eq!(prompt.as_str(), Some(router.render(&chat).expect("it renders").as_str()), "{flag}");
+            prompts.push(prompt);
+        }
+        assert_eq!(prompts[0] == prompts[1], are_same, "{flag}: {prompts:?}");
+        fingerprints.push(snapshot.model.chat_template_fingerprint);
+    }
+    assert!(fingerprints[0] != fingerprints[1] && fingerprints[1] != fingerprints[2], "{fingerprints:?}");
+}
+
+#[tokio::test]
+async fn a_continued_session_with_other_keys_reuses_its_tools() {
+    for (flag, expected) in [("", 0.0..0.4), ("--tool-keys-sorted", 0.9..1.0)] {
+        let worker = TestWorker::start(&format!("--slots 2 --ctx-size 8192 {flag}")).await;
+        worker.ask("/v1/chat/completions", asked("/home/a")).await;
+        let continued = with_other_keys(asked("/home/a"));
+        let second = worker.ask("/v1/chat/completions", continued.clone()).await;
+        let tokens = |field: &str| second["usage"].pointer(field).and_then(Value::as_f64).expect("a count");
+        let share = tokens("/prompt_tokens_details/cached_tokens") / tokens("/prompt_tokens");
+        assert!(expected.contains(&share), "{flag}: {share}");
+        let mut fresh = continued;
+        fresh["cache_prompt"] = json!(false);
+        let fresh = worker.ask("/v1/chat/completions", fresh).await;
+        assert_eq!(fresh["choices"][0]["message"], second["choices"][0]["message"], "{flag}");
+    }
+}
+
+#[tokio::test]
+async fn a_required_call_has_its_arguments_in_the_order_of_the_prompt() {
+    let worker = TestWorker::start("--slots 1 --ctx-size 4096 --tool-keys-sorted").await;
+    let properties = json!({"b": {"type": "boolean"}, "c": {"type": "boolean"}, "a": {"type": "boolean"}});
+    let parameters = json!({"type": "object", "properties": properties, "required": ["c", "b", "a"]});
+    let tool = json!({"type": "function", "function": {"name": "look", "parameters": parameters}});
+    let messages = json!([{"role": "user", "content": "Look."}]);
+    let body = json!({"messages": messages, "tools": [tool], "tool_choice": "required", "max_tokens": 128});
+    let answer = worker.ask("/v1/chat/completions", body).await;
+    let arguments = answer["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"].as_str();
+    let arguments = serde_json::from_str::<serde_json::Map<String, Value>>(arguments.expect("a call"));
+    assert_eq!(arguments.expect("an object").keys().collect::<Vec<_>>(), ["c", "b", "a"]);
 }
 
 #[tokio::test]

@@ -14,6 +14,8 @@ pub struct PromptOptions {
     pub chat_template: Option<String>,
     /// Whether tools are rendered in front of the system text, even if the file does not ask for it.
     pub tools_first: bool,
+    /// Whether the keys of tools are put in one order, even if the file does not ask for it.
+    pub tool_keys_sorted: bool,
     /// Default variables of the chat template, in place of those in the file; `None` to keep them.
     pub chat_template_kwargs: Option<TemplateKwargs>,
     /// Maximum memory of the fragment cache. Units: bytes.
@@ -33,6 +35,7 @@ impl Default for PromptOptions {
         Self {
             chat_template: None,
             tools_first: false,
+            tool_keys_sorted: false,
             chat_template_kwargs: None,
             fragment_cache_bytes_max: FRAGMENT_CACHE_BYTES_MAX_DEFAULT,
             clock: Arc::new(jiff::Zoned::now),
@@ -45,6 +48,7 @@ impl std::fmt::Debug for PromptOptions {
         f.debug_struct("PromptOptions")
             .field("chat_template", &self.chat_template)
             .field("tools_first", &self.tools_first)
+            .field("tool_keys_sorted", &self.tool_keys_sorted)
             .field("chat_template_kwargs", &self.chat_template_kwargs)
             .field("fragment_cache_bytes_max", &self.fragment_cache_bytes_max)
             .finish_non_exhaustive()
