@@ -8,6 +8,7 @@ mod anthropic;
 mod api_adapter;
 pub mod body;
 mod cache;
+mod cache_diagnostics;
 mod calls;
 mod chat;
 mod completions;

@@ -9,6 +9,7 @@ pub mod chat;
 pub mod journal;
 pub mod message_stream;
 mod output_parser;
+pub mod prompt_fingerprint;
 pub mod prompts;
 mod reasoning;
 mod response_stream;
@@ -136,9 +137,7 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(ResponseSpec, Vec<Sub
         probabilities::add_those_of_prompt(wish)?;
     }
     let RouterInstructions { identity, wants_journal, past } = arrival.wanted;
-    if let Some(past) = &past {
-        past.check(prompts.len().saturating_mul(n as usize), n_vocab)?;
-    }
+    past.as_ref().map_or(Ok(()), |past| past.check(prompts.len().saturating_mul(n as usize), n_vocab))?;
     // A continuation has no logits of the prompt, which its log probabilities would need.
     let lists_prompt = generation.probabilities.is_some_and(|wish| wish.of_prompt);
     let is_journaled = wants_journal && !lists_prompt;
@@ -157,6 +156,7 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(ResponseSpec, Vec<Sub
         generation: generation.clone(),
         prompt_texts: prompt_texts(&prompts, n),
         answer: prompts.iter().find_map(|prompt| prompt.answer.clone()),
+        fingerprint: prompts.first_mut().and_then(|prompt| prompt.fingerprint.take()),
         left_out: prompts.first_mut().map(|prompt| std::mem::take(&mut prompt.left_out)).unwrap_or_default(),
     };
     let adapter = lora::resolve(&serving.model, options.model.as_deref(), options.lora.as_deref())?;

@@ -17,6 +17,7 @@ use warmpath_shell::dialect_errors::as_anthropic;
 use self::wire::{Block, Delta, End, Event, Message as WireMessage, SIGNATURE, Usage, stop_reason};
 use super::api_adapter::{self, Beginning, CompleteMessage, DialectWriter, PartEnd};
 use super::body::Body;
+use super::cache_diagnostics::Diagnostics;
 use super::content_parts::{MessagePart, PartKind};
 use super::context::RequestContext;
 use super::error::status_of;
@@ -45,6 +46,16 @@ pub async fn count_tokens(
 pub(super) struct Repeated {
     /// The client's stop texts.
     stop_sequences: Option<Vec<String>>,
+    /// Question why the cache was missed.
+    diagnostics: Option<DiagnosticsField>,
+}
+
+/// A client's question why the cache was missed.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct DiagnosticsField {
+    /// Id of the message with which the prompt is compared; null in the first request of a conversation.
+    previous_message_id: Option<String>,
 }
 
 /// Writer of a response as a message.
@@ -52,6 +63,7 @@ pub(super) struct MessageWriter {
     id: String,
     beginning: Beginning,
     repeated: Repeated,
+    diagnostics: Option<Diagnostics>,
 }
 
 impl MessageWriter {
@@ -64,6 +76,7 @@ impl MessageWriter {
             content,
             end,
             usage,
+            diagnostics: self.diagnostics,
         }
     }
 
@@ -101,7 +114,9 @@ impl DialectWriter for MessageWriter {
     }
 
     fn new(beginning: Beginning, repeated: Repeated) -> Self {
-        Self { id: format!("msg_{}", beginning.identity.id()), beginning, repeated }
+        let previous = repeated.diagnostics.as_ref().and_then(|field| field.previous_message_id.as_deref());
+        let diagnostics = previous.and_then(|previous| Diagnostics::of(&beginning, previous));
+        Self { id: beginning.id("msg"), beginning, repeated, diagnostics }
     }
 
     fn whole(self, message: &CompleteMessage<'_>) -> Vec<u8> {

@@ -28,6 +28,7 @@ use crate::error::RequestError;
 use crate::lifecycle::ResponseTotals;
 use crate::lifecycle::journal::{self, ResponseIdentity};
 use crate::lifecycle::message_stream::{MessageDelta, MessageEnd, MessageStep, Messages};
+use crate::lifecycle::prompt_fingerprint::{PromptComparison, PromptFingerprint};
 use crate::lifecycle::prompts::LeftOut;
 use crate::request::{ChatRequest, Delivery, read_chat};
 use crate::tools::ToolFields;
@@ -87,6 +88,26 @@ pub struct Beginning {
     pub cached_tokens: u32,
     /// Tools that the chat's functions stand for.
     pub tools: ToolNames,
+    /// Fingerprint of the prompt.
+    pub fingerprint: Option<Box<PromptFingerprint>>,
+}
+
+impl Beginning {
+    /// Returns the response's id, from which a later request learns what changed in its prompt.
+    pub fn id(&self, prefix: &str) -> String {
+        let fingerprint = self.fingerprint.as_ref().map(|fingerprint| fingerprint.encode());
+        format!("{prefix}_{}{}", self.identity.id(), fingerprint.unwrap_or_default())
+    }
+
+    /// Compares the prompt with that of an earlier response.
+    pub fn compare(&self, id: &str) -> PromptComparison {
+        self.fingerprint.as_ref().map_or(PromptComparison::NotFound, |fingerprint| fingerprint.compare(id))
+    }
+
+    /// Returns how many tokens of an earlier prompt of `n_tokens` were not reused.
+    pub fn missed_tokens(&self, n_tokens: u32) -> u32 {
+        n_tokens.min(self.prompt_tokens).saturating_sub(self.cached_tokens)
+    }
 }
 
 /// A complete response.
@@ -135,6 +156,7 @@ pub async fn create<W: DialectWriter>(
         prompt_tokens: answer.prompt_tokens(),
         cached_tokens: answer.cached_tokens(),
         tools,
+        fingerprint: answer.form().fingerprint.clone(),
     };
     let mut writing =
         DialectStream { writer: W::new(beginning, repeated), messages, parts: MessageParts::default(), ending: None };

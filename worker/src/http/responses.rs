@@ -22,6 +22,7 @@ use self::repeated::Repeated;
 use self::wire::{Content, Event, Incomplete, Item, Numbered, PartPosition, ResponseFailure, ResponseObject, Stage};
 use super::api_adapter::{self, Beginning, CompleteMessage, DialectWriter, PartEnd, now_s};
 use super::body::Body;
+use super::cache_diagnostics::CacheDiagnostics;
 use super::content_parts::{MessagePart, PartKind};
 use super::context::RequestContext;
 use super::free_text::FreeText;
@@ -64,6 +65,7 @@ pub(super) struct ResponseWriter {
     id: String,
     beginning: Beginning,
     repeated: Repeated,
+    diagnostics: Option<CacheDiagnostics>,
     /// Ids of the items so far.
     item_ids: Vec<String>,
     /// Number of events so far; each event has its number.
@@ -91,6 +93,7 @@ impl ResponseWriter {
             previous_response_id: (),
             store: false,
             truncation: "disabled",
+            prompt_cache_diagnostics: self.diagnostics,
             repeated: &self.repeated,
         }
     }
@@ -158,9 +161,10 @@ impl DialectWriter for ResponseWriter {
     }
 
     fn new(beginning: Beginning, repeated: Repeated) -> Self {
-        let id = format!("resp_{}", beginning.identity.id());
+        let compared = repeated.comparison_response_id();
         Self {
-            id,
+            id: beginning.id("resp"),
+            diagnostics: compared.map(|compared| CacheDiagnostics::of(&beginning, compared)),
             beginning,
             repeated,
             item_ids: Vec::new(),

@@ -12,6 +12,7 @@ use warmpath_prompt::{AddSpecial, AnswerFormat, AnswerGrammar, GrammarFrom, Pars
 use warmpath_worker_output::tool_call_detector;
 
 use super::arguments::{self, CallFormat, KeptArguments};
+use super::prompt_fingerprint::PromptFingerprint;
 use super::prompts::{LeftOut, ReadPrompt};
 use crate::app_state::Serving;
 use crate::engine::{Begin, CallGrammar, CallStart, Generation, ReasoningFirst};
@@ -105,8 +106,17 @@ pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<
         Arc::new(ChatAnswer { format, reasoning_output, calls, must_call, unconstrained, custom_tools, spelled, first })
     });
     let Prompt { tokens, runs, left_out_parts, .. } = prompt;
-    let left_out = LeftOut { tools: tools.left_out(), parts: left_out_parts };
-    Ok(ReadPrompt { tokens, runs, last_message_token, text: None, is_echoed: false, answer, bound: None, left_out })
+    Ok(ReadPrompt {
+        fingerprint: Some(Box::new(PromptFingerprint::of(&serving.model.fingerprint, chat, &tokens))),
+        tokens,
+        runs,
+        last_message_token,
+        text: None,
+        is_echoed: false,
+        answer,
+        bound: None,
+        left_out: LeftOut { tools: tools.left_out(), parts: left_out_parts },
+    })
 }
 
 fn call_grammar(answer: &AnswerFormat, grammar: AnswerGrammar<'_>, kept: Option<KeptArguments>) -> CallGrammar {

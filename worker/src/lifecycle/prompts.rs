@@ -10,6 +10,7 @@ use warmpath_prompt::{MediaRun, PromptTokens, Scope};
 use warmpath_worker_output::reasoning_budget::ReasoningBound;
 
 use super::chat::{self, ChatAnswer};
+use super::prompt_fingerprint::PromptFingerprint;
 use crate::app_state::Serving;
 use crate::error::RequestError;
 use crate::request::{Repeats, UntokenizedPrompts};
@@ -33,6 +34,8 @@ pub struct ReadPrompt {
     pub bound: Option<ReasoningBound>,
     /// What the prompt lacks.
     pub left_out: LeftOut,
+    /// Fingerprint of the prompt; `None` if it is no chat.
+    pub fingerprint: Option<Box<PromptFingerprint>>,
 }
 
 /// Kinds of what is in a request, but not in its prompt.
@@ -60,8 +63,17 @@ impl ReadPrompt {
         }
         // Media are no part of the text, as in llama-server.
         let text = (repeats != Repeats::Nothing).then(|| serving.prompts.detokenize(&tokens));
-        let (answer, bound, left_out) = (None, None, LeftOut::default());
-        Ok(Self { tokens, runs, last_message_token: None, text, is_echoed, answer, bound, left_out })
+        Ok(Self {
+            tokens,
+            runs,
+            last_message_token: None,
+            text,
+            is_echoed,
+            answer: None,
+            bound: None,
+            left_out: LeftOut::default(),
+            fingerprint: None,
+        })
     }
 
     /// Returns whether the answer may consist of tool calls.

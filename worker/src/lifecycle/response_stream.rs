@@ -7,16 +7,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use futures::stream::{BoxStream, SelectAll};
+use futures::stream::{BoxStream, SelectAll, select_all};
 use tokio::sync::mpsc;
 use warmpath_common::cached_share;
 use warmpath_common::ids::{RequestId, Token};
 use warmpath_shell::trace::{AttributeValue, Span};
 use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 
-use super::chat::ChatAnswer;
 use super::journal::{self, Journal, JournalLines, PastOutput, ResponseIdentity};
-use super::{Arrival, Submitted, prompts::LeftOut};
+use super::{Arrival, Submitted, chat::ChatAnswer, prompt_fingerprint::PromptFingerprint, prompts::LeftOut};
 use crate::engine::{
     CachedTokens, Drafted, EngineError, EngineEvent, FetchedState, FinishReason, Finished, Generation, SampledToken,
     Started,
@@ -42,6 +41,8 @@ pub struct ResponseSpec {
     pub answer: Option<Arc<ChatAnswer>>,
     /// What its prompt lacks.
     pub left_out: LeftOut,
+    /// Fingerprint of its prompt; `None` if that is no chat.
+    pub fingerprint: Option<Box<PromptFingerprint>>,
     /// Identity of the response.
     pub identity: ResponseIdentity,
     /// Whether the response has a journal.
@@ -188,8 +189,8 @@ impl ChoiceState {
     /// Returns the `k`-th choice of a prompt of `prompt_tokens`, `past_tokens` of which another worker has sampled.
     pub(super) fn new((prompt_tokens, past_tokens): (usize, usize), k: u32) -> Self {
         let count = |n: usize| u32::try_from(n).expect("a sequence is shorter than the context");
-        let (prompt_tokens, past_tokens) = (count(prompt_tokens), count(past_tokens));
-        let (first_of_prompt, n_to_replay) = (k == 0, past_tokens);
+        let (prompt_tokens, n_to_replay, first_of_prompt) = (count(prompt_tokens), count(past_tokens), k == 0);
+        let past_tokens = n_to_replay;
         Self { prompt_tokens, past_tokens, n_to_replay, end: None, first_of_prompt, started: None, finished: None }
     }
 }
@@ -295,8 +296,7 @@ impl StartedResponse {
     ) -> Result<Self, RequestError> {
         let (mut choices, receivers): (Vec<_>, Vec<_>) = submitted.into_iter().unzip();
         let receivers = receivers.into_iter().enumerate();
-        let events = receivers.map(|(idx, receiver)| receiver.map(move |event| (idx, event)).boxed());
-        let mut events = futures::stream::select_all(events);
+        let mut events = select_all(receivers.map(|(idx, receiver)| receiver.map(move |event| (idx, event)).boxed()));
         let mut early = VecDeque::new();
         let started = loop {
             match events.next().await {

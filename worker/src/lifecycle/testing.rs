@@ -40,6 +40,7 @@ pub(crate) async fn scripted(prompt_tokens: usize, past: Option<PastOutput>, eve
         prompt_texts: Vec::new(),
         answer: None,
         left_out: LeftOut::default(),
+        fingerprint: None,
         identity: ResponseIdentity::fresh(),
         is_journaled: false,
         past,

@@ -9,6 +9,7 @@ mod answers;
 mod audio;
 mod bad_input;
 mod cache;
+mod cache_diagnostics;
 mod codings;
 mod command_line;
 mod continuations;

@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::super::api_adapter::CompleteMessage as Answered;
+use super::super::cache_diagnostics::Diagnostics;
 use super::super::content_parts::{MessagePart, PartKind};
 use crate::engine::FinishReason;
 
@@ -93,6 +94,9 @@ pub struct Message<'a> {
     pub end: End<'a>,
     /// Its tokens.
     pub usage: Usage,
+    /// Reason why the prompt does not continue that of the message named in the request; absent if it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub diagnostics: Option<Diagnostics>,
 }
 
 /// End of a message; both fields are null while it has not ended.

@@ -72,6 +72,7 @@ async fn continued<W: DialectWriter>(
         prompt_tokens: u32::try_from(PROMPT_TOKENS).expect("a small number"),
         cached_tokens: CACHED_TOKENS,
         tools: W::convert(&body.0).map(|converted| converted.tools).unwrap_or_default(),
+        fingerprint: None,
     };
     let writer = W::new(beginning, W::read_repeated(&body).expect("it can be read"));
     let messages = Messages::new(scripted(PROMPT_TOKENS, past, receiver).await);

@@ -28,9 +28,26 @@ pub struct Repeated {
     tools: Option<JsonText>,
     top_p: Option<JsonText>,
     user: Option<JsonText>,
+    /// Not repeated: the response has the answer to it.
+    #[serde(skip_serializing)]
+    #[schemars(skip)]
+    prompt_cache_options: Option<PromptCacheOptions>,
+}
+
+/// Options of the prompt's cache that only the response is about.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct PromptCacheOptions {
+    /// Id of the response with which the prompt is compared.
+    comparison_response_id: Option<String>,
 }
 
 impl Repeated {
+    /// Returns the id of the response with which the prompt is compared, if the request names one.
+    pub fn comparison_response_id(&self) -> Option<&str> {
+        self.prompt_cache_options.as_ref()?.comparison_response_id.as_deref()
+    }
+
     /// Fills absent fields with the values that OpenAI's clients expect.
     pub fn filled(mut self) -> Self {
         self.metadata.get_or_insert_with(|| JsonText::of(&json!({})));

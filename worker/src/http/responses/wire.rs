@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use warmpath_common::dialects::{CallForm, Tool};
 
+use super::super::cache_diagnostics::CacheDiagnostics;
 use super::super::content_parts::{MessagePart, PartKind};
 use super::super::free_text::FreeText;
 use super::repeated::Repeated;
@@ -45,6 +46,9 @@ pub struct ResponseObject<'a> {
     pub store: bool,
     /// Always `disabled`: no input is dropped to make room.
     pub truncation: &'static str,
+    /// Comparison of the prompt with that of the response named in the request, if it names one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_cache_diagnostics: Option<CacheDiagnostics>,
     /// Fields of the request.
     #[serde(flatten)]
     pub repeated: &'a Repeated,
