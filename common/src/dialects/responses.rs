@@ -98,7 +98,6 @@ fn refuse_stored(fields: &mut Object) -> Result<(), DialectError> {
     Ok(())
 }
 
-fn refuse_logprobs(fields: &mut Object) -> Result<(), DialectError> {
 /// Returns whether the request only fills the cache.
 fn wants_prewarm(fields: &Object) -> Result<bool, DialectError> {
     let options = fields.fields.get("prompt_cache_options").and_then(Value::as_object);
@@ -109,6 +108,7 @@ fn wants_prewarm(fields: &Object) -> Result<bool, DialectError> {
     }
 }
 
+fn refuse_logprobs(fields: &mut Object) -> Result<(), DialectError> {
     let reason = "log probabilities are not given in responses; chat completions have them";
     if let Some(top) = fields.take("top_logprobs").filter(|top| top.value.as_f64() != Some(0.0)) {
         return Err(unsupported(&top.path, reason));
