@@ -101,6 +101,9 @@ metrics! {
     request: Histogram = histogram("request_seconds", REQUEST_BUCKETS);
     /// Time to render and tokenize a request's prompts.
     prompt: Histogram = histogram("prompt_seconds", TOKEN_BUCKETS);
+    /// Sequences that only filled the cache (`max_tokens` 0); the figures of reuse leave them out, and they have no
+    /// first token.
+    prewarms: IntCounter = counter("prewarms_total");
     /// Prompt tokens of requests that got a slot.
     prompt_tokens: IntCounter = counter("prompt_tokens_total");
     /// Prompt tokens that were reused, by the tier they came from.
@@ -245,8 +248,10 @@ impl Metrics {
         }
     }
 
-    /// Counts the time saved by reusing this many tokens; nothing before a prefill has been measured.
-    pub fn reused(&self, n_tokens: u32) {
+    /// Records the reuse of this many of a sequence's tokens. The saved time counts only once a prefill has been
+    /// measured.
+    pub fn reused(&self, n_tokens: u32, filled_tokens: u32) {
+        self.prefix_cache_ratio.observe(f64::from(n_tokens) / f64::from(filled_tokens.max(1)));
         let rate = self.prefill_rate.get();
         if rate > 0.0 {
             self.saved_prefill.inc_by(f64::from(n_tokens) / rate);
@@ -270,6 +275,7 @@ impl Metrics {
     pub fn copy_engine(&self, values: &CounterValues, cache: &CacheTotals) {
         let _copying = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
         let counted = [
+            (&self.prewarms, values.prewarms),
             (&self.prompt_tokens, values.prompt_tokens),
             (&self.prefill_tokens, values.prefill_tokens),
             (&self.decode_tokens, values.decode_tokens),
@@ -402,12 +408,12 @@ mod tests {
     #[test]
     fn saved_time_is_counted_at_the_measured_rate() {
         let metrics = Metrics::new();
-        metrics.reused(1000);
+        metrics.reused(1000, 1000);
         assert_eq!(metrics.saved_prefill.get(), 0.0, "no prefill has been measured");
         metrics.prefill_rate.set(500.0);
-        metrics.reused(1000);
+        metrics.reused(1000, 1000);
         metrics.prefill_rate.set(1000.0);
-        metrics.reused(1000);
+        metrics.reused(1000, 1000);
         assert_eq!(metrics.saved_prefill.get(), 3.0);
     }
 

@@ -90,6 +90,18 @@ impl Submission {
     }
 }
 
+impl Generation {
+    /// Returns whether nothing is generated: the request only fills the cache, or lists its prompt's probabilities.
+    pub fn is_prompt_only(&self) -> bool {
+        self.max_tokens == Some(0)
+    }
+
+    /// Returns whether the request only fills the cache for later ones.
+    pub fn is_prewarm(&self) -> bool {
+        self.is_prompt_only() && !self.probabilities.is_some_and(|wish| wish.of_prompt)
+    }
+}
+
 /// Requested moves of state to other positions, as in llama-server's fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ShiftWish {

@@ -94,7 +94,10 @@ impl Scheduler {
     pub(crate) fn start(&mut self, admission: Admission, start: SlotStart) -> &mut Sequence {
         let started = start.started;
         let n_prompt = u32::try_from(admission.submission.prompt.len()).unwrap_or(u32::MAX);
-        self.counters.admit(u64::from(n_prompt), started.cached);
+        match admission.submission.generation.is_prewarm() {
+            true => self.counters.prewarm(),
+            false => self.counters.admit(u64::from(n_prompt), started.cached),
+        }
         self.averages.prompt(n_prompt.saturating_sub(started.cached.total()));
         self.n_started += 1;
         let media = self.media(&admission.submission.runs, started.cached.total());

@@ -266,7 +266,7 @@ impl Sequence {
         let is_last = position + 1 == n_held_after;
         if self.listed.is_some() && !is_behind_prompt {
             Some(LogitsUse::List)
-        } else if is_last && is_behind_prompt && self.submission.generation.max_tokens != Some(0) {
+        } else if is_last && is_behind_prompt && !self.submission.generation.is_prompt_only() {
             Some(LogitsUse::Choose)
         } else {
             (is_last && (is_behind_prompt || self.checkpoints.contains(&n_held_after))).then_some(LogitsUse::Check)
@@ -295,7 +295,7 @@ impl Sequence {
 
     /// Returns whether the sequence is complete without a chosen token, because only the prompt was wanted.
     pub(super) fn is_prompt_only(&self, n_held: u32) -> bool {
-        n_held >= self.n_prompt() && self.submission.generation.max_tokens == Some(0)
+        n_held >= self.n_prompt() && self.submission.generation.is_prompt_only()
     }
 
     /// Adds the first tokens of the drafter's proposal after the token to compute; returns their number.

@@ -100,7 +100,7 @@ impl ResponseWriter {
 
     /// Returns the response when it has ended.
     fn ended<'a>(&'a self, message: &CompleteMessage<'a>) -> ResponseObject<'a> {
-        let stage = if message.ending.reason == FinishReason::Length { Stage::Incomplete } else { Stage::Completed };
+        let stage = if is_cut(message) { Stage::Incomplete } else { Stage::Completed };
         let output = self.items(message.parts, stage);
         ResponseObject { usage: Some(message.totals.into()), ..self.object(stage, output) }
     }
@@ -147,6 +147,11 @@ impl ResponseWriter {
     fn place(&self, part: &MessagePart) -> PartPosition<'_> {
         PartPosition { item_id: &self.item_ids[part.index], output_index: part.index, content_index: 0 }
     }
+}
+
+/// Returns whether a limit ended the response; a request that only fills the cache has all that it asked for.
+fn is_cut(message: &CompleteMessage<'_>) -> bool {
+    message.ending.reason == FinishReason::Length && message.totals.completion_tokens > 0
 }
 
 impl DialectWriter for ResponseWriter {
@@ -241,10 +246,7 @@ impl DialectWriter for ResponseWriter {
 
     fn end(&mut self, out: &mut Vec<u8>, message: &CompleteMessage<'_>) {
         let response = self.ended(message);
-        let event = match message.ending.reason {
-            FinishReason::Length => Event::Incomplete { response },
-            FinishReason::EndOfGeneration | FinishReason::StopText => Event::Completed { response },
-        };
+        let event = if is_cut(message) { Event::Incomplete { response } } else { Event::Completed { response } };
         self.write(out, &event);
     }
 

@@ -148,10 +148,11 @@ pub(super) struct ChoiceState {
 }
 
 impl ChoiceState {
-    fn start(&mut self, started: Started, metrics: &Metrics) {
+    fn start(&mut self, started: Started, form: &ResponseSpec, metrics: &Metrics) {
         self.started = Some(started);
-        metrics.prefix_cache_ratio.observe(f64::from(started.cached_tokens()) / f64::from(self.filled_tokens().max(1)));
-        metrics.reused(started.cached_tokens());
+        if !form.generation.is_prewarm() {
+            metrics.reused(started.cached_tokens(), self.filled_tokens());
+        }
     }
 
     /// Returns the label for the reused share of its prompt.
@@ -313,7 +314,7 @@ impl StartedResponse {
                 None => return Err(EngineError::Stopped.into()),
             }
         };
-        choices[0].start(started, &clock.metrics);
+        choices[0].start(started, &form, &clock.metrics);
         clock.started(&started);
         let journal = form.is_journaled.then(|| Journal::new(choices.len(), form.past.as_ref()));
         Ok(Self { form, started, n_open: choices.len(), choices, early, events, clock, journal, lines: None })
@@ -384,7 +385,7 @@ impl StartedResponse {
             };
             let Some((choice, event)) = next else { return Err(EngineError::Stopped.into()) };
             match event {
-                EngineEvent::Started(started) => self.choices[choice].start(started, &self.clock.metrics),
+                EngineEvent::Started(started) => self.choices[choice].start(started, &self.form, &self.clock.metrics),
                 EngineEvent::Prompt(probabilities) => return Ok(Some(ResponseStep::Prompt { choice, probabilities })),
                 EngineEvent::Text { text, token, n_draws, end, own_probabilities, probabilities } => {
                     self.choices[choice].end = end;
@@ -484,8 +485,7 @@ impl StartedResponse {
     /// Returns one choice's tokens and times; before the choice is complete, only those of its prompt.
     pub fn totals_of(&self, choice: usize) -> ResponseTotals {
         let choice = &self.choices[choice];
-        let so_far = || ResponseTotals { prompt_tokens: choice.prompt_tokens, ..ResponseTotals::default() };
-        choice.totals().unwrap_or_else(so_far)
+        choice.totals().unwrap_or(ResponseTotals { prompt_tokens: choice.prompt_tokens, ..ResponseTotals::default() })
     }
 
     /// Returns the start of one choice, once it has a slot.

@@ -8,14 +8,12 @@ use serde_json::{Map, Value};
 use warmpath_common::openai::{ChatPrompt, messages_to_show, schemas};
 use warmpath_common::{empty_maps, fields};
 
-use super::generation::schemas::tokens_max_of_chat;
 use super::{AnswerFields, CommonFields, Request, UntokenizedPrompts};
 use crate::error::RequestError;
 use crate::tools::ToolFields;
 
 /// A chat completion request.
 #[derive(Debug, Deserialize, JsonSchema)]
-#[schemars(transform = limit_from_one)]
 pub struct ChatRequest {
     #[serde(deserialize_with = "messages_to_show")]
     #[schemars(schema_with = "schemas::messages")]
@@ -68,8 +66,7 @@ impl ChatRequest {
             let reason = "`continue_final_message` cannot be combined with `add_generation_prompt`";
             return Err(RequestError::field("continue_final_message", reason));
         }
-        check_messages(&self.messages)?;
-        self.shared.generation.check_limits_of_chat()
+        check_messages(&self.messages)
     }
 }
 
@@ -86,14 +83,6 @@ pub fn read_chat(body: &[u8], salt: &str) -> Result<ChatPrompt, RequestError> {
 
 fn check_messages(messages: &[Map<String, Value>]) -> Result<(), RequestError> {
     if messages.is_empty() { Err(RequestError::field("messages", "`messages` is empty")) } else { Ok(()) }
-}
-
-/// Sets the minimum of a chat's token limits to 1 in the schema.
-fn limit_from_one(schema: &mut Schema) {
-    let Some(Value::Object(properties)) = schema.get_mut("properties") else { return };
-    for name in ["max_completion_tokens", "max_tokens"] {
-        properties.insert(name.to_owned(), tokens_max_of_chat().to_value());
-    }
 }
 
 fn never_echo(_: &mut SchemaGenerator) -> Schema {

@@ -230,20 +230,6 @@ impl GenerationFields {
         self.max_completion_tokens.or(self.max_tokens).or(self.n_predict)
     }
 
-    /// Checks that a chat allows at least one token, as OpenAI and Anthropic require. llama-server's `n_predict` may be
-    /// 0, to compute the prompt for a later request.
-    ///
-    /// Errors: `Field`.
-    pub fn check_limits_of_chat(&self) -> Result<(), RequestError> {
-        let named = [("max_completion_tokens", self.max_completion_tokens), ("max_tokens", self.max_tokens)];
-        match named.into_iter().find(|(_, n)| *n == Some(Whole(0))) {
-            Some((param, _)) => {
-                Err(RequestError::field(param, format!("`{param}` must be at least 1, or -1 for no limit; it is 0")))
-            }
-            None => Ok(()),
-        }
-    }
-
     /// Returns whether `ignore_eos` is absent. The worker's default then applies, unless there are tools or a schema.
     pub fn leaves_ignore_eos(&self) -> bool {
         self.ignore_eos.is_none()

@@ -137,7 +137,7 @@ async fn errors_of_messages_are_anthropic_s_and_name_the_client_s_fields() {
         ("{".to_owned(), (400, invalid, "not valid JSON")),
         ("[]".to_owned(), (400, invalid, "must be a JSON object")),
         (json!({"messages": user("a")}).to_string(), (400, invalid, "`max_tokens` is missing")),
-        (with("max_tokens", json!(0)), (400, invalid, "`max_tokens` must be at least 1")),
+        (with("max_tokens", json!(-2)), (400, invalid, "`max_tokens` must be at least 0")),
         (with("max_tokens", json!("many")), (400, invalid, "`max_tokens`: invalid type")),
         (with("stop_sequences", json!(5)), (400, invalid, "`stop_sequences` must be an array")),
         (with("stop_sequences", json!(vec!["x"; 33])), (400, invalid, "`stop_sequences` has 33 texts")),
@@ -171,7 +171,7 @@ async fn errors_of_responses_are_openai_s_and_name_the_client_s_fields() {
     for (body, param, code) in [
         (json!({}), "input", None),
         (json!({"input": []}), "input", None),
-        (with("max_output_tokens", json!(0)), "max_output_tokens", None),
+        (with("max_output_tokens", json!(-2)), "max_output_tokens", None),
         (with("max_output_tokens", json!("x")), "max_output_tokens", None),
         (with("temperature", json!(-1)), "temperature", None),
         (with("previous_response_id", json!("resp_1")), "previous_response_id", Some("unsupported_parameter")),

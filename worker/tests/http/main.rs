@@ -35,6 +35,7 @@ mod model_defaults;
 mod native;
 mod pins;
 mod prefetch;
+mod prewarm;
 mod probabilities;
 #[path = "../engine/random_schema.rs"]
 mod random_schema;

@@ -37,6 +37,27 @@ async fn a_real_model_answers_correctly() {
 }
 
 #[tokio::test]
+async fn a_prewarmed_prompt_gets_the_answer_of_an_uncached_one() {
+    let worker = start().await;
+    let system = "You are a guide of the city of Oslo and answer each question in one sentence. ".repeat(8);
+    let ask = async |question: &str, fields: Value| {
+        let mut body = json!({"max_tokens": 24, "temperature": 0, "system": system, "messages": user(question)});
+        body.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());
+        worker.ask("/v1/messages", body).await
+    };
+    let prewarmed = ask("What is worth a visit?", json!({"max_tokens": 0})).await;
+    assert_eq!((&prewarmed["content"], &prewarmed["usage"]["output_tokens"]), (&json!([]), &json!(0)));
+    let n_prompt = prewarmed["usage"]["input_tokens"].as_u64().expect("a number");
+    for (question, n_computed_max) in [("What is worth a visit?", 1), ("Where can I swim there?", 20)] {
+        let answer = ask(question, json!({})).await;
+        let computed = answer["usage"]["input_tokens"].as_u64().expect("a number");
+        assert!(computed <= n_computed_max && n_prompt > 100, "{computed} of {n_prompt}");
+        let uncached = ask(question, json!({"cache_prompt": false})).await;
+        assert_eq!(answer["content"], uncached["content"]);
+    }
+}
+
+#[tokio::test]
 async fn a_real_model_calls_a_tool_by_its_schema() {
     // The model's own template does not support tools; this one has the same control tokens.
     let template = "target/fixtures/templates/Qwen-Qwen2.5-7B-Instruct.jinja";

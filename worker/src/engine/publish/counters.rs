@@ -63,7 +63,9 @@ counters! {
     draft_model_us;
     /// Sequences for which the draft model failed.
     draft_model_failures;
-    /// Prompt tokens of requests that got a slot.
+    /// Requests that got a slot and only fill the cache.
+    prewarms;
+    /// Prompt tokens of the other requests that got a slot.
     prompt_tokens;
     /// Prompt tokens of these requests that were reused.
     cached_tokens;
@@ -143,6 +145,11 @@ impl Counters {
         self.cached_ram_tokens.fetch_add(u64::from(cached.ram), Relaxed);
         self.cached_disk_tokens.fetch_add(u64::from(cached.disk), Relaxed);
         self.shifted_tokens.fetch_add(u64::from(cached.shifted), Relaxed);
+    }
+
+    /// Counts a request that got a slot and only fills the cache.
+    pub(crate) fn prewarm(&self) {
+        self.prewarms.fetch_add(1, Relaxed);
     }
 
     /// Counts the waits of a request that gets a slot at `now`: for other requests and for the disk.

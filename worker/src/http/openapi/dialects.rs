@@ -97,8 +97,8 @@ fn messages() -> Map<String, Value> {
         },
         "system": contents,
         "max_tokens": {
-            "description": "Maximum number of tokens of the response; -1 is no limit.",
-            "anyOf": [{"const": -1}, {"type": "integer", "minimum": 1, "maximum": i64::MAX}],
+            "description": "Maximum number of tokens of the response; 0 only computes the prompt, -1 is no limit.",
+            "anyOf": [{"const": -1}, {"type": "integer", "minimum": 0, "maximum": i64::MAX}],
         },
         "tools": {"type": ["array", "null"], "items": tool(&cache)},
         "tool_choice": tool_choice(),
@@ -298,8 +298,17 @@ fn response() -> Map<String, Value> {
         "input": {"description": "The conversation.", "anyOf": [{"type": "string"}, items]},
         "instructions": {"type": ["string", "null"], "description": "Text before the conversation."},
         "max_output_tokens": {
-            "description": "Maximum number of tokens of the response; -1 is no limit.",
-            "anyOf": [{"const": -1}, {"type": "integer", "minimum": 1, "maximum": i64::MAX}, {"type": "null"}],
+            "description": "Maximum number of tokens of the response; 0 only computes the prompt, -1 is no limit.",
+            "anyOf": [{"const": -1}, {"type": "integer", "minimum": 0, "maximum": i64::MAX}, {"type": "null"}],
+        },
+        "prompt_cache_options": {
+            "type": ["object", "null"],
+            "properties": {
+                "prewarm": {
+                    "description": "Whether the request only computes the prompt, for later requests.",
+                    "type": ["boolean", "null"],
+                },
+            },
         },
         "tools": {"type": ["array", "null"], "items": response_tool()},
         "tool_choice": response_tool_choice(),

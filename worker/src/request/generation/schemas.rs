@@ -11,22 +11,10 @@ use super::{DRY_BREAKERS_MAX, GRAMMAR_BYTES_MAX, LOGIT_BIAS_ABS_MAX, LOGIT_BIAS_
 use super::{STOP_TEXT_BYTES_MAX, STOP_TEXTS_MAX};
 
 pub(super) fn tokens_max(_: &mut SchemaGenerator) -> Schema {
-    tokens_from(0, "0 only computes the prompt")
-}
-
-/// Returns the schema of a chat's token limits.
-pub fn tokens_max_of_chat() -> Schema {
-    tokens_from(1, "at least 1")
-}
-
-fn tokens_from(least: i64, meaning: &str) -> Schema {
-    let description = format!(
-        "Maximum number of tokens of the response: {meaning}, -1 is no limit. The first one present of \
-         `max_completion_tokens`, `max_tokens` and `n_predict` applies."
-    );
     json_schema!({
-        "description": description,
-        "anyOf": [{"const": -1}, {"type": "integer", "minimum": least, "maximum": i64::MAX}, {"type": "null"}],
+        "description": "Maximum number of tokens of the response: 0 only computes the prompt, -1 is no limit. The first \
+                        one present of `max_completion_tokens`, `max_tokens` and `n_predict` applies.",
+        "anyOf": [{"const": -1}, {"type": "integer", "minimum": 0, "maximum": i64::MAX}, {"type": "null"}],
     })
 }
 
