@@ -14,6 +14,7 @@ pub mod headers;
 pub mod history;
 pub mod ids;
 pub mod journal;
+pub mod llama_server;
 pub mod lora;
 pub mod media;
 pub mod mix;

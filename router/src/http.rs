@@ -12,6 +12,7 @@ mod health;
 mod models;
 mod openapi;
 mod pages;
+mod props;
 mod route;
 pub mod state;
 
@@ -65,6 +66,7 @@ pub fn client_routes(app: App, web: &WebConfig) -> Router {
         .route("/completions", post(completions::text))
         .route("/responses", post(completions::responses))
         .route("/models", get(models::list))
+        .route("/props", get(props::show))
         .route("/embeddings", post(completions::embeddings))
         .route("/embedding", post(completions::embeddings))
         .route("/rerank", post(completions::rerank))

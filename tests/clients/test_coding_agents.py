@@ -11,6 +11,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 
 from reuse import RecordingProxy
@@ -149,8 +150,22 @@ def pi(url, home):
     # What `/login llama.cpp` writes.
     key = {"llama.cpp": {"type": "api_key", "key": "none", "env": {"LLAMA_BASE_URL": url}}}
     pathlib.Path(settings, "auth.json").write_text(json.dumps(key))
-    start = ["pi", "--model", "llama.cpp/tiny", "-p"]
-    return [start, [*start, "--continue"]], {"PI_TELEMETRY": "0"}
+    own = {"PI_TELEMETRY": "0"}
+    # Only a lasting session asks for the server's models, and stores them for the next one.
+    asking = ["pi", "--mode", "rpc"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(asking, cwd=home, env=environment(home, **own), **pipes) as session:
+        watchdog = threading.Timer(ENDS_WITHIN_S, session.kill)
+        watchdog.start()
+        listed = ""
+        while '"id":"tiny"' not in listed and session.poll() is None:
+            session.stdin.write('{"type": "get_available_models"}\n')
+            session.stdin.flush()
+            listed = session.stdout.readline()
+        watchdog.cancel()
+        session.terminate()
+    start = ["pi", "--model", "llama.cpp/tiny"]
+    return [[*start, "-p"], [*start, "--continue", "-p"]], own
 
 
 # Command lines of each agent's first and second turn, and one of its tools that is harmless with any arguments.

@@ -79,11 +79,11 @@ async fn aider_works_through_the_router() -> anyhow::Result<()> {
     check_python("aider").await
 }
 
-/// Runs a client's tests in JavaScript against a fleet; so many must pass.
-async fn check_node(name: &str, n_tests: usize) -> anyhow::Result<()> {
-    install("node").await?;
+/// Runs a client's tests in JavaScript, with the packages of a folder, against a fleet; so many must pass.
+async fn check_node(folder: &str, name: &str, n_tests: usize) -> anyhow::Result<()> {
+    install(folder).await?;
     let rig = Rig::start(2, &[]).await?;
-    let dir = root().join("target/clients/node");
+    let dir = root().join("target/clients").join(folder);
     // Modules are resolved from the script's folder.
     let script = format!("test_{name}.mjs");
     std::fs::copy(root().join("tests/clients").join(&script), dir.join(&script))?;
@@ -97,13 +97,13 @@ async fn check_node(name: &str, n_tests: usize) -> anyhow::Result<()> {
 #[tokio::test]
 #[ignore = "installs from npm: make test-clients"]
 async fn the_official_openai_client_for_node_works_through_the_router() -> anyhow::Result<()> {
-    check_node("openai", 9).await
+    check_node("node", "openai", 9).await
 }
 
 #[tokio::test]
 #[ignore = "installs from npm: make test-clients"]
 async fn the_ai_sdk_works_through_the_router() -> anyhow::Result<()> {
-    check_node("ai_sdk", 13).await
+    check_node("node", "ai_sdk", 13).await
 }
 
 /// Runs a coding agent in a folder of its own against a fleet, for two turns with a call of a tool.
@@ -145,6 +145,18 @@ async fn qwen_code_works_through_the_router() -> anyhow::Result<()> {
 #[ignore = "installs from npm: make test-clients"]
 async fn continue_cli_works_through_the_router() -> anyhow::Result<()> {
     check_coding_agent("continue").await
+}
+
+#[tokio::test]
+#[ignore = "installs from npm: make test-clients"]
+async fn pi_works_through_the_router_as_through_llama_server() -> anyhow::Result<()> {
+    check_coding_agent("pi").await
+}
+
+#[tokio::test]
+#[ignore = "installs from npm: make test-clients"]
+async fn pi_classifies_through_the_router_as_through_llama_server() -> anyhow::Result<()> {
+    check_node("coding", "pi_classifier", 1).await
 }
 
 /// Sends the requests that schemathesis generates from a server's document.

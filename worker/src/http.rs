@@ -119,6 +119,7 @@ pub fn admin_router(app: App) -> Router {
 fn health_routes() -> Router<App> {
     Router::new()
         .route("/health", get(health::health))
+        .route("/v1/health", get(health::health))
         .route("/livez", get(health::livez))
         .route("/readyz", get(health::readyz))
         .route("/metrics", get(health::metrics))

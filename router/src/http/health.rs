@@ -14,7 +14,7 @@ use crate::fleet::Unready;
 
 /// Paths of the health routes, which are not counted as requests: load balancers ask for them all the time, and a 503
 /// there is no failed request.
-pub const PROBES: [&str; 3] = ["/health", "/livez", "/readyz"];
+pub const PROBES: [&str; 4] = ["/health", "/v1/health", "/livez", "/readyz"];
 
 /// Audience of a health endpoint.
 #[derive(Debug, Clone, Copy)]
@@ -38,6 +38,8 @@ impl Audience {
 pub fn routes(audience: Audience) -> Router<App> {
     Router::new()
         .route("/health", get(move |state| health(state, audience)))
+        // An alias that llama-server's clients use.
+        .route("/v1/health", get(move |state| health(state, audience)))
         .route("/livez", get(livez))
         .route("/readyz", get(move |state| readyz(state, audience)))
 }

@@ -7,6 +7,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, Uri};
 use serde_json::{Value, json};
+use warmpath_common::llama_server;
 use warmpath_common::model::{Capability, ModelInfo};
 use warmpath_common::names::is_pattern;
 use warmpath_router_core::fleet::FleetView;
@@ -46,7 +47,7 @@ pub async fn show(
     describe(&app, &view, &name).map(Json)
 }
 
-fn find(view: &FleetView, name: &str) -> Result<Arc<ModelInfo>, RequestError> {
+pub(super) fn find(view: &FleetView, name: &str) -> Result<Arc<ModelInfo>, RequestError> {
     Ok(view.lookup(Some(name), None, Instant::now())?)
 }
 
@@ -70,6 +71,8 @@ fn describe(app: &App, view: &FleetView, name: &str) -> Result<Value, RequestErr
         "owned_by": "warmpath",
         "capabilities": capabilities,
         "modalities": model.modalities(),
+        "architecture": llama_server::architecture(&model),
+        "status": llama_server::status(),
         "meta": {
             "fingerprint": model.fingerprint,
             "n_vocab": model.n_vocab,

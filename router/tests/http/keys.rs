@@ -46,7 +46,7 @@ async fn clients_without_a_key_that_is_known_get_401() {
     assert_eq!((&body["type"], &body["error"]["type"]), (&json!("error"), &json!("authentication_error")));
     assert!(worker.seen().is_empty());
 
-    for path in ["/health", "/livez", "/readyz"] {
+    for path in ["/health", "/v1/health", "/livez", "/readyz"] {
         assert_eq!(router.get(path).await.0, 200, "{path} needs no key");
     }
     assert_eq!(ask(&router, &good, hello(), None).await.status(), 200);

@@ -46,7 +46,8 @@ async fn no_answer_reveals_the_address_of_a_worker_or_a_stock_server() {
             told.push(all_of(router.post(path, body.to_string()).await).await);
         }
     }
-    for path in ["/v1/models", "/v1/models/tiny", "/v1/models/nothing", "/readyz", "/health", "/openapi.json"] {
+    let shown = ["/v1/models", "/v1/models/tiny", "/v1/models/nothing", "/props", "/props?model=tiny"];
+    for path in shown.into_iter().chain(["/readyz", "/health", "/openapi.json"]) {
         told.push(all_of(router.client.get(router.url(path)).send().await.expect("an answer")).await);
     }
     for text in told {

@@ -110,6 +110,30 @@ async fn reasoning_that_the_template_drops_is_named_with_the_setting_that_keeps_
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn props_have_the_template_and_the_context_of_a_named_model_or_of_the_only_one() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
+    for worker in &workers {
+        worker.with(|script| (script.vocabulary, script.snapshot.model) = with_template(&preserving(), None));
+    }
+    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    eventually("its vocabulary is known", || async { router.fleet().await["vocabularies"][0]["state"] == "ready" })
+        .await;
+    let (status, named) = router.get("/props?model=tiny&autoload=false").await;
+    assert_eq!((status, &named["chat_template"], &named["role"]), (200, &json!(preserving()), &Value::Null));
+    assert_eq!(named["default_generation_settings"]["n_ctx"], model().context_tokens);
+    assert_eq!(named["total_slots"], 2 * model().n_slots);
+    let (_, only) = router.get("/props").await;
+    assert_eq!((&only["role"], &only["models_autoload"]), (&json!("router"), &json!(false)));
+    assert_eq!(only["chat_template"], named["chat_template"]);
+    assert_eq!(router.get("/props?model=nothing").await.0, 404);
+    let (_, models) = router.get("/models").await;
+    let listed = &models["data"][0];
+    assert_eq!(listed["status"], json!({"value": "loaded"}));
+    assert_eq!(listed["architecture"]["output_modalities"], json!(["text"]));
+    assert_eq!(router.get("/v1/health").await, router.get("/health").await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_break_within_an_answer_names_the_reasoning_that_its_copy_lacks() {
     let worker = FakeWorker::start(1);
     worker.with(|script| (script.vocabulary, script.snapshot.model) = with_template(&preserving(), None));

@@ -14,7 +14,7 @@ use super::state::App;
 use crate::error::RequestError;
 
 /// Paths of probes and scrapers. They need no token and are not counted as requests.
-pub const PROBES: [&str; 4] = ["/health", "/livez", "/readyz", "/metrics"];
+pub const PROBES: [&str; 5] = ["/health", "/v1/health", "/livez", "/readyz", "/metrics"];
 
 /// Passes a request on if its token is valid, or it needs none.
 pub async fn check_token(State(app): State<App>, request: Request, next: Next) -> Response {

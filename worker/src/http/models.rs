@@ -4,6 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, Uri};
 use serde_json::{Value, json};
+use warmpath_common::llama_server;
 use warmpath_common::names::is_pattern;
 use warmpath_shell::anthropic_models::{self, Listed};
 use warmpath_shell::refusal::Name;
@@ -56,6 +57,8 @@ fn describe(base: Base<'_>, name: &str) -> Value {
         "owned_by": "warmpath",
         "capabilities": model.capabilities,
         "modalities": model.modalities(),
+        "architecture": llama_server::architecture(model),
+        "status": llama_server::status(),
         "aliases": model.names,
         "meta": {
             "description": base.description,

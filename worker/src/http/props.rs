@@ -1,13 +1,16 @@
 //! `/props`: the served model and the defaults, in llama-server's fields where it has them.
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Query, State};
+use axum::http::Uri;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use warmpath_common::ids::Token;
+use warmpath_common::llama_server;
 use warmpath_common::prompts::MEDIA_MARKER;
 
 use super::state::App;
-use crate::app_state::Serving;
+use crate::app_state::{Serving, check_model};
 use crate::engine::{Generation, ProbabilitySource, ProbabilityWish, Sampling};
 use crate::error::RequestError;
 use crate::model_kind::LoadedModel;
@@ -17,10 +20,18 @@ const ADAPTIVE_TARGET_OFF: f32 = -1.0;
 /// Llama-server's default decay of the same sampler. Source: the same.
 const ADAPTIVE_DECAY_DEFAULT: f32 = 0.9;
 
+#[derive(Deserialize)]
+struct PropsQuery {
+    model: Option<String>,
+}
+
 /// Responds with the model's and the worker's properties.
-pub async fn show(State(app): State<App>) -> Result<Json<Value>, RequestError> {
+pub async fn show(State(app): State<App>, uri: Uri) -> Result<Json<Value>, RequestError> {
     let served = app.served()?;
     let base = served.base();
+    let query = Query::<PropsQuery>::try_from_uri(&uri);
+    let named = query.ok().and_then(|Query(query)| query.model).filter(|name| !name.is_empty());
+    check_model(base.model, named.as_deref())?;
     let vocabulary = base.prompts.vocabulary();
     let piece = |token: Option<u32>| {
         token.map_or_else(String::new, |token| String::from_utf8_lossy(&base.prompts.piece(token)).into_owned())
@@ -33,9 +44,11 @@ pub async fn show(State(app): State<App>) -> Result<Json<Value>, RequestError> {
         "modalities": base.model.modalities(),
         "media_marker": MEDIA_MARKER,
         "chat_template": base.prompts.chat_template().unwrap_or_default(),
+        "chat_template_caps": llama_server::chat_template_caps(base.model),
         "chat_template_kwargs": base.prompts.chat_template_kwargs().given(),
         "bos_token": piece(vocabulary.bos),
         "eos_token": piece(vocabulary.eos),
+        "is_sleeping": false,
         "build_info": concat!("warmpath-worker ", env!("CARGO_PKG_VERSION")),
         "model_info": base.model,
         "memory": base.memory,

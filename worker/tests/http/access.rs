@@ -12,7 +12,7 @@ async fn a_missing_token_is_an_error_in_the_api_s_own_format() {
     let path = folder().join("token");
     std::fs::write(&path, &old).expect("it can be written");
     let worker = TestWorker::start(&format!("--fleet-token-file {}", path.display())).await;
-    for open in ["/health", "/livez", "/readyz", "/metrics", "/metrics/", "//health"] {
+    for open in ["/health", "/v1/health", "/livez", "/readyz", "/metrics", "/metrics/", "//health"] {
         assert_eq!(worker.get(open).await.status(), 200, "{open}");
     }
     let chat = json!({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2});

@@ -153,6 +153,24 @@ async fn one_token_may_list_the_whole_vocabulary() {
 }
 
 #[tokio::test]
+async fn models_and_props_have_what_clients_of_llama_server_look_for() {
+    let worker = TestWorker::start("--slots 1").await;
+    let models = worker.get_json("/models").await;
+    let model = &models["data"][0];
+    assert_eq!(model["status"], json!({"value": "loaded"}));
+    assert_eq!(model["architecture"], json!({"input_modalities": ["text"], "output_modalities": ["text"]}));
+    let props = worker.get_json("/props").await;
+    assert_eq!(props["default_generation_settings"]["n_ctx"], model["meta"]["n_ctx"]);
+    assert_eq!(props["chat_template_caps"]["supports_tools"], true);
+    assert_eq!(props["is_sleeping"], false);
+    let named = format!("/props?model={}&autoload=false", model["id"].as_str().expect("a name"));
+    let named: Value = worker.get(&named).await.json().await.expect("JSON");
+    assert_eq!(named["chat_template"], props["chat_template"]);
+    assert_eq!(worker.get("/props?model=another").await.status(), 404);
+    assert_eq!(worker.get_json("/v1/health").await, worker.get_json("/health").await);
+}
+
+#[tokio::test]
 async fn a_gap_is_filled_after_the_given_text_and_the_text_before_it_is_reused() {
     let worker = TestWorker::start("--slots 1").await;
     let ask = async |prefix: &str| {

@@ -93,7 +93,7 @@ impl Operation {
 
     /// Returns whether a server has the operation.
     pub fn is_served_by(&self, server: DescribedServer) -> bool {
-        let of_workers = matches!(self.tag, Tag::Cache | Tag::Internal) || matches!(self.path, "/props" | "/metrics");
+        let of_workers = matches!(self.tag, Tag::Cache | Tag::Internal) || self.path == "/metrics";
         server == DescribedServer::Worker || !of_workers
     }
 
@@ -148,7 +148,7 @@ impl Operation {
                     json!({"anyOf": [reference("ErrorBody"), reference("AnthropicError")]})
                 }
                 (_, "/readyz") => reference("Unready"),
-                (_, "/health") => reference("Unhealthy"),
+                (_, "/health" | "/v1/health") => reference("Unhealthy"),
                 _ => reference("ErrorBody"),
             };
             add(&status.to_string(), with_content("application/json", schema));

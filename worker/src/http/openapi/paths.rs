@@ -10,6 +10,8 @@ const SALT: Parameter = header("x-warmpath-cache-salt", "Like `cache_salt`, whic
 const NAME: Parameter = header("x-request-id", "Id of the request, up to 128 visible characters.");
 const OF_GENERATION: &[Parameter] = &[SALT, NAME];
 const MODEL: Parameter = path("model", "A name of the model.", r#"{"type": "string", "minLength": 1}"#);
+const MODEL_OF_PROPS: Parameter =
+    query("model", "A name of the model; at a router absent for the only one.", r#"{"type": "string"}"#);
 const VERSION: Parameter = header("anthropic-version", "Requests Anthropic's format, also for errors.");
 const LIMIT: Parameter = query(
     "limit",
@@ -193,7 +195,12 @@ fn models() -> Vec<Operation> {
             parameters: &[MODEL, VERSION],
             ..get("/v1/models/{model}", "Model")
         },
-        Operation { summary: "Returns the settings.", ..get("/props", "Props") },
+        Operation {
+            summary: "Returns the settings, at a router those of a model.",
+            errors: &[404, 503, 529],
+            parameters: &[MODEL_OF_PROPS],
+            ..get("/props", "Props")
+        },
     ]
 }
 
@@ -236,6 +243,10 @@ fn cache() -> Vec<Operation> {
 }
 
 fn health() -> Vec<Operation> {
+    let health = Operation {
+        summary: "Returns whether requests are accepted, in llama-server's format.",
+        ..get("/health", SuccessBody::Json("Status"))
+    };
     vec![
         Operation {
             summary: "Returns whether the process serves HTTP.",
@@ -243,10 +254,8 @@ fn health() -> Vec<Operation> {
             ..get("/livez", SuccessBody::Json("Status"))
         },
         Operation { summary: "Returns whether requests are accepted.", ..get("/readyz", SuccessBody::Json("Status")) },
-        Operation {
-            summary: "Returns whether requests are accepted, in llama-server's format.",
-            ..get("/health", SuccessBody::Json("Status"))
-        },
+        health.also_at("/v1/health"),
+        health,
         Operation {
             summary: "Returns the metrics in Prometheus' text format.",
             errors: &[],
