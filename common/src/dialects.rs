@@ -20,6 +20,7 @@ use crate::fields::{self, ReadError};
 pub(crate) use custom::write_custom_calls;
 pub use custom::{CUSTOM, FREE_TEXT, function_of_custom};
 pub use spelling::Spelling;
+pub(crate) use tools::name_function;
 pub use tools::{CallForm, LEFT_OUT_KINDS, TOOL_SEARCH, Tool, ToolNames, left_out_of_chat};
 
 /// A request of another API format, converted into a chat completion request.

@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
-use crate::dialects::{function_of_custom, left_out_of_chat, write_custom_calls};
+use crate::dialects::{function_of_custom, left_out_of_chat, name_function, write_custom_calls};
 use crate::empty_maps;
 
 pub use messages::REASONING_FIELDS;
@@ -63,12 +63,13 @@ pub fn tools_to_offer<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Opti
     Ok(tools_of_chat(deserializer)?.map(offered))
 }
 
-/// Reads a chat's tools as the client wrote them, except for empty maps in their schemas and the place of
-/// `defer_loading`.
+/// Reads a chat's tools as the client wrote them, except for empty maps in their schemas, other types of functions and
+/// the place of `defer_loading`.
 pub fn tools_of_chat<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<Value>>, D::Error> {
     let mut tools = Option::<Vec<Value>>::deserialize(deserializer)?;
     let parameters = |tool: &'_ mut Value| tool.get_mut("function")?.get_mut("parameters").map(empty_maps::fit_schema);
     tools.iter_mut().flatten().for_each(|tool| {
+        name_function(tool);
         parameters(tool);
     });
     deferred_tools::normalize(tools.as_deref_mut().unwrap_or_default());

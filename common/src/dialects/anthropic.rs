@@ -15,7 +15,7 @@ pub use tools::CLIENT_KINDS;
 use super::conversation::{Call, Conversation, Part};
 use super::field::{Field, Object, unsupported, wrong};
 use super::spelling::Origins;
-use super::tools::{Listing, TOOL_SEARCH, left_out_kind};
+use super::tools::{Listing, TOOL_SEARCH, kind_left_out, left_out_kind};
 use super::{Converted, DialectError, Spelling, drop_meaningless, read_object, write};
 use crate::empty_maps::is_empty_list;
 use crate::history::new_message;
@@ -43,6 +43,9 @@ const ALL_DEFERRED: &str = "All tools have defer_loading set. At least one tool 
 /// Kind of tools of a request's own MCP servers.
 const MCP_KIND: &str = "mcp";
 
+/// Kind of the tools that run code on Anthropic's servers, such as `bash_code_execution`.
+const CODE_KIND: &str = "code_execution";
+
 /// Fields that mean nothing in messages, besides those that mean nothing in any dialect.
 pub const DROPPED: &[&str] = &["parallel_tool_calls", "prompt", "top_logprobs"];
 
@@ -65,6 +68,12 @@ pub fn messages(body: &[u8]) -> Result<Converted, DialectError> {
     let mut fields = read_object(body)?;
     if fields.take("thread").is_some_and(|thread| !is_empty_list(&thread.value)) {
         return Err(DialectError::Thread);
+    }
+    if let Some(compaction) = fields.optional_object("compaction")? {
+        return Err(unsupported(
+            &compaction.path,
+            "conversations are not summarized here; ask for a summary in a message",
+        ));
     }
     if fields.fields.get("max_tokens").is_none_or(Value::is_null) {
         return Err(wrong("max_tokens", "is missing"));
@@ -101,14 +110,19 @@ fn convert(mut fields: Object) -> Result<Converted, DialectError> {
     if messages.is_empty() {
         return Err(wrong("messages", "is empty"));
     }
-    let newest = new_message(messages.iter().map(|message| message.value.as_object()));
+    let messages = messages.into_iter().map(Field::object).collect::<Result<_, _>>()?;
+    let messages = reader.read_scopes(messages)?;
+    let newest = new_message(messages.iter().map(|message| Some(&message.fields)));
     for (idx, message) in messages.into_iter().enumerate() {
         reader.is_new = newest == Some(idx);
-        reader.read_message(message.object()?)?;
+        reader.read_message(message)?;
     }
     let mut chat = Map::new();
     read_tool_choice(&mut fields, &reader.tools, &mut chat)?;
     read_format(&mut fields, &mut chat)?;
+    if let Some(effort) = reader.effort {
+        chat.insert("reasoning_effort".to_owned(), effort.into());
+    }
     read_thinking(&mut fields)?;
     if let Some(stop) = fields.take("stop_sequences") {
         let texts: Result<Vec<_>, _> = stop.items()?.into_iter().map(Field::text).collect();
@@ -131,7 +145,10 @@ fn convert(mut fields: Object) -> Result<Converted, DialectError> {
 
 /// Refuses files and skills, which only Anthropic's own servers have.
 fn refuse_containers(fields: &mut Object) -> Result<(), DialectError> {
-    let is_neutral = |value: &Value| *value == json!([]) || *value == json!("");
+    let is_neutral = |value: &Value| match value {
+        Value::Object(fields) => fields.values().all(|field| field.is_null() || is_empty_list(field)),
+        value => is_empty_list(value) || *value == json!(""),
+    };
     match fields.take("container").filter(|field| !is_neutral(&field.value)) {
         Some(field) => Err(unsupported(&field.path, "there are no containers")),
         None => Ok(()),
@@ -145,6 +162,8 @@ struct Reader {
     tools: Listing,
     /// Priority that the request's `cache_control` fields request.
     priority: Option<i32>,
+    /// Effort that a system message asks for in the current turn.
+    effort: Option<String>,
     /// Whether the user has just written the current message; all others are history.
     is_new: bool,
 }
@@ -176,6 +195,35 @@ impl Reader {
             }
         }
         Ok(())
+    }
+
+    /// Returns the messages without the system messages that were for an earlier turn alone, and notes the effort of
+    /// this turn.
+    fn read_scopes(&mut self, messages: Vec<Object>) -> Result<Vec<Object>, DialectError> {
+        let (mut kept, mut is_followed, mut is_earlier) = (Vec::new(), false, false);
+        for mut message in messages.into_iter().rev() {
+            match message.fields.get("role").and_then(Value::as_str) {
+                Some("user") => is_followed = true,
+                // A turn ends with an answer that calls no tool, unless the answer is to be continued.
+                Some("assistant") => is_earlier |= is_followed && !has_block(&message, "tool_use"),
+                Some("system") => {
+                    let is_cleared = message.optional_text("clear_at")?.is_some_and(|at| at == "next_user_message");
+                    let config = message.optional_object("output_config")?;
+                    let is_alone = config.is_some() && message.fields.get("content").is_none_or(Value::is_null);
+                    let effort = config.and_then(|mut config| config.take("effort")).map(Field::text).transpose()?;
+                    if !is_earlier {
+                        self.effort = self.effort.take().or(effort);
+                    }
+                    if is_alone || (is_cleared && is_followed) {
+                        continue;
+                    }
+                }
+                _ => {}
+            }
+            kept.push(message);
+        }
+        kept.reverse();
+        Ok(kept)
     }
 
     fn read_message(&mut self, mut message: Object) -> Result<(), DialectError> {
@@ -232,8 +280,10 @@ impl Reader {
             ("server_tool_use" | "tool_search_tool_result", "assistant") if self.tools.has_waiting() => {
                 self.read_search(&kind, block)?;
             }
-            (kind, "assistant") if is_of_servers(kind) => {}
             ("tool_addition" | "tool_removal", "system") => self.read_tool_change(role, &kind, block)?,
+            // It marks where another model went on, and its owner shows the model nothing of it.
+            ("fallback", "assistant") => {}
+            ("compaction", _) if is_failed_compaction(&block) => {}
             ("tool_result" | "tool_use" | "thinking" | "redacted_thinking", _) => {
                 return Err(wrong(
                     &block.path_of("type"),
@@ -241,6 +291,10 @@ impl Reader {
                 ));
             }
             _ => {
+                if let Some(tool) = server_tool(&kind, &block).filter(|_| role == "assistant") {
+                    self.tools.leave_out(tool);
+                    return Ok(());
+                }
                 let path = block.path.clone();
                 let changes = if kind == "compaction" { block.optional_items("tool_changes")? } else { Vec::new() };
                 let part = self.read_shown(block, &kind)?;
@@ -383,10 +437,28 @@ fn without_client_line(text: &str) -> &str {
     rest.split_once('\n').map_or("", |(_, rest)| rest)
 }
 
-/// Returns whether a block is about a tool that Anthropic's servers ran: its call or its result.
-fn is_of_servers(kind: &str) -> bool {
-    let tool = kind.strip_suffix("_tool_result").or_else(|| kind.strip_suffix("_tool_use"));
-    tool.is_some_and(|tool| tool == "server" || tool.ends_with("_code_execution") || left_out_kind(tool).is_some())
+/// Returns the kind of tool, run by Anthropic's servers, that a block of the assistant is about: its call, its result
+/// or its listing; `None` for any other block. Which tools there are is open-ended, but not how types of such blocks
+/// end.
+fn server_tool(kind: &str, block: &Object) -> Option<&'static str> {
+    if kind == "mcp_tool_listing" {
+        return Some(MCP_KIND);
+    }
+    let tool = kind.strip_suffix("_tool_result").or_else(|| kind.strip_suffix("_tool_use"))?;
+    let name = block.fields.get("name").and_then(Value::as_str).filter(|_| tool == "server");
+    let tool = name.unwrap_or(tool);
+    Some(if tool.ends_with(CODE_KIND) { CODE_KIND } else { kind_left_out(tool) })
+}
+
+/// Returns whether a block is a summary that could not be made.
+fn is_failed_compaction(block: &Object) -> bool {
+    let is_absent = |name: &str| block.fields.get(name).is_none_or(Value::is_null);
+    is_absent("content") && is_absent("encrypted_content")
+}
+
+fn has_block(message: &Object, kind: &str) -> bool {
+    let blocks = message.fields.get("content").and_then(Value::as_array);
+    blocks.is_some_and(|blocks| blocks.iter().any(|block| block["type"] == kind))
 }
 
 fn refuse_block(block: &Object, kind: &str) -> DialectError {
@@ -422,8 +494,12 @@ fn read_thinking(fields: &mut Object) -> Result<(), DialectError> {
     let kind = thinking.text("type")?;
     let thinks = match kind.as_str() {
         "enabled" | "adaptive" => true,
-        "disabled" => false,
-        _ => return Err(wrong(&thinking.path_of("type"), "must be \"enabled\", \"adaptive\" or \"disabled\"")),
+        // The latter means short reports between calls instead of reasoning, which the model writes as text.
+        "disabled" | "between_tools" => false,
+        _ => {
+            let kinds = "must be \"enabled\", \"adaptive\", \"between_tools\" or \"disabled\"";
+            return Err(wrong(&thinking.path_of("type"), kinds));
+        }
     };
     if let Some(budget) = thinking.take("budget_tokens").filter(|_| kind == "enabled") {
         fields.fields.insert("thinking_budget_tokens".to_owned(), budget.value);

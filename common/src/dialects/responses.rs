@@ -12,7 +12,7 @@ use super::conversation::{Call, Conversation, Part};
 use super::custom::free_text_arguments;
 use super::field::{Field, Object, unsupported, wrong};
 use super::spelling::Origins;
-use super::tools::{CallForm, Listing, TOOL_SEARCH, left_out_kind};
+use super::tools::{CallForm, Listing, OTHER_KIND, TOOL_SEARCH, left_out_kind};
 use super::{Converted, DialectError, Spelling, drop_meaningless, read_object, write};
 use crate::empty_maps::is_empty_list;
 use crate::history::new_message;
@@ -54,10 +54,16 @@ pub fn responses(body: &[u8]) -> Result<Converted, DialectError> {
     if let Some(instructions) = fields.optional_text("instructions")? {
         reader.conversation.add_text("system", instructions, "instructions");
     }
+    let mut reasoning = fields.optional_object("reasoning")?;
+    if let Some(context) = reasoning.as_mut().and_then(|reasoning| reasoning.take("context")) {
+        reader.is_reasoning_forgotten = context.text()? == "current_turn";
+    }
     reader.read_input(fields.required("input")?)?;
     read_tool_choice(&mut fields, &reader.tools, &mut chat)?;
-    read_format(&mut fields, &mut chat)?;
-    if let Some(effort) = fields.optional_object("reasoning")?.and_then(|mut reasoning| reasoning.take("effort")) {
+    let text = fields.optional_object("text")?;
+    read_format(reader.text.take().or(text), &mut chat)?;
+    let effort = reasoning.and_then(|mut reasoning| reasoning.take("effort"));
+    if let Some(effort) = reader.effort.take().or(effort) {
         chat.insert("reasoning_effort".to_owned(), effort.text()?.into());
     }
     if let Some(max) = fields.take("max_output_tokens") {
@@ -78,13 +84,15 @@ pub fn responses(body: &[u8]) -> Result<Converted, DialectError> {
     Ok(Converted { body: write(&rest), spelling: Spelling::new(RENAMED, "parameters", origins), tools })
 }
 
-/// Refuses fields that need a stored response, or one that is generated in the background. An empty id names nothing.
+/// Refuses fields that need something stored, or a response that is generated in the background. An empty id names
+/// nothing.
 fn refuse_stored(fields: &mut Object) -> Result<(), DialectError> {
     let stored = "responses are not stored here; send the whole conversation in `input`";
     let refused = [
         ("previous_response_id", stored),
         ("conversation", stored),
         ("prompt", "prompts are not stored here; send `instructions` and `input`"),
+        ("personality", "there are no presets of style; write one into `instructions`"),
         ("background", "responses are generated while their client waits; leave it out or set it to false"),
     ];
     for (name, reason) in refused {
@@ -126,6 +134,16 @@ struct Reader {
     tools: Listing,
     /// Whether the user has just written the current message; all other items are history, unless one is alone.
     is_new: bool,
+    /// Whether no item follows the current one.
+    is_last: bool,
+    /// Whether the model is not to see what it thought in earlier turns.
+    is_reasoning_forgotten: bool,
+    /// Whether the current item is of the current turn: no message of the user follows.
+    is_of_current_turn: bool,
+    /// Effort that an item sets for the responses behind it.
+    effort: Option<Field>,
+    /// Form of the output that an item sets for the responses behind it.
+    text: Option<Object>,
 }
 
 impl Reader {
@@ -136,9 +154,12 @@ impl Reader {
             Value::Array(_) => {
                 let items = input.items()?;
                 let newest = new_message(items.iter().map(|item| item.value.as_object()));
-                let is_alone = items.len() == 1;
+                let last_said = items.iter().rposition(|item| item.value["role"] == "user");
+                let (is_alone, idx_max) = (items.len() == 1, items.len().saturating_sub(1));
                 for (idx, item) in items.into_iter().enumerate() {
                     self.is_new = is_alone || newest == Some(idx);
+                    self.is_last = idx == idx_max;
+                    self.is_of_current_turn = last_said.is_none_or(|last| last < idx);
                     self.read_item(item.object()?)?;
                 }
             }
@@ -168,7 +189,7 @@ impl Reader {
                 Ok(())
             }
             "function_call_output" | "custom_tool_call_output" => {
-                let id = item.text("call_id")?;
+                let id = item.optional_text("call_id")?.unwrap_or_default();
                 let output = item.nullable("output")?.map_or_else(|| Ok(Vec::new()), |output| self.read_output(output));
                 self.conversation.result(id, output?, &item.path);
                 Ok(())
@@ -176,13 +197,22 @@ impl Reader {
             kind @ ("tool_search_call" | "tool_search_output") if self.has_searches() => self.read_search(kind, item),
             "additional_tools" => self.read_additional_tools(item),
             "reasoning" => self.read_reasoning(item),
+            "configuration_update" => self.read_configuration(item),
+            "compaction_trigger" => Err(unsupported(
+                &item.path_of("type"),
+                "conversations are not compacted here; ask for a summary instead",
+            )),
+            "mcp_approval_response" if self.is_last => {
+                let reason = "tools of MCP servers are not run here, so none waits for an approval";
+                Err(unsupported(&item.path_of("type"), reason))
+            }
             "item_reference" => {
                 let reason = "items are not stored here; send the item itself, as clients do with `store: false` (AI SDK: \
                               `providerOptions: { openai: { store: false } }`)";
                 Err(unsupported(&item.path_of("type"), reason))
             }
             kind => {
-                if let Some(left_out) = left_out_kind(kind) {
+                if let Some(left_out) = left_out_item(kind) {
                     self.tools.leave_out(left_out);
                     return Ok(());
                 }
@@ -262,7 +292,7 @@ impl Reader {
         }
         for part in parts {
             match thought(&part.value).filter(|_| role == "assistant") {
-                Some(thought) if thought.is_empty() => {}
+                Some(thought) if thought.is_empty() || self.forgets() => {}
                 Some(thought) => self.conversation.add_reasoning(thought, &item.path),
                 None => self.conversation.add(&role, self.read_part(part.object()?)?, &item.path),
             }
@@ -307,14 +337,37 @@ impl Reader {
         }
     }
 
+    /// Reads an item that changes what the responses behind it are to be.
+    fn read_configuration(&mut self, mut item: Object) -> Result<(), DialectError> {
+        let effort = item.optional_object("reasoning")?.and_then(|mut reasoning| reasoning.take("effort"));
+        self.effort = effort.or(self.effort.take());
+        self.text = item.optional_object("text")?.or(self.text.take());
+        Ok(())
+    }
+
+    /// Returns whether the current item's reasoning is not shown to the model.
+    fn forgets(&self) -> bool {
+        self.is_reasoning_forgotten && !self.is_of_current_turn
+    }
+
     /// Reads the model's earlier reasoning; its summary if the client did not send the content back.
     fn read_reasoning(&mut self, mut item: Object) -> Result<(), DialectError> {
         let reasoning = read_reasoning(item.optional_items("content")?)?;
         let summary = read_reasoning(item.optional_items("summary")?)?;
         let reasoning = if reasoning.is_empty() { summary } else { reasoning };
+        if self.forgets() {
+            return Ok(());
+        }
         reasoning.into_iter().for_each(|thought| self.conversation.add_reasoning(thought, &item.path));
         Ok(())
     }
+}
+
+/// Returns the kind of tool that an item is about if it is left out: a call, a result or a listing. Which tools there
+/// are is open-ended, but not how types of such items end.
+fn left_out_item(kind: &str) -> Option<&'static str> {
+    let is_of_tool = kind.ends_with("_call") || kind.ends_with("_output");
+    left_out_kind(kind).or(is_of_tool.then_some(OTHER_KIND))
 }
 
 /// Returns a call's arguments as JSON text; some clients send the object.
@@ -330,8 +383,8 @@ fn read_reasoning(parts: Vec<Field>) -> Result<Vec<String>, DialectError> {
     parts.into_iter().map(|part| part.object()?.text("text")).collect()
 }
 
-fn read_format(fields: &mut Object, chat: &mut Map<String, Value>) -> Result<(), DialectError> {
-    let Some(mut text) = fields.optional_object("text")? else { return Ok(()) };
+fn read_format(text: Option<Object>, chat: &mut Map<String, Value>) -> Result<(), DialectError> {
+    let Some(mut text) = text else { return Ok(()) };
     let Some(mut format) = text.optional_object("format")? else { return Ok(()) };
     let kind = format.text("type")?;
     let written = match kind.as_str() {

@@ -9,8 +9,8 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-use super::DialectError;
 use super::field::{Object, unsupported, wrong};
+use super::{CUSTOM, DialectError};
 use crate::openai::deferred_tools::{DEFER_LOADING, is_deferred};
 
 /// Kinds of tools that neither router nor worker runs, and kinds whose calls have a form that only the API owner's
@@ -20,7 +20,9 @@ use crate::openai::deferred_tools::{DEFER_LOADING, is_deferred};
 /// (`web_search_preview`). `local_shell`, `shell`, `apply_patch` and `computer` may be run by the client, but have
 /// their own types of call items. Of `tool_search`, the one that the client runs is a function.
 pub const LEFT_OUT_KINDS: &[&str] = &[
+    "advisor",
     "apply_patch",
+    "browser_toolset",
     "code_execution",
     "code_interpreter",
     "computer",
@@ -28,6 +30,8 @@ pub const LEFT_OUT_KINDS: &[&str] = &[
     "image_generation",
     "local_shell",
     "mcp",
+    "program",
+    "programmatic_tool_calling",
     "shell",
     TOOL_SEARCH,
     "web_fetch",
@@ -36,6 +40,9 @@ pub const LEFT_OUT_KINDS: &[&str] = &[
 
 /// Kind of the tools that find others.
 pub const TOOL_SEARCH: &str = "tool_search";
+
+/// Kind of all other tools that are left out. Their types are open-ended, and so is what clients write.
+pub(super) const OTHER_KIND: &str = "other";
 
 /// Text between a namespace and a name in a function's name.
 ///
@@ -98,9 +105,23 @@ pub(super) fn left_out_kind(name: &str) -> Option<&'static str> {
     LEFT_OUT_KINDS.iter().find(is_of).copied()
 }
 
-/// Returns the kind of tools that are left out to which a chat's tool belongs, if it does.
+/// Returns the kind to which the type of a tool or an item belongs if it is left out.
+pub(super) fn kind_left_out(name: &str) -> &'static str {
+    left_out_kind(name).unwrap_or(OTHER_KIND)
+}
+
+/// Returns the kind of a chat's tool if it is left out: neither a function nor a custom tool.
 pub fn left_out_of_chat(tool: &Value) -> Option<&'static str> {
-    left_out_kind(tool.get("type")?.as_str()?)
+    let kind = tool.get("type")?.as_str()?;
+    (kind != "function" && kind != CUSTOM).then(|| kind_left_out(kind))
+}
+
+/// Makes a chat's tool of another type a function if it has a function's schema: its client runs it.
+pub(crate) fn name_function(tool: &mut Value) {
+    let has_schema = tool.get("function").is_some_and(|function| function["parameters"].is_object());
+    if has_schema && left_out_of_chat(tool).is_some() {
+        tool["type"] = "function".into();
+    }
 }
 
 /// Tools of a request while they are read.
@@ -301,11 +322,23 @@ mod tests {
             ("web_searcher", None),
             ("function", None),
             ("custom", None),
+            ("program_output", Some("program")),
             ("", None),
         ] {
             assert_eq!(left_out_kind(name), kind, "{name}");
-            assert_eq!(left_out_of_chat(&json!({"type": name, "function": {"name": "f"}})), kind, "{name}");
         }
+    }
+
+    #[test]
+    fn a_chat_s_tool_of_another_type_is_a_function_if_it_has_a_schema_and_else_left_out() {
+        let mut tool = json!({"type": "web_search_20990101", "function": {"name": "f"}});
+        name_function(&mut tool);
+        assert_eq!(left_out_of_chat(&tool), Some("web_search"));
+        assert_eq!(left_out_of_chat(&json!({"type": "unheard_of"})), Some("other"));
+        tool["function"]["parameters"] = json!({"type": "object"});
+        name_function(&mut tool);
+        assert_eq!((&tool["type"], left_out_of_chat(&tool)), (&json!("function"), None));
+        assert_eq!(left_out_of_chat(&json!({"type": "custom"})), None);
         assert_eq!([json!({}), json!({"type": 1}), json!("web_search")].each_ref().map(left_out_of_chat), [None; 3]);
     }
 }

@@ -5,6 +5,8 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::empty_maps::is_empty_list;
+
 /// Fields that hold the reasoning of an assistant's message; the first is the one in a chat.
 ///
 /// Source: the fields of llama-server, of vLLM, and of Ollama and gpt-oss's template.
@@ -12,6 +14,7 @@ pub const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "reasoning", "thin
 
 /// Converts a message.
 pub(super) fn convert(message: &mut Map<String, Value>) {
+    convert_function_call(message);
     let role = message.get("role").and_then(Value::as_str).unwrap_or_default();
     let is_assistant = role == "assistant";
     let is_result = ["tool", "function"].contains(&role);
@@ -108,6 +111,25 @@ pub(crate) fn document_text(kind: &str, block: &Map<String, Value>) -> Option<St
     Some(heads.chain([content.as_str()]).collect::<Vec<_>>().join("\n"))
 }
 
+/// Writes the call of a function without an id, and its result, as those of a tool whose name is the id.
+///
+/// Source: OpenAI's API reference, `function_call`, which `tool_calls` have replaced.
+fn convert_function_call(message: &mut Map<String, Value>) {
+    let role = message.get("role").and_then(Value::as_str).unwrap_or_default();
+    if role == "function"
+        && let Some(name) = message.get("name").filter(|name| name.is_string()).cloned()
+    {
+        message.insert("role".to_owned(), "tool".into());
+        message.insert("tool_call_id".to_owned(), name);
+    } else if role == "assistant"
+        && let Some(function) = message.shift_remove("function_call").filter(Value::is_object)
+        && message.get("tool_calls").is_none_or(|calls| calls.is_null() || is_empty_list(calls))
+    {
+        let call = json!({"id": function["name"], "type": "function", "function": function});
+        message.insert("tool_calls".to_owned(), json!([call]));
+    }
+}
+
 /// Takes a refusal that stands in the place of the content as the content.
 fn convert_refusal(message: &mut Map<String, Value>) {
     let Some(refusal) = message.get("refusal").filter(|refusal| refusal.is_string()).cloned() else { return };
@@ -190,6 +212,18 @@ mod tests {
             check(say("function", content), say("function", expected));
         }
         check(say("user", json!(5)), say("user", json!(5)));
+    }
+
+    #[test]
+    fn calls_of_functions_without_an_id_are_calls_of_tools() {
+        let function = json!({"name": "f", "arguments": "{}"});
+        let called = json!({"role": "assistant", "content": null, "function_call": function});
+        let call = json!({"id": "f", "type": "function", "function": function});
+        check(called, json!({"role": "assistant", "content": null, "tool_calls": [call]}));
+        let result = json!({"role": "function", "name": "f", "content": "r"});
+        check(result, json!({"role": "tool", "name": "f", "content": "r", "tool_call_id": "f"}));
+        let none = json!({"role": "assistant", "content": "a", "function_call": null});
+        check(none, say("assistant", json!("a")));
     }
 
     #[test]

@@ -53,6 +53,11 @@ async fn the_official_anthropic_client_works_through_the_router() -> anyhow::Res
 }
 
 #[tokio::test]
+async fn every_field_and_member_of_the_official_clients_types_is_treated_as_the_page_says() -> anyhow::Result<()> {
+    check_client("tests/python/test_dialects.py").await
+}
+
+#[tokio::test]
 async fn the_published_vectors_match_their_script() -> anyhow::Result<()> {
     run("common/tests/vectors/make.py", &["--check".to_owned()]).await.map(drop)
 }

@@ -9,12 +9,13 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use warmpath_common::dialects::{Converted, DialectError, anthropic};
 use warmpath_common::ids::RequestId;
 use warmpath_shell::dialect_errors::as_anthropic;
 
-use self::wire::{Block, Delta, End, Event, Message as WireMessage, SIGNATURE, Usage, stop_reason};
+use self::wire::{AppliedEdits, Block, Delta, End, Event, Message as WireMessage, SIGNATURE, Usage, stop_reason};
 use super::api_adapter::{self, Beginning, CompleteMessage, DialectWriter, PartEnd};
 use super::body::Body;
 use super::cache_diagnostics::Diagnostics;
@@ -48,6 +49,8 @@ pub(super) struct Repeated {
     stop_sequences: Option<Vec<String>>,
     /// Question why the cache was missed.
     diagnostics: Option<DiagnosticsField>,
+    /// Edits of the prompt that the client wishes; none is made.
+    context_management: Option<IgnoredAny>,
 }
 
 /// A client's question why the cache was missed.
@@ -77,7 +80,13 @@ impl MessageWriter {
             end,
             usage,
             diagnostics: self.diagnostics,
+            context_management: self.applied_edits(),
         }
+    }
+
+    /// Returns the edits of the prompt that were made, if the client wished some.
+    fn applied_edits(&self) -> Option<AppliedEdits> {
+        self.repeated.context_management.as_ref().map(|_| AppliedEdits::default())
     }
 
     fn usage(&self, output_tokens: u32) -> Usage {
@@ -157,7 +166,10 @@ impl DialectWriter for MessageWriter {
 
     fn end(&mut self, out: &mut Vec<u8>, message: &CompleteMessage<'_>) {
         let usage = self.usage(message.totals.completion_tokens);
-        write(out, &Event::MessageDelta { delta: self.end_of(message), usage });
+        write(
+            out,
+            &Event::MessageDelta { delta: self.end_of(message), usage, context_management: self.applied_edits() },
+        );
         write(out, &Event::MessageStop);
     }
 

@@ -22,6 +22,8 @@ pub struct Refused {
     modalities: Option<Value>,
     #[schemars(schema_with = "nothing")]
     audio: Option<Value>,
+    #[schemars(schema_with = "no_block")]
+    moderation: Option<Value>,
 }
 
 impl Refused {
@@ -43,6 +45,7 @@ impl Refused {
             ),
             ("modalities", Some("only [\"text\"]"), asks(&self.modalities, &is_text)),
             ("audio", None, asks(&self.audio, &is_empty)),
+            ("moderation", Some("nothing is blocked here"), asks(&self.moderation, &blocks_nothing)),
         ];
         match lines.into_iter().find(|(.., asks)| *asks) {
             Some((param, only, _)) => Err(RequestError::Unsupported { param, only }),
@@ -60,6 +63,11 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
+/// Returns whether a moderation policy only scores texts. A score changes neither the prompt nor the answer.
+fn blocks_nothing(moderation: &Value) -> bool {
+    ["input", "output"].iter().all(|part| moderation["policy"][part]["mode"] != "block")
+}
+
 /// Description of each of the fields.
 const DESCRIPTION: &str = "Refused unless it has no effect.";
 
@@ -73,6 +81,12 @@ fn no_call(_: &mut SchemaGenerator) -> Schema {
 
 fn text_only(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"description": DESCRIPTION, "type": ["array", "null"], "items": {"const": "text"}})
+}
+
+fn no_block(_: &mut SchemaGenerator) -> Schema {
+    let part = json_schema!({"properties": {"mode": {"not": {"const": "block"}}}});
+    let policy = json_schema!({"properties": {"input": part, "output": part}});
+    json_schema!({"description": DESCRIPTION, "properties": {"policy": policy}})
 }
 
 fn nothing(_: &mut SchemaGenerator) -> Schema {
@@ -100,5 +114,7 @@ mod tests {
         check(r#"{"best_of": 2}"#, Some("best_of"));
         check(r#"{"modalities": ["text"]}"#, None);
         check(r#"{"modalities": ["text", "audio"]}"#, Some("modalities"));
+        check(r#"{"moderation": {"model": "m", "policy": {"input": {"mode": "score"}, "output": null}}}"#, None);
+        check(r#"{"moderation": {"policy": {"output": {"mode": "block"}}}}"#, Some("moderation"));
     }
 }

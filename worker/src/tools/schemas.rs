@@ -4,7 +4,6 @@
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
-use warmpath_common::dialects::LEFT_OUT_KINDS;
 
 use super::{NAME_BYTES_MAX, TOOLS_MAX};
 
@@ -80,13 +79,15 @@ fn custom() -> Schema {
     })
 }
 
-/// Returns the schema of a tool that is left out.
+/// Returns the schema of a tool that is left out: of another type, and without a function's schema.
 fn left_out() -> Schema {
+    let parameters = json_schema!({"properties": {"parameters": {"type": "object"}}, "required": ["parameters"]});
     json_schema!({
         "type": "object",
         "description": "Ignored: this worker does not run it.",
-        "properties": {"type": {"type": "string", "pattern": format!("^({})(_.*)?$", LEFT_OUT_KINDS.join("|"))}},
+        "properties": {"type": {"type": "string", "not": {"enum": ["function", "custom"]}}},
         "required": ["type"],
+        "not": {"properties": {"function": parameters}, "required": ["function"]},
     })
 }
 

@@ -176,7 +176,11 @@ async fn errors_of_responses_are_openai_s_and_name_the_client_s_fields() {
         (with("temperature", json!(-1)), "temperature", None),
         (with("previous_response_id", json!("resp_1")), "previous_response_id", Some("unsupported_parameter")),
         (with("background", json!(true)), "background", Some("unsupported_parameter")),
-        (with("tools", json!([{"type": "unheard_of"}])), "tools[0].type", Some("unsupported_parameter")),
+        (
+            with("moderation", json!({"policy": {"input": {"mode": "block"}}})),
+            "moderation",
+            Some("unsupported_parameter"),
+        ),
         (with("tool_choice", json!({"type": "web_search"})), "tool_choice.type", Some("unsupported_parameter")),
         (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].type", Some("unsupported_parameter")),
     ] {
@@ -250,6 +254,27 @@ fn chat_for(path: &str, chat: &Value) -> Value {
         chat.as_object_mut().expect("an object").retain(|name, _| name != "tool_choice");
     }
     chat
+}
+
+#[tokio::test]
+async fn a_thread_is_refused_with_the_details_of_its_api_and_edits_are_reported_as_not_made() {
+    let worker = TestWorker::start("--slots 1 --ctx-size 256").await;
+    let mut body = message("Hi");
+    body["thread"] = json!({"type": "create"});
+    let (status, answer) = worker.try_ask(MESSAGES, &body).await;
+    let details = json!({"error_code": "thread_unsupported_request", "unsupported": ["thread"]});
+    assert_eq!((status, &answer["error"]["details"]), (400, &details), "{answer}");
+    body["thread"] = json!(null);
+    body["context_management"] = json!({"edits": [{"type": "clear_tool_uses_20250919"}]});
+    let none_applied = json!({"applied_edits": []});
+    assert_eq!(worker.ask(MESSAGES, body.clone()).await["context_management"], none_applied);
+    body["stream"] = json!(true);
+    let events = events(&worker, MESSAGES, &body).await;
+    let (_, end) = events.iter().find(|(name, _)| name == "message_delta").expect("an end");
+    assert_eq!(end["context_management"], none_applied);
+    body["stream"] = json!(false);
+    body["context_management"] = json!(null);
+    assert_eq!(worker.ask(MESSAGES, body).await.get("context_management"), None);
 }
 
 #[tokio::test]

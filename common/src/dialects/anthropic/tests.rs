@@ -254,18 +254,21 @@ fn features_of_anthropic_s_servers_are_refused() {
         body[name] = value;
         body
     };
-    check_unsupported(
-        with("tools", json!([{"type": "unheard_of_20990101", "name": "x"}])),
-        "tools[0].type",
-        "unheard_of",
-    );
     check_unsupported(with("container", json!("c")), "container", "containers");
+    check_unsupported(with("container", json!({"id": null, "skills": [{}]})), "container", "containers");
+    convert(with("container", json!({"id": null, "skills": []})));
     for thread in [json!({"type": "create"}), json!({"type": "continue", "previous_message_id": "m"})] {
         let mut body = with("thread", thread);
         body["max_tokens"] = json!(1);
         let error = messages(body.to_string().as_bytes()).expect_err("it is refused");
         assert_eq!((error.param(), error.code()), (Some("thread"), Some("thread_unsupported_request")));
     }
+    let mut body = with("compaction", json!({"type": "summarize"}));
+    body["max_tokens"] = json!(1);
+    messages(body.to_string().as_bytes()).expect_err("it is refused");
+    convert(body.clone());
+    (body["compaction"], body["thread"]) = (json!(null), json!(null));
+    messages(body.to_string().as_bytes()).expect("they ask for nothing");
 }
 
 #[test]
@@ -285,13 +288,13 @@ fn blocks_of_the_history_that_no_model_reads_are_kept_as_such() {
     let inside = json!([{"role": "user", "content": [result(json!([pdf, url, {"type": "text", "text": null}]))]}]);
     check(inside, json!([shown(json!([unread(&pdf), unread(&url), {"type": "text", "text": ""}]))]));
     let earlier = json!([
-        {"role": "user", "content": [pdf]}, {"role": "assistant", "content": [{"type": "compaction"}]},
+        {"role": "user", "content": [pdf]}, {"role": "assistant", "content": [{"type": "unheard_of"}]},
         {"role": "user", "content": "b"},
     ]);
     let says = |role: &str, content: Value| json!({"role": role, "content": content});
     let kept = json!([
         says("user", json!([unread(&pdf)])),
-        says("assistant", json!([unread(&json!({"type": "compaction"}))])),
+        says("assistant", json!([unread(&json!({"type": "unheard_of"}))])),
         says("user", json!("b")),
     ]);
     check(earlier, kept);
@@ -346,12 +349,13 @@ fn tools_that_anthropic_s_servers_run_are_left_out_and_those_that_clients_run_ha
         {"type": "memory_20250818", "name": "memory"},
         {"type": "computer_20250124", "name": "computer", "display_width_px": 1024, "display_height_px": 768},
         {"type": "mcp_toolset", "mcp_server_name": "s"},
+        {"type": "unheard_of_20990101", "name": "x"},
     ]);
     let mut body = user(json!("a"));
     body["tools"] = tools;
     body["mcp_servers"] = json!([{"type": "url", "url": "https://example.com", "name": "s"}]);
     let converted = count_tokens(body.to_string().as_bytes()).expect("it is served");
-    assert_eq!(converted.tools.left_out(), ["mcp", "web_search", "code_execution", "computer"]);
+    assert_eq!(converted.tools.left_out(), ["mcp", "web_search", "code_execution", "computer", "other"]);
     let chat: Value = serde_json::from_slice(&converted.body).expect("JSON");
     let tools = chat["tools"].as_array().expect("tools");
     let names: Vec<_> = tools.iter().map(|tool| &tool["function"]["name"]).collect();
@@ -380,10 +384,52 @@ fn results_of_anthropic_s_server_tools_are_left_out_of_the_assistant_s_turns() {
             {"type": "bash_code_execution_tool_result", "tool_use_id": "s2", "content": {}},
             {"type": "mcp_tool_use", "id": "m1", "name": "x", "server_name": "s", "input": {}},
             {"type": "mcp_tool_result", "tool_use_id": "m1", "content": []},
+            {"type": "mcp_tool_listing", "mcp_server_name": "s", "tools": []},
+            {"type": "unheard_of_tool_result", "tool_use_id": "u1", "content": []},
+            {"type": "fallback", "to": {"model": "m"}},
+            {"type": "compaction", "content": null},
             {"type": "text", "text": "Rain."},
         ]},
         {"role": "user", "content": "Thanks."},
     ]);
     let message = |role: &str, text: &str| json!({"role": role, "content": text});
     check(messages, json!([message("user", "Weather?"), message("assistant", "Rain."), message("user", "Thanks.")]));
+}
+
+#[test]
+fn a_tool_of_any_type_that_has_a_schema_is_the_client_s_and_its_examples_stand_in_the_schema() {
+    let mut body = user(json!("a"));
+    let schema = json!({"type": "object"});
+    body["tools"] = json!([
+        {"type": "unheard_of_20990101", "name": "f", "input_schema": schema},
+        {"name": "g", "input_schema": schema, "input_examples": [{"x": 1}]},
+        {"name": "h", "input_schema": schema, "input_examples": []},
+    ]);
+    let tools = convert(body)["tools"].clone();
+    let function = |name: &str, parameters: &Value| json!({"type": "function", "function": {"name": name, "parameters": parameters}});
+    let with_examples = json!({"type": "object", "examples": [{"x": 1}]});
+    assert_eq!(tools, json!([function("f", &schema), function("g", &with_examples), function("h", &schema)]));
+}
+
+#[test]
+fn a_system_message_for_one_turn_is_shown_in_it_alone_and_so_is_its_effort() {
+    let says = |role: &str, text: &str| json!({"role": role, "content": text});
+    let reminder =
+        json!({"role": "system", "content": "r", "clear_at": "next_user_message", "output_config": {"effort": "low"}});
+    let effort_alone = json!({"role": "system", "output_config": {"effort": "high"}});
+    let call = json!({"type": "tool_use", "id": "t", "name": "f", "input": {}});
+    let ask = |messages: Value| {
+        let chat = convert(json!({"messages": messages, "output_config": {"effort": "medium"}}));
+        let texts: Vec<_> =
+            chat["messages"].as_array().expect("messages").iter().map(|one| one["content"].clone()).collect();
+        (Value::from(texts), chat["reasoning_effort"].clone())
+    };
+    assert_eq!(ask(json!([says("user", "a"), reminder])), (json!(["a", "r"]), json!("low")));
+    let later = json!([says("user", "a"), reminder, says("assistant", "b"), says("user", "c")]);
+    assert_eq!(ask(later), (json!(["a", "b", "c"]), json!("medium")));
+    let in_a_loop = json!([says("user", "a"), effort_alone, {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "d"}]}]);
+    assert_eq!(ask(in_a_loop), (json!(["a", null, "d"]), json!("high")));
+    let kept = json!([says("user", "a"), {"role": "system", "content": "s", "clear_at": "never"}, says("user", "b")]);
+    assert_eq!(ask(kept).0, json!(["a", "s", "b"]));
 }

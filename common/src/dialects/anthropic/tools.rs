@@ -6,8 +6,9 @@
 use serde_json::{Map, Value, json};
 
 use super::super::DialectError;
-use super::super::field::{Object, unsupported, wrong};
-use super::super::tools::{CallForm, Listing, Tool, left_out_kind, take_loading};
+use super::super::field::{Object, wrong};
+use super::super::tools::{CallForm, Listing, Tool, kind_left_out, take_loading};
+use crate::empty_maps::is_empty_list;
 
 /// Kinds of Anthropic's tools that clients run, without versions (`bash_20250124`).
 ///
@@ -46,15 +47,17 @@ enum Definition {
 fn read_fields(tool: &mut Object) -> Result<Definition, DialectError> {
     let kind = tool.optional_text("type")?;
     let kind = kind.as_deref().unwrap_or("custom");
-    if let Some(left_out) = left_out_kind(kind) {
-        return Ok(Definition::LeftOut(left_out));
-    }
     let mut fields = Map::new();
-    if kind == "custom" {
+    // Whatever its type, a tool with a schema is one that the client runs.
+    if kind == "custom" || tool.fields.get("input_schema").is_some_and(Value::is_object) {
         if let Some(description) = tool.optional_text("description")? {
             fields.insert("description".to_owned(), description.into());
         }
-        fields.insert("parameters".to_owned(), tool.required("input_schema")?.object()?.fields.into());
+        let mut parameters = tool.required("input_schema")?.object()?.fields;
+        if let Some(examples) = tool.take("input_examples").filter(|examples| !is_empty_list(&examples.value)) {
+            parameters.insert("examples".to_owned(), examples.value);
+        }
+        fields.insert("parameters".to_owned(), parameters.into());
         if let Some(strict) = tool.take("strict") {
             fields.insert("strict".to_owned(), strict.value);
         }
@@ -62,8 +65,7 @@ fn read_fields(tool: &mut Object) -> Result<Definition, DialectError> {
         fields.insert("description".to_owned(), description.into());
         fields.insert("parameters".to_owned(), parameters);
     } else {
-        let reason = format!("tools of type `{kind}` are not known; a client's own tools (`custom`) are");
-        return Err(unsupported(&tool.path_of("type"), reason));
+        return Ok(Definition::LeftOut(kind_left_out(kind)));
     }
     Ok(Definition::Function(fields))
 }

@@ -173,7 +173,6 @@ fn missing_and_wrong_fields_are_named() {
         "input[0].arguments",
         "missing",
     );
-    check_refused(json!({"input": [{"type": "function_call_output", "output": "x"}]}), "input[0].call_id", "missing");
     check_refused(with("instructions", json!(["a"])), "instructions", "string");
     check_refused(with("tools", json!([{"type": "function"}])), "tools[0].name", "missing");
     check_refused(with("tools", json!([{"name": "f"}])), "tools[0].type", "missing");
@@ -188,6 +187,7 @@ fn unsupported_features_are_refused() {
     check_unsupported(with("conversation", json!("conv_1")), "conversation", "not stored");
     check_unsupported(with("prompt", json!({"id": "p"})), "prompt", "not stored");
     check_unsupported(with("background", json!(true)), "background", "waits");
+    check_unsupported(with("personality", json!("friendly")), "personality", "instructions");
     check_unsupported(with("top_logprobs", json!(5)), "top_logprobs", "chat completions");
     check_unsupported(with("include", json!(["message.output_text.logprobs"])), "include[0]", "chat completions");
     check_unsupported(json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].type", "store: false");
@@ -198,9 +198,10 @@ fn unsupported_features_are_refused() {
     check_unsupported(json!({"input": input}), "input[0].content[0].type", "input_file");
     let stored = json!([{"role": "user", "content": [{"type": "input_image", "file_id": "file-1"}]}]);
     check_unsupported(json!({"input": stored}), "input[0].content[0].file_id", "not stored");
-    check_unsupported(with("tools", json!([{"type": "unheard_of"}])), "tools[0].type", "unheard_of");
-    let nested = json!([{"type": "namespace", "name": "n", "tools": [{"type": "unheard_of"}]}]);
-    check_unsupported(with("tools", nested), "tools[0].tools[0].type", "unheard_of");
+    let said = json!({"role": "user", "content": "a"});
+    for kind in ["mcp_approval_response", "compaction_trigger"] {
+        check_unsupported(json!({"input": [said, {"type": kind}]}), "input[1].type", "here");
+    }
 }
 
 #[test]
@@ -282,6 +283,7 @@ fn codex(input: Value) -> Value {
         {"type": "custom", "name": "apply_patch", "description": "Edits files.", "format": grammar},
         {"type": "web_search", "external_web_access": false},
         {"type": "image_generation", "output_format": "png"},
+        {"type": "unheard_of"},
     ]})
 }
 
@@ -299,7 +301,7 @@ fn tools_of_namespaces_are_functions_and_those_that_nobody_runs_are_left_out() {
         "apply_patch",
     ];
     assert_eq!(names, expected);
-    assert_eq!(converted.tools.left_out(), ["web_search", "image_generation"]);
+    assert_eq!(converted.tools.left_out(), ["web_search", "image_generation", "other"]);
     let tool =
         |name: &str| converted.tools.tool(name).map(|tool| (tool.namespace.as_deref(), tool.name.as_str(), tool.form));
     assert_eq!(tool("multi_agent_v1__wait"), Some((Some("multi_agent_v1"), "wait", CallForm::Function)));
@@ -377,7 +379,7 @@ fn a_choice_names_a_tool_as_the_client_knows_it_and_cannot_require_one_that_is_l
     let search = json!([{"type": "web_search"}]);
     assert_eq!(convert(allowed("auto", search.clone()))["tool_choice"], "none");
     check_unsupported(allowed("required", search), "tool_choice.tools", "web_search");
-    check_unsupported(allowed("auto", json!([{"type": "unheard_of"}])), "tool_choice.tools[0].type", "unheard_of");
+    check_unsupported(allowed("required", json!([{"type": "unheard_of"}])), "tool_choice.tools", "other");
     let gone = json!([{"type": "function", "name": "gone"}]);
     check_unsupported(allowed("auto", gone), "tool_choice.tools[0].name", "not listed");
     check_refused(with_choice(json!({"type": "allowed_tools", "tools": []})), "tool_choice.mode", "missing");
@@ -395,4 +397,64 @@ fn a_choice_names_a_tool_as_the_client_knows_it_and_cannot_require_one_that_is_l
 fn instructions_alone_are_a_conversation() {
     let chat = convert(json!({"instructions": "Be brief.", "input": []}));
     assert_eq!(chat["messages"], json!([{"role": "system", "content": "Be brief."}]));
+}
+
+#[test]
+fn a_tool_of_any_type_that_has_a_schema_is_a_function() {
+    let tool = json!({"type": "unheard_of", "name": "f", "parameters": {"type": "object"}});
+    let nested = json!({"type": "namespace", "name": "n", "tools": [tool, {"type": "unheard_of"}]});
+    let converted = responses(with("tools", json!([tool, nested])).to_string().as_bytes()).expect("it is served");
+    let chat: Value = serde_json::from_slice(&converted.body).expect("JSON");
+    let names: Vec<_> = chat["tools"].as_array().expect("tools").iter().map(|tool| &tool["function"]["name"]).collect();
+    assert_eq!(names, ["f", "n__f"]);
+    assert_eq!(converted.tools.left_out(), ["other"]);
+}
+
+#[test]
+fn items_about_tools_of_any_name_are_left_out() {
+    let said = |text: &str| json!({"role": "user", "content": text});
+    let kinds = ["unheard_of_call", "unheard_of_call_output", "program", "program_output", "mcp_approval_response"];
+    let items = kinds.map(|kind| json!({"type": kind, "call_id": "c"}));
+    check(
+        [&[said("a")][..], &items, &[said("b")]].concat().into(),
+        json!([{
+            "role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+        }]),
+    );
+}
+
+#[test]
+fn an_item_configures_the_responses_behind_it() {
+    let update = |fields: Value| {
+        let mut item = json!({"type": "configuration_update"});
+        item.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());
+        item
+    };
+    let input = json!([
+        {"role": "user", "content": "a"}, update(json!({"reasoning": {"effort": "low"}})),
+        update(json!({"reasoning": {"effort": "high"}, "text": {"format": {"type": "json_object"}}})), update(json!({})),
+    ]);
+    let chat =
+        convert(json!({"input": input, "reasoning": {"effort": "medium"}, "text": {"format": {"type": "text"}}}));
+    let expected = json!({
+        "messages": [{"role": "user", "content": "a"}], "reasoning_effort": "high",
+        "response_format": {"type": "json_object"},
+    });
+    assert_eq!(chat, expected);
+}
+
+#[test]
+fn reasoning_of_earlier_turns_is_forgotten_on_request() {
+    let thought = |text: &str| json!({"type": "reasoning", "summary": [], "content": [{"text": text}]});
+    let input = json!([
+        {"role": "user", "content": "a"}, thought("x"), {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"}, thought("y"),
+        {"type": "function_call", "call_id": "i", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "i", "output": "z"},
+    ]);
+    for (context, expected) in [("current_turn", [json!(null), json!("y")]), ("all_turns", [json!("x"), json!("y")])] {
+        let chat = convert(json!({"input": input, "reasoning": {"context": context}}));
+        let thoughts = [1, 3].map(|idx| chat["messages"][idx]["reasoning_content"].clone());
+        assert_eq!(thoughts, expected, "{context}");
+    }
 }

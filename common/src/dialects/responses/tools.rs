@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::super::custom::free_text_fields;
 use super::super::field::{Field, Object, unsupported, wrong};
-use super::super::tools::{CallForm, Listing, Loading, TOOL_SEARCH, Tool, left_out_kind, take_loading};
+use super::super::tools::{CallForm, Listing, Loading, TOOL_SEARCH, Tool, kind_left_out, take_loading};
 use super::super::{CUSTOM, DialectError};
 use crate::empty_maps::is_empty_list;
 
@@ -67,12 +67,10 @@ fn read_definition(kind: &str, mut tool: Object, namespace: Option<String>) -> R
         let fields = function_fields(&mut tool);
         return Ok(Definition::Function { tool: search, loading: Loading::Immediate, fields, path: tool.path });
     }
-    if let Some(left_out) = left_out_kind(kind) {
-        return Ok(Definition::LeftOut(left_out));
-    }
-    let Some(form) = form_named(kind) else {
-        let reason = format!("tools of type `{kind}` are not known; `function`, `custom` and `namespace` are");
-        return Err(unsupported(&tool.path_of("type"), reason));
+    // Whatever its type, a tool with a name and a schema is one that the client runs.
+    let has_schema = tool.fields.contains_key("name") && tool.fields.get("parameters").is_some_and(Value::is_object);
+    let Some(form) = form_named(kind).or(has_schema.then_some(CallForm::Function)) else {
+        return Ok(Definition::LeftOut(kind_left_out(kind)));
     };
     let name = named(&mut tool)?;
     let loading = take_loading(&mut tool)?;
@@ -146,11 +144,8 @@ fn read_chosen(mut choice: Object, tools: &Listing) -> Result<Value, DialectErro
         if kind == "allowed_tools" {
             return read_allowed(choice, tools);
         }
-        let reason = if left_out_kind(&kind).is_some() {
-            format!("tools of type `{kind}` are not run here, so a choice cannot require one")
-        } else {
-            format!("choices of type `{kind}` are not supported; name a function")
-        };
+        let reason =
+            format!("tools of type `{kind}` are not run here, so a choice cannot require one; name a function");
         return Err(unsupported(&choice.path_of("type"), reason));
     };
     let tool = take_tool(&mut choice, form)?;
@@ -172,11 +167,8 @@ fn read_allowed(mut choice: Object, tools: &Listing) -> Result<Value, DialectErr
             let named = take_tool(&mut tool, form)?;
             tools.check_named(&named, &tool.path_of("name"))?;
             allowed.push(json!({"type": "function", "function": {"name": tools.function_name(&named)}}));
-        } else if let Some(kind) = left_out_kind(&kind) {
-            left_out = Some(kind);
         } else {
-            let reason = format!("tools of type `{kind}` are not known; name functions and custom tools");
-            return Err(unsupported(&tool.path_of("type"), reason));
+            left_out = Some(kind_left_out(&kind));
         }
     }
     match left_out.filter(|_| allowed.is_empty()) {

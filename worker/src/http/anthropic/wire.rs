@@ -55,6 +55,9 @@ pub enum Event<'a> {
         delta: End<'a>,
         /// Tokens of the whole message.
         usage: Usage,
+        /// Edits of the prompt, if the request has `context_management`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        context_management: Option<AppliedEdits>,
     },
     /// The last event.
     MessageStop,
@@ -97,6 +100,16 @@ pub struct Message<'a> {
     /// Reason why the prompt does not continue that of the message named in the request; absent if it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub diagnostics: Option<Diagnostics>,
+    /// Edits of the prompt, if the request has `context_management`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context_management: Option<AppliedEdits>,
+}
+
+/// Edits of the prompt that `context_management` brought about.
+#[derive(Debug, Default, Serialize, JsonSchema)]
+pub struct AppliedEdits {
+    /// Always empty: the model reads the whole conversation.
+    applied_edits: Vec<Value>,
 }
 
 /// End of a message; both fields are null while it has not ended.

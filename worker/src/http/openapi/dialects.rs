@@ -170,15 +170,11 @@ fn image(cache: &Value) -> Value {
 
 /// Returns the schema of a block about a tool that Anthropic's servers executed.
 fn of_servers(cache: &Value) -> Value {
-    let kinds = LEFT_OUT_KINDS.join("|");
     json!({
         "type": "object",
-        "description": "Ignored: a tool that Anthropic's servers executed.",
+        "description": "Ignored: a tool that Anthropic's servers executed, or a mark that no model is shown.",
         "properties": {
-            "type": {
-                "type": "string",
-                "pattern": format!("^(server|.*_code_execution|({kinds})(_.*)?)_tool_(use|result)$"),
-            },
+            "type": {"type": "string", "pattern": "^(.+_tool_(use|result)|mcp_tool_listing|fallback)$"},
             "cache_control": cache,
         },
         "required": ["type"],
@@ -190,10 +186,11 @@ fn tool(cache: &Value) -> Value {
     let own = json!({
         "type": "object",
         "properties": {
-            "type": {"enum": ["custom", null]},
+            "type": {"type": ["string", "null"]},
             "name": name,
             "description": {"type": ["string", "null"]},
             "input_schema": {"type": "object", "description": "A JSON schema."},
+            "input_examples": {"type": ["array", "null"], "description": "Become `examples` of the schema."},
             "strict": {"type": ["boolean", "null"]},
             "defer_loading": defer_loading_schema(),
             "cache_control": cache,
@@ -210,7 +207,8 @@ fn tool(cache: &Value) -> Value {
         },
         "required": ["type", "name"],
     });
-    let mut left_out = left_out(LEFT_OUT_KINDS);
+    let clients = format!("^(custom$|({})_)", anthropic::CLIENT_KINDS.join("|"));
+    let mut left_out = left_out_tool(&clients, "input_schema");
     left_out["properties"]["cache_control"] = cache.clone();
     json!({"anyOf": [own, known, left_out]})
 }
@@ -222,6 +220,18 @@ fn left_out(kinds: &[&str]) -> Value {
         "description": "Ignored: this worker does not execute it.",
         "properties": {"type": {"type": "string", "pattern": format!("^({})(_|$)", kinds.join("|"))}},
         "required": ["type"],
+    })
+}
+
+/// Returns the schema of a tool that is left out: its type does not match the pattern `callable`, and it has no schema
+/// in the field `schema`.
+fn left_out_tool(callable: &str, schema: &str) -> Value {
+    json!({
+        "type": "object",
+        "description": "Ignored: this worker does not execute it.",
+        "properties": {"type": {"type": "string", "not": {"pattern": callable}}},
+        "required": ["type"],
+        "not": {"properties": {schema: {"type": "object"}}, "required": [schema]},
     })
 }
 
@@ -320,6 +330,7 @@ fn response() -> Map<String, Value> {
         "conversation": stored,
         "prompt": stored,
         "background": stored,
+        "personality": {"type": ["string", "null"], "maxLength": 0, "description": "Not supported."},
     }))
 }
 
@@ -339,9 +350,10 @@ fn response_tool_choice() -> Value {
     let named = json!({"name": {"type": "string"}, "namespace": {"type": ["string", "null"]}});
     let function = tagged("function", named.clone(), &["name"]);
     let custom = tagged("custom", named, &["name"]);
+    let other = left_out_tool("^(function|custom)$", "");
     let allowed = json!({
         "mode": {"enum": ["auto", "required"]},
-        "tools": {"type": "array", "minItems": 1, "items": {"anyOf": [&function, &custom, left_out(LEFT_OUT_KINDS)]}},
+        "tools": {"type": "array", "minItems": 1, "items": {"anyOf": [&function, &custom, other]}},
     });
     json!({"anyOf": [
         {"enum": ["none", "auto", "required", null]},
@@ -370,13 +382,17 @@ fn response_tool() -> Value {
     let custom = json!({
         "name": name, "description": description, "format": format, "defer_loading": defer_loading_schema(),
     });
-    let callable = [tagged("function", function, &["name"]), tagged("custom", custom, &["name"])];
-    let tools = json!({"type": "array", "items": {"anyOf": callable}});
-    let namespace = json!({"name": name, "tools": tools});
-    let [function, custom] = callable;
-    json!({"anyOf": [
-        function, custom, tagged("namespace", namespace, &["name", "tools"]), left_out(LEFT_OUT_KINDS),
-    ]})
+    let mut typed = tagged("", function.clone(), &["name", "parameters"]);
+    typed["properties"]["type"] = json!({"type": "string", "not": {"pattern": "^(custom|namespace)$"}});
+    typed["properties"]["parameters"] = json!({"type": "object", "description": "A JSON schema."});
+    let mut left_out = left_out_tool("^(function|custom|namespace)$", "parameters");
+    left_out["not"]["required"] = json!(["name", "parameters"]);
+    let (function, custom) = (tagged("function", function, &["name"]), tagged("custom", custom, &["name"]));
+    let callable = [function, custom, typed, left_out];
+    let namespace = json!({"name": name, "tools": {"type": "array", "items": {"anyOf": &callable}}});
+    let namespace = tagged("namespace", namespace, &["name", "tools"]);
+    let tools: Vec<Value> = callable.into_iter().chain([namespace]).collect();
+    json!({"anyOf": tools})
 }
 
 fn text_format() -> Value {
