@@ -18,8 +18,8 @@ pub(super) const TOP_LOGPROBS_MAX: i64 = 20;
 const N_PROBS_OF_ANY_LENGTH_MAX: usize = 100;
 /// Maximum of `n_probs` times the response's longest length, for a larger `n_probs`.
 ///
-/// Source: the depth to which pi 1.6 searches for the labels of an answer. As one line of a journal, of some 20 bytes an
-/// entry, it stays below the router's limit of 1 MiB, and as JSON below its 8 MiB for a whole response.
+/// Source: the depth to which pi 1.6 searches for the labels of an answer. As one line of a journal, of some 20 bytes
+/// an entry, it stays below the router's limit of 1 MiB, and as JSON below its 8 MiB for a whole response.
 const ENTRIES_MAX: usize = 1 << 15;
 
 /// Fields of a request for log probabilities, unchecked.
