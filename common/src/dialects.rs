@@ -13,8 +13,9 @@ pub mod responses;
 mod spelling;
 mod tools;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
+use crate::cache_breakpoints;
 use crate::fields::{self, ReadError};
 
 pub(crate) use custom::write_custom_calls;
@@ -85,6 +86,7 @@ fn read_object(body: &[u8]) -> Result<field::Object, DialectError> {
 pub const DROPPED: &[&str] = &[
     "add_generation_prompt",
     "best_of",
+    cache_breakpoints::FIELD,
     "context_management",
     "echo",
     "function_call",
@@ -109,6 +111,13 @@ pub const DROPPED: &[&str] = &[
 fn drop_meaningless(fields: &mut field::Object, own: &[&str]) {
     for name in DROPPED.iter().chain(own) {
         fields.fields.remove(*name);
+    }
+}
+
+/// Adds the breakpoints of a conversation to its chat.
+fn write_breakpoints(conversation: &conversation::Conversation, chat: &mut Map<String, Value>) {
+    if !conversation.breakpoints().is_empty() {
+        chat.insert(cache_breakpoints::FIELD.to_owned(), json!(conversation.breakpoints()));
     }
 }
 

@@ -5,6 +5,7 @@
 //! must agree are defined once.
 
 pub mod block_hash;
+pub mod cache_breakpoints;
 pub mod cached_share;
 pub mod dialects;
 pub mod embeddings;

@@ -11,6 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
+use crate::cache_breakpoints::CacheBreakpoint;
 use crate::dialects::{function_of_custom, left_out_of_chat, name_function, write_custom_calls};
 use crate::empty_maps;
 
@@ -44,6 +45,10 @@ pub struct ChatPrompt {
     #[serde(default, deserialize_with = "crate::salt::of_body")]
     #[schemars(length(min = 1))]
     pub cache_salt: Option<String>,
+    /// Breakpoints that a dialect's conversion has found.
+    #[serde(default)]
+    #[schemars(skip)]
+    pub cache_breakpoints: Vec<CacheBreakpoint>,
 }
 
 /// Reads a chat's messages in the one form that checks and templates know; calls of custom tools become calls of

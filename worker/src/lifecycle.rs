@@ -250,7 +250,7 @@ fn submit(serving: &Serving, mut draft: PreparedRequest) -> Result<Vec<Submitted
                 shifts: draft.shifts.resolve(&prompt.tokens, serving.prompts.vocabulary().bos),
                 expected_tokens: draft.expected_tokens,
                 wanted_slot: draft.wanted_slot.filter(|_| submitted.is_empty()),
-                last_message_token: prompt.last_message_token,
+                breakpoints: prompt.breakpoints.clone(),
                 priority: draft.priority,
                 // With several choices, the other ones wait for the transfer of the first.
                 peer: draft.peer.take(),

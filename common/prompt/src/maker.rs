@@ -15,6 +15,7 @@ use std::string::FromUtf8Error;
 use std::sync::{Arc, OnceLock};
 
 use serde_json::Value as Json;
+use warmpath_common::cache_breakpoints::CacheBreakpoint;
 use warmpath_common::ids::Token;
 use warmpath_common::model::{Fingerprint, Modalities};
 use warmpath_common::openai::ChatPrompt;
@@ -203,15 +204,36 @@ impl PromptMaker {
     /// Cost: like [`Self::chat`]. Shape: `tokens` is the result of [`Self::chat`] for the request.
     pub fn last_user_message_start(&self, request: &ChatPrompt, tokens: &[Token]) -> Option<u32> {
         let is_user = |message: &serde_json::Map<String, Json>| message.get("role").is_some_and(|role| role == "user");
-        let last = request.messages.iter().rposition(is_user)?;
+        self.breakpoint(
+            request,
+            tokens,
+            CacheBreakpoint { message: request.messages.iter().rposition(is_user)?, parts: 0 },
+        )
+    }
+
+    /// Returns the number of a chat's tokens up to a breakpoint; `None` if there is no such message or the template
+    /// refuses the chat that ends there.
+    ///
+    /// That chat is rendered on its own, and what it has in common with the prompt counts, so the prefix is always one
+    /// of the prompt. It is shorter where the template renders a last message differently from an earlier one.
+    /// Cost: like [`Self::chat`]. Shape: as [`Self::last_user_message_start`].
+    pub fn breakpoint(&self, request: &ChatPrompt, tokens: &[Token], end: CacheBreakpoint) -> Option<u32> {
         let mut other = request.clone();
-        other.messages.truncate(last + 1);
-        let said = match other.messages[last].get("content") {
-            Some(Json::Array(parts)) => parts.first().and_then(|part| part.get("text")),
-            content => content,
-        };
-        let begins_alike = said.and_then(Json::as_str).is_some_and(|said| said.trim_start().starts_with(PROBES[0]));
-        other.messages[last] = user_message(PROBES[usize::from(begins_alike)]);
+        other.messages.truncate(end.message + 1);
+        let last = other.messages.get_mut(end.message)?;
+        if end.parts == 0 {
+            let said = match last.get("content") {
+                Some(Json::Array(parts)) => parts.first().and_then(|part| part.get("text")),
+                content => content,
+            };
+            let begins_alike = said.and_then(Json::as_str).is_some_and(|said| said.trim_start().starts_with(PROBES[0]));
+            *last = user_message(PROBES[usize::from(begins_alike)]);
+        } else {
+            if let Some(Json::Array(parts)) = last.get_mut("content") {
+                parts.truncate(end.parts);
+            }
+            other.add_generation_prompt = Some(false);
+        }
         let other = self.chat(&other).ok()?.tokens;
         u32::try_from(n_common(tokens, &other)).ok()
     }

@@ -16,7 +16,7 @@ use super::conversation::{Call, Conversation, Part};
 use super::field::{Field, Object, unsupported, wrong};
 use super::spelling::Origins;
 use super::tools::{Listing, TOOL_SEARCH, kind_left_out, left_out_kind};
-use super::{Converted, DialectError, Spelling, drop_meaningless, read_object, write};
+use super::{Converted, DialectError, Spelling, drop_meaningless, read_object, write, write_breakpoints};
 use crate::empty_maps::is_empty_list;
 use crate::history::new_message;
 use crate::openai::{document_text, result_text};
@@ -95,12 +95,16 @@ fn convert(mut fields: Object) -> Result<Converted, DialectError> {
     if !fields.optional_items("mcp_servers")?.is_empty() {
         reader.tools.leave_out(MCP_KIND);
     }
+    // The newest message's end has a checkpoint anyway.
     reader.note_cache(&mut fields)?;
+    reader.is_marked = false;
+    let mut has_marked_tools = false;
     let has_tools = fields.fields.get("tools").is_some_and(|tools| !tools.is_null());
     for tool in fields.optional_items("tools")? {
         let mut tool = tool.object()?;
         reader.note_cache(&mut tool)?;
         read_tool(tool, &mut reader.tools)?;
+        has_marked_tools |= std::mem::take(&mut reader.is_marked);
     }
     if reader.tools.is_all_deferred() {
         return Err(unsupported("tools", ALL_DEFERRED));
@@ -117,6 +121,9 @@ fn convert(mut fields: Object) -> Result<Converted, DialectError> {
         reader.is_new = newest == Some(idx);
         reader.read_message(message)?;
     }
+    if has_marked_tools {
+        reader.conversation.mark_tools();
+    }
     let mut chat = Map::new();
     read_tool_choice(&mut fields, &reader.tools, &mut chat)?;
     read_format(&mut fields, &mut chat)?;
@@ -128,6 +135,7 @@ fn convert(mut fields: Object) -> Result<Converted, DialectError> {
         let texts: Result<Vec<_>, _> = stop.items()?.into_iter().map(Field::text).collect();
         chat.insert("stop".to_owned(), texts?.into());
     }
+    write_breakpoints(&reader.conversation, &mut chat);
     let (messages, message_origins) = reader.conversation.finish();
     let (functions, tool_origins, tools) = reader.tools.finish();
     chat.insert("messages".to_owned(), messages.into());
@@ -164,6 +172,8 @@ struct Reader {
     priority: Option<i32>,
     /// Effort that a system message asks for in the current turn.
     effort: Option<String>,
+    /// Whether the current block has a `cache_control`.
+    is_marked: bool,
     /// Whether the user has just written the current message; all others are history.
     is_new: bool,
 }
@@ -182,17 +192,24 @@ impl Reader {
             Some(_) => return Err(wrong(&control.path_of("ttl"), "must be \"5m\" or \"1h\"")),
         };
         self.priority = self.priority.max(Some(priority));
+        self.is_marked = true;
         Ok(())
     }
 
     fn read_system(&mut self, fields: &mut Object) -> Result<(), DialectError> {
         let Some(system) = fields.take("system") else { return Ok(()) };
-        let texts = self.read_texts(system)?;
-        for (text, path) in texts {
-            let text = without_client_line(&text);
-            if !text.is_empty() {
-                self.conversation.add_text("system", text.to_owned(), &path);
+        let blocks = match system.value {
+            Value::String(text) => {
+                self.add_system(&text, &system.path);
+                return Ok(());
             }
+            Value::Array(_) => system.items()?,
+            _ => return Err(wrong(&system.path, "must be a string or an array of blocks")),
+        };
+        for block in blocks {
+            let (text, path) = self.read_text_block(block.object()?)?;
+            self.add_system(&text, &path);
+            self.mark();
         }
         Ok(())
     }
@@ -226,6 +243,20 @@ impl Reader {
         Ok(kept)
     }
 
+    fn add_system(&mut self, text: &str, path: &str) {
+        let text = without_client_line(text);
+        if !text.is_empty() {
+            self.conversation.add_text("system", text.to_owned(), path);
+        }
+    }
+
+    /// Adds the breakpoint of the block that has just been read, if it has one.
+    fn mark(&mut self) {
+        if std::mem::take(&mut self.is_marked) {
+            self.conversation.mark();
+        }
+    }
+
     fn read_message(&mut self, mut message: Object) -> Result<(), DialectError> {
         let role = message.text("role")?;
         if !matches!(role.as_str(), "user" | "assistant" | "system") {
@@ -249,6 +280,7 @@ impl Reader {
                 }
                 for block in blocks {
                     self.read_block(&role, block.object()?)?;
+                    self.mark();
                 }
             }
             _ => return Err(wrong(&content.path, "must be a string or an array of blocks")),
@@ -393,15 +425,6 @@ impl Reader {
             "text" => block.nullable_text("text").map(Part::Text),
             "tool_reference" => read_reference(block),
             kind => self.read_shown(block, kind),
-        }
-    }
-
-    /// Returns the texts of a field that is one text or an array of text blocks, each with its path.
-    fn read_texts(&mut self, field: Field) -> Result<Vec<(String, String)>, DialectError> {
-        match field.value {
-            Value::String(text) => Ok(vec![(text, field.path)]),
-            Value::Array(_) => field.items()?.into_iter().map(|block| self.read_text_block(block.object()?)).collect(),
-            _ => Err(wrong(&field.path, "must be a string or an array of blocks")),
         }
     }
 

@@ -5,6 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::cache_breakpoints::CacheBreakpoint;
 use crate::history::HISTORY_FIELD;
 use crate::openai::deferred_tools::{TOOL_REFERENCE, TOOL_REMOVAL};
 
@@ -14,6 +15,7 @@ pub(super) struct Conversation {
     turns: Vec<Turn>,
     /// Turn of the message that the user has just written, and the number of parts that were in it before.
     new_turn: Option<(usize, usize)>,
+    breakpoints: Vec<CacheBreakpoint>,
 }
 
 /// One message.
@@ -126,6 +128,24 @@ impl Conversation {
     /// Adds the result of a call.
     pub fn result(&mut self, call_id: String, parts: Vec<Part>, origin: &str) {
         self.turns.push(Turn { parts, call_id: Some(call_id), ..Turn::new("tool", origin) });
+    }
+
+    /// Adds a breakpoint behind the last part.
+    pub fn mark(&mut self) {
+        let Some(turn) = self.turns.last() else { return };
+        let parts = if turn.calls.is_empty() { turn.parts.len() } else { usize::MAX };
+        self.breakpoints.push(CacheBreakpoint { message: self.turns.len() - 1, parts });
+    }
+
+    /// Adds a breakpoint behind the tools, before the first message that is no system message.
+    pub fn mark_tools(&mut self) {
+        let message = self.turns.iter().take_while(|turn| turn.role == "system").count();
+        self.breakpoints.push(CacheBreakpoint { message, parts: 0 });
+    }
+
+    /// Returns the breakpoints.
+    pub fn breakpoints(&self) -> &[CacheBreakpoint] {
+        &self.breakpoints
     }
 
     /// Returns whether there is no message.

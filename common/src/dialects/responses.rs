@@ -13,7 +13,8 @@ use super::custom::free_text_arguments;
 use super::field::{Field, Object, unsupported, wrong};
 use super::spelling::Origins;
 use super::tools::{CallForm, Listing, OTHER_KIND, TOOL_SEARCH, left_out_kind};
-use super::{Converted, DialectError, Spelling, drop_meaningless, read_object, write};
+use super::{Converted, DialectError, Spelling, drop_meaningless, read_object, write, write_breakpoints};
+use crate::cache_breakpoints::is_marked;
 use crate::empty_maps::is_empty_list;
 use crate::history::new_message;
 use crate::openai::{document_text, result_text, thought};
@@ -69,10 +70,11 @@ pub fn responses(body: &[u8]) -> Result<Converted, DialectError> {
     if let Some(max) = fields.take("max_output_tokens") {
         chat.insert("max_completion_tokens".to_owned(), max.value);
     }
-    let (messages, message_origins) = reader.conversation.finish();
     if wants_prewarm(&fields)? {
         chat.insert("max_completion_tokens".to_owned(), 0.into());
     }
+    write_breakpoints(&reader.conversation, &mut chat);
+    let (messages, message_origins) = reader.conversation.finish();
     let (functions, tool_origins, tools) = reader.tools.finish();
     chat.insert("messages".to_owned(), messages.into());
     if has_tools || !functions.is_empty() {
@@ -294,7 +296,14 @@ impl Reader {
             match thought(&part.value).filter(|_| role == "assistant") {
                 Some(thought) if thought.is_empty() || self.forgets() => {}
                 Some(thought) => self.conversation.add_reasoning(thought, &item.path),
-                None => self.conversation.add(&role, self.read_part(part.object()?)?, &item.path),
+                None => {
+                    let part = part.object()?;
+                    let is_marked = is_marked(&part.fields);
+                    self.conversation.add(&role, self.read_part(part)?, &item.path);
+                    if is_marked {
+                        self.conversation.mark();
+                    }
+                }
             }
         }
         Ok(())

@@ -153,6 +153,7 @@ impl ChatBody {
             reasoning_effort: self.reasoning_effort,
             add_generation_prompt: self.add_generation_prompt,
             cache_salt: self.cache_salt,
+            cache_breakpoints: Vec::new(),
         };
         (options, chat)
     }

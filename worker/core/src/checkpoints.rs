@@ -3,9 +3,9 @@
 //! Their later use is in `slot_plan`; `chunk_index` decides how long they stay.
 //!
 //! A later request can resume only at a checkpoint. Two positions are often resumed at: a prompt's end, where its
-//! conversation continues, and the start of its last message, which the client may edit. Regular checkpoints limit the
-//! tokens that have to be computed again for a prompt that diverges elsewhere. All positions are at the ends of whole
-//! blocks, which have a hash.
+//! conversation continues, and the start of its last message, which the client may edit. The client may name others, up
+//! to which its later requests are equal. Regular checkpoints limit the tokens that have to be computed again for a
+//! prompt that diverges elsewhere. All positions are at the ends of whole blocks, which have a hash.
 
 use std::ops::Range;
 
@@ -31,8 +31,8 @@ pub enum CheckpointNeed {
 
 impl CheckpointPolicy {
     /// Returns the numbers of prompt tokens after which checkpoints are made, ascending. `computed` is the range of
-    /// tokens that are computed, `last_message_token` the start of the last message.
-    pub fn stops(&self, computed: Range<u32>, last_message_token: Option<u32>) -> Vec<u32> {
+    /// tokens that are computed; `breakpoints` are positions at which later requests may resume.
+    pub fn stops(&self, computed: Range<u32>, breakpoints: &[u32]) -> Vec<u32> {
         if self.need == CheckpointNeed::None {
             return Vec::new();
         }
@@ -41,8 +41,8 @@ impl CheckpointPolicy {
         let stride = self.align(self.stride_tokens.max(self.block_size_tokens));
         let n_strides = if self.stride_tokens == 0 { 0 } else { last / stride };
         let regular = (1..=n_strides).map(|n| n * stride);
-        let mut stops: Vec<u32> =
-            regular.chain(last_message_token.map(|token| self.align(token))).chain([last]).collect();
+        let wanted = breakpoints.iter().map(|token| self.align(*token));
+        let mut stops: Vec<u32> = regular.chain(wanted).chain([last]).collect();
         stops.retain(|stop| *stop > computed.start && *stop <= last);
         stops.sort_unstable();
         stops.dedup();
@@ -87,21 +87,21 @@ mod tests {
 
     #[test]
     fn stops_at_strides_at_the_last_message_and_at_the_end_all_at_whole_blocks() {
-        assert_eq!(RULE.stops(0..350, Some(300)), [96, 192, 288, 320]);
-        assert_eq!(RULE.stops(0..320, None), [96, 192, 288]);
-        assert_eq!(RULE.stops(0..321, None), [96, 192, 288, 320]);
-        assert_eq!(CheckpointPolicy { stride_tokens: 0, ..RULE }.stops(0..350, Some(70)), [64, 320]);
+        assert_eq!(RULE.stops(0..350, &[300]), [96, 192, 288, 320]);
+        assert_eq!(RULE.stops(0..320, &[]), [96, 192, 288]);
+        assert_eq!(RULE.stops(0..321, &[]), [96, 192, 288, 320]);
+        assert_eq!(CheckpointPolicy { stride_tokens: 0, ..RULE }.stops(0..350, &[70]), [64, 320]);
     }
 
     #[test]
     fn never_stops_within_cached_tokens() {
-        assert_eq!(RULE.stops(192..350, Some(100)), [288, 320]);
-        assert_eq!(RULE.stops(320..350, None), [0_u32; 0]);
-        assert_eq!(RULE.stops(0..20, Some(3)), [0_u32; 0]);
+        assert_eq!(RULE.stops(192..350, &[100]), [288, 320]);
+        assert_eq!(RULE.stops(320..350, &[]), [0_u32; 0]);
+        assert_eq!(RULE.stops(0..20, &[3]), [0_u32; 0]);
     }
 
     #[test]
     fn never_stops_where_a_checkpoint_is_useless() {
-        assert_eq!(CheckpointPolicy { need: CheckpointNeed::None, ..RULE }.stops(0..350, None), [0_u32; 0]);
+        assert_eq!(CheckpointPolicy { need: CheckpointNeed::None, ..RULE }.stops(0..350, &[]), [0_u32; 0]);
     }
 }

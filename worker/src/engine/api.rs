@@ -71,8 +71,8 @@ pub struct Submission {
     pub wanted_slot: Option<SlotId>,
     /// Cached tokens that the router expects. If some are missing, a request that computes them may arrive soon.
     pub expected_tokens: u32,
-    /// Start of the prompt's last message, if known: later requests may resume there.
-    pub last_message_token: Option<u32>,
+    /// Positions in the prompt at which later requests may resume.
+    pub breakpoints: Vec<u32>,
     /// Priority of the request's state in the cache; larger is more important, 0 is the default.
     pub priority: i32,
     /// State for this request that another worker offers; `None` if there is none.

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use warmpath_common::cache_breakpoints;
 use warmpath_common::ids::Token;
 use warmpath_common::openai::ChatPrompt;
 use warmpath_llama_chat::{ToolChoice, Trigger};
@@ -93,10 +94,7 @@ pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<
     let prompt = serving.prompts.chat_within(chat, room.context_tokens as usize);
     let prompt = prompt.map_err(|error| RequestError::of_chat(error, room))?;
     let CallFormat { format, kept, unconstrained } = arguments::calls(serving, (chat, &prompt), (&wish, tools))?;
-    // Other models can resume anywhere and do not need the second rendering.
-    let needs_checkpoints = !serving.model.memory.stored_state_rewinds();
-    let last_message_token =
-        if needs_checkpoints { serving.prompts.last_user_message_start(chat, &prompt.tokens) } else { None };
+    let breakpoints = breakpoints(serving, chat, &prompt.tokens);
     let answer = format.map(|format| {
         let calls = format.grammar().map(|grammar| call_grammar(&format, grammar, kept));
         let spelled = spelled(serving, &format.format().preserved_tokens);
@@ -106,17 +104,20 @@ pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<
         Arc::new(ChatAnswer { format, reasoning_output, calls, must_call, unconstrained, custom_tools, spelled, first })
     });
     let Prompt { tokens, runs, left_out_parts, .. } = prompt;
-    Ok(ReadPrompt {
-        fingerprint: Some(Box::new(PromptFingerprint::of(&serving.model.fingerprint, chat, &tokens))),
-        tokens,
-        runs,
-        last_message_token,
-        text: None,
-        is_echoed: false,
-        answer,
-        bound: None,
-        left_out: LeftOut { tools: tools.left_out(), parts: left_out_parts },
-    })
+    let left_out = LeftOut { tools: tools.left_out(), parts: left_out_parts };
+    let fingerprint = Some(Box::new(PromptFingerprint::of(&serving.model.fingerprint, chat, &tokens)));
+    Ok(ReadPrompt { tokens, runs, breakpoints, text: None, is_echoed: false, answer, bound: None, left_out, fingerprint })
+}
+
+/// Returns the positions in a chat's prompt at which later requests may resume: the start of its last message, and the
+/// client's breakpoints. Other models can resume anywhere and do not need the further renderings.
+fn breakpoints(serving: &Serving, chat: &ChatPrompt, tokens: &[Token]) -> Vec<u32> {
+    if serving.model.memory.stored_state_rewinds() {
+        return Vec::new();
+    }
+    let marked = cache_breakpoints::of_chat(chat);
+    let marked = marked.into_iter().filter_map(|end| serving.prompts.breakpoint(chat, tokens, end));
+    marked.chain(serving.prompts.last_user_message_start(chat, tokens)).collect()
 }
 
 fn call_grammar(answer: &AnswerFormat, grammar: AnswerGrammar<'_>, kept: Option<KeptArguments>) -> CallGrammar {

@@ -22,8 +22,8 @@ pub struct ReadPrompt {
     pub tokens: Vec<Token>,
     /// Runs of media tokens in it.
     pub runs: Vec<MediaRun>,
-    /// Start of its last message, if that is known and needed.
-    pub last_message_token: Option<u32>,
+    /// Positions at which later requests may resume, if the model needs checkpoints there.
+    pub breakpoints: Vec<u32>,
     /// Text of the prompt, if the response repeats it.
     pub text: Option<String>,
     /// Whether the response's text and log probabilities begin with those of the prompt.
@@ -66,7 +66,7 @@ impl ReadPrompt {
         Ok(Self {
             tokens,
             runs,
-            last_message_token: None,
+            breakpoints: Vec::new(),
             text,
             is_echoed,
             answer: None,

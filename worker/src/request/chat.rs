@@ -5,6 +5,7 @@
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use warmpath_common::cache_breakpoints::CacheBreakpoint;
 use warmpath_common::openai::{ChatPrompt, messages_to_show, schemas};
 use warmpath_common::{empty_maps, fields};
 
@@ -28,6 +29,9 @@ pub struct ChatRequest {
     /// Cannot be combined with `add_generation_prompt`, as in vLLM.
     continue_final_message: Option<bool>,
     #[serde(default)]
+    #[schemars(skip)]
+    cache_breakpoints: Vec<CacheBreakpoint>,
+    #[serde(default)]
     #[schemars(schema_with = "never_echo")]
     echo: Option<bool>,
     #[serde(flatten, deserialize_with = "fields::part")]
@@ -43,8 +47,8 @@ impl ChatRequest {
     pub fn read(body: &[u8]) -> Result<Request, RequestError> {
         let request: Self = fields::read_untyped(body)?;
         request.check()?;
-        let Self { messages, chat_template_kwargs, reasoning_effort, add_generation_prompt, tools, shared, .. } =
-            request;
+        let Self { messages, chat_template_kwargs, reasoning_effort, add_generation_prompt, .. } = request;
+        let Self { cache_breakpoints, tools, shared, .. } = request;
         let chat = ChatPrompt {
             model: shared.options.model.clone(),
             messages,
@@ -54,6 +58,7 @@ impl ChatRequest {
             reasoning_effort,
             add_generation_prompt,
             cache_salt: shared.options.cache_salt.clone(),
+            cache_breakpoints,
         };
         Ok(Request { shared, prompt: UntokenizedPrompts::Chat(Box::new(chat), tools), answer: AnswerFields::default() })
     }

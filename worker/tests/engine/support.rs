@@ -160,7 +160,7 @@ impl Ask {
             shifts: self.shifts,
             wanted_slot: self.wanted_slot,
             expected_tokens: self.expected_tokens,
-            last_message_token: self.last_message_token,
+            breakpoints: self.last_message_token.into_iter().collect(),
             priority: self.priority,
             peer,
             runs: self.runs.clone(),

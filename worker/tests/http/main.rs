@@ -8,6 +8,7 @@ mod agents;
 mod answers;
 mod audio;
 mod bad_input;
+mod breakpoints;
 mod cache;
 mod cache_diagnostics;
 mod codings;

@@ -1,5 +1,6 @@
 //! Tests of making prompts with real vocabularies and templates (`make fixtures` fetches them).
 
+mod breakpoints;
 mod growing;
 mod length;
 mod media;

@@ -138,7 +138,10 @@ fn tools_are_functions_and_choices_are_openai_s() {
     let tools =
         json!([{"name": "f", "description": "d", "input_schema": schema, "cache_control": {"type": "ephemeral"}}]);
     let function = json!({"type": "function", "function": {"name": "f", "description": "d", "parameters": schema}});
-    check_fields(json!({"tools": tools}), json!({"tools": [function], "priority": 1}));
+    check_fields(
+        json!({"tools": tools}),
+        json!({"tools": [function], "priority": 1, "cache_breakpoints": [{"message": 0, "parts": 0}]}),
+    );
     check_fields(json!({"tools": []}), json!({"tools": []}));
     for (choice, expected) in [
         (json!({"type": "auto"}), json!({"tool_choice": "auto"})),
@@ -432,4 +435,28 @@ fn a_system_message_for_one_turn_is_shown_in_it_alone_and_so_is_its_effort() {
     assert_eq!(ask(in_a_loop), (json!(["a", null, "d"]), json!("high")));
     let kept = json!([says("user", "a"), {"role": "system", "content": "s", "clear_at": "never"}, says("user", "b")]);
     assert_eq!(ask(kept).0, json!(["a", "s", "b"]));
+}
+
+#[test]
+fn marked_blocks_are_breakpoints_behind_the_parts_that_they_become() {
+    let mark = json!({"type": "ephemeral"});
+    let block = |text: &str| json!({"type": "text", "text": text, "cache_control": mark});
+    let plain = |text: &str| json!({"type": "text", "text": text});
+    let result = json!({"type": "tool_result", "tool_use_id": "a", "content": "found", "cache_control": mark});
+    let call = json!({"type": "tool_use", "id": "a", "name": "f", "input": {}, "cache_control": mark});
+    let body = json!({
+        "max_tokens": 5, "cache_control": mark,
+        "system": [block("x-anthropic-billing-header: n"), block("Rules."), plain("Today.")],
+        "tools": [{"name": "f", "input_schema": {"type": "object"}, "cache_control": mark}],
+        "messages": [
+            {"role": "user", "content": [plain("One"), block("Two"), plain("Three")]},
+            {"role": "assistant", "content": [plain("Hm"), call]},
+            {"role": "user", "content": [result]},
+        ],
+    });
+    let chat = convert(body);
+    let place = |message: usize, parts: usize| json!({"message": message, "parts": parts});
+    let expected = json!([place(0, 1), place(1, 2), place(2, usize::MAX), place(3, 1), place(1, 0)]);
+    assert_eq!(chat["cache_breakpoints"], expected, "{chat}");
+    assert_eq!(convert(user(json!("Hi"))).get("cache_breakpoints"), None);
 }

@@ -458,3 +458,17 @@ fn reasoning_of_earlier_turns_is_forgotten_on_request() {
         assert_eq!(thoughts, expected, "{context}");
     }
 }
+
+#[test]
+fn a_prewarm_asks_for_no_token_and_marked_parts_are_breakpoints() {
+    let part = |text: &str, mark: Value| json!({"type": "input_text", "text": text, "prompt_cache_breakpoint": mark});
+    let input = json!([{"role": "user", "content": [part("a", json!({})), part("b", Value::Null)]}]);
+    let options = |options: Value| json!({"input": input, "max_output_tokens": 9, "prompt_cache_options": options});
+    let chat = convert(options(json!({"prewarm": true, "ttl": "30m"})));
+    assert_eq!(chat["max_completion_tokens"], 0);
+    assert_eq!(chat["cache_breakpoints"], json!([{"message": 0, "parts": 1}]));
+    for other in [json!({"prewarm": false}), json!({"mode": "explicit"}), Value::Null] {
+        assert_eq!(convert(options(other))["max_completion_tokens"], 9);
+    }
+    check_refused(options(json!({"prewarm": 1})), "prompt_cache_options.prewarm", "true or false");
+}

@@ -75,7 +75,7 @@ impl KvState<'_> {
         }
         let submission = &admission.submission;
         let n_prompt = u32::try_from(submission.prompt.len()).unwrap_or(u32::MAX);
-        self.rules.checkpoints.stops(n_held..n_prompt, submission.last_message_token)
+        self.rules.checkpoints.stops(n_held..n_prompt, &submission.breakpoints)
     }
 
     /// Brings the slot's KV state to the start of the plan and returns the cached tokens.
