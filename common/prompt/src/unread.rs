@@ -10,7 +10,6 @@ use std::borrow::Cow;
 use serde_json::{Map, Value as Json, json};
 use warmpath_common::history::{HISTORY_FIELD, new_message};
 use warmpath_common::openai::ChatPrompt;
-use warmpath_common::openai::deferred_tools::UnknownTool;
 
 use crate::error::PromptError;
 use crate::media::{MediaError, MediaKind};
@@ -37,13 +36,12 @@ pub(crate) struct Readable<'r> {
 ///
 /// Media of an answer to continue count as unread, since that is a text.
 /// Cost: a look at each part, and a copy of the chat if a part becomes a text. Errors: `Messages` for such a part in
-/// the new message, for media that are too much for a prompt, and for a tool that is loaded but not defined.
+/// the new message, and for media that are too much for a prompt.
 pub(crate) fn readable<'r>(
     request: &'r ChatPrompt,
     mut read: impl FnMut(MediaKind, &Json) -> Result<(), MediaError>,
 ) -> Result<Readable<'r>, PromptError> {
-    let unknown = |error: UnknownTool| PromptError::Messages { index: error.index, reason: error.to_string() };
-    let request = request.with_loaded_tools().map_err(unknown)?;
+    let request = request.with_loaded_tools();
     let messages = &request.messages;
     let newest = new_message(messages.iter().map(Some));
     let is_assistant = |message: &&Map<String, Json>| has_role(message, &["assistant"]);

@@ -23,16 +23,6 @@ pub const TOOL_REFERENCE: &str = "tool_reference";
 /// Type of a part from which on a tool is withdrawn.
 pub const TOOL_REMOVAL: &str = "tool_removal";
 
-/// Error: a part loads a tool that the request does not define.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("Tool reference '{name}' has no corresponding tool definition")]
-pub struct UnknownTool {
-    /// Index of the message with the part.
-    pub index: usize,
-    /// Name in the part.
-    pub name: String,
-}
-
 /// A part about a tool, with the tool's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ToolChange<'a> {
@@ -54,18 +44,18 @@ impl ChatPrompt {
     /// load or remove one.
     ///
     /// If every tool waits, those that are loaded first are listed: a template writes how tools are called beside the
-    /// list. This changes the prompt's beginning once.
+    /// list. This changes the prompt's beginning once. A tool that the request does not define is named as not available:
+    /// an agent cannot change its history when a server of tools is gone.
     /// Cost: a look at each part, and a copy of the chat if a tool waits or a part is replaced.
-    /// Errors: [`UnknownTool`].
-    pub fn with_loaded_tools(&self) -> Result<Cow<'_, Self>, UnknownTool> {
+    pub fn with_loaded_tools(&self) -> Cow<'_, Self> {
         let tools = self.tools.as_deref().unwrap_or_default();
         if !tools.iter().any(is_deferred) && changes(&self.messages).next().is_none() {
-            return Ok(Cow::Borrowed(self));
+            return Cow::Borrowed(self);
         }
         let mut chat = self.clone();
         let mut first_loaded = Vec::new();
-        for (index, message) in chat.messages.iter_mut().enumerate() {
-            let loaded = write_changes(message, tools).map_err(|name| UnknownTool { index, name })?;
+        for message in &mut chat.messages {
+            let loaded = write_changes(message, tools);
             if first_loaded.is_empty() {
                 first_loaded = loaded;
             }
@@ -76,7 +66,7 @@ impl ChatPrompt {
             listed = tools.iter().filter(is_first).map(as_listed).collect();
         }
         chat.tools = self.tools.is_some().then_some(listed);
-        Ok(Cow::Owned(chat))
+        Cow::Owned(chat)
     }
 }
 
@@ -121,18 +111,20 @@ fn changes(messages: &[Map<String, Value>]) -> impl Iterator<Item = ToolChange<'
 /// Writes texts in place of a message's parts about tools and returns the names of the tools that it loads.
 ///
 /// One text at the first reference has the definitions of all: most messages with references are results of a search.
-/// Errors: the name of a tool that is not defined.
-fn write_changes<'t>(message: &mut Map<String, Value>, tools: &'t [Value]) -> Result<Vec<&'t str>, String> {
-    let Some(Value::Array(parts)) = message.get_mut("content") else { return Ok(Vec::new()) };
+fn write_changes<'t>(message: &mut Map<String, Value>, tools: &'t [Value]) -> Vec<&'t str> {
+    let Some(Value::Array(parts)) = message.get_mut("content") else { return Vec::new() };
     if parts.iter().all(|part| ToolChange::of(part).is_none()) {
-        return Ok(Vec::new());
+        return Vec::new();
     }
     let (mut loaded, mut lines, mut place) = (Vec::new(), String::new(), 0);
     let mut texts = Vec::with_capacity(parts.len());
     for part in std::mem::take(parts) {
         match ToolChange::of(&part) {
             Some(ToolChange::Load(wanted)) => {
-                let tool = tools.iter().find(|tool| name(tool) == Some(wanted)).ok_or_else(|| wanted.to_owned())?;
+                let Some(tool) = tools.iter().find(|tool| name(tool) == Some(wanted)) else {
+                    texts.push(unavailable(wanted));
+                    continue;
+                };
                 if loaded.is_empty() {
                     place = texts.len();
                     texts.push(Value::Null);
@@ -140,9 +132,7 @@ fn write_changes<'t>(message: &mut Map<String, Value>, tools: &'t [Value]) -> Re
                 loaded.extend(name(tool));
                 lines.push_str(&definition(tool));
             }
-            Some(ToolChange::Remove(name)) => {
-                texts.push(text(format!("The tool `{name}` is no longer available.")));
-            }
+            Some(ToolChange::Remove(name)) => texts.push(unavailable(name)),
             None => texts.push(part),
         }
     }
@@ -154,7 +144,12 @@ fn write_changes<'t>(message: &mut Map<String, Value>, tools: &'t [Value]) -> Re
         _ => Value::Array(texts),
     };
     message.insert("content".to_owned(), content);
-    Ok(loaded)
+    loaded
+}
+
+/// Returns the text in place of a tool that is withdrawn or not defined.
+fn unavailable(name: &str) -> Value {
+    text(format!("The tool `{name}` is no longer available."))
 }
 
 fn text(text: String) -> Value {
@@ -220,7 +215,7 @@ mod tests {
     #[test]
     fn a_chat_without_late_tools_is_not_copied() {
         let chat = chat(json!({"messages": [result(json!([{"type": "text", "text": "a"}]))], "tools": [tool("a")]}));
-        assert!(matches!(chat.with_loaded_tools(), Ok(Cow::Borrowed(_))));
+        assert!(matches!(chat.with_loaded_tools(), Cow::Borrowed(_)));
     }
 
     #[test]
@@ -229,7 +224,7 @@ mod tests {
         let messages = json!([asked, result(json!([reference("b"), {"type": "text", "text": "t"}, reference("c")]))]);
         let tools = json!([deferred("b"), tool("a"), deferred("c"), deferred("d")]);
         let chat = chat(json!({"messages": messages, "tools": tools}));
-        let shown = chat.with_loaded_tools().expect("all are defined");
+        let shown = chat.with_loaded_tools();
         assert_eq!(shown.tools, Some(vec![tool("a")]));
         let definitions = format!("<functions>\n{}{}</functions>", line("b"), line("c"));
         let expected = json!([{"type": "text", "text": definitions}, {"type": "text", "text": "t"}]);
@@ -243,7 +238,7 @@ mod tests {
     fn content_of_references_alone_is_one_text() {
         let messages = json!([result(json!([{"type": "tool_reference", "name": "b"}]))]);
         let chat = chat(json!({"messages": messages, "tools": [tool("a"), deferred("b")]}));
-        let shown = chat.with_loaded_tools().expect("it is defined");
+        let shown = chat.with_loaded_tools();
         assert_eq!(shown.messages[0]["content"], format!("<functions>\n{}</functions>", line("b")));
     }
 
@@ -254,7 +249,7 @@ mod tests {
             let messages = [[json!({"role": "user", "content": "x"})].as_slice(), &results].concat();
             chat(json!({"messages": messages[..n], "tools": [deferred("a"), deferred("b")]}))
         };
-        let listed = |n: usize| body(n).with_loaded_tools().expect("all are defined").tools.clone();
+        let listed = |n: usize| body(n).with_loaded_tools().tools.clone();
         assert_eq!(listed(1), Some(Vec::new()));
         assert_eq!(listed(2), Some(vec![tool("b")]));
         assert_eq!(listed(3), listed(2), "the beginning changes once");
@@ -268,17 +263,19 @@ mod tests {
         let chat = chat(json!({"messages": messages, "tools": [tool("a")]}));
         let names = |n: usize| offered_names(chat.tools.as_deref().unwrap(), &chat.messages[..n]).len();
         assert_eq!([0, 1, 2].map(names), [1, 0, 1]);
-        let shown = chat.with_loaded_tools().expect("it is defined");
+        let shown = chat.with_loaded_tools();
         assert_eq!(shown.messages[0]["content"], "The tool `a` is no longer available.");
         assert_eq!(shown.tools, Some(vec![tool("a")]), "the list keeps it, as the prompt's beginning does");
     }
 
     #[test]
-    fn an_unknown_tool_is_named_with_its_message() {
-        let chat = chat(json!({"messages": [result(json!([reference("z")]))], "tools": [tool("a")]}));
-        let error = chat.with_loaded_tools().expect_err("it is not defined");
-        assert_eq!(error.index, 0);
-        assert_eq!(error.to_string(), "Tool reference 'z' has no corresponding tool definition");
+    fn a_tool_that_is_not_defined_is_named_as_not_available() {
+        let messages = json!([result(json!([reference("z"), reference("b")]))]);
+        let chat = chat(json!({"messages": messages, "tools": [tool("a"), deferred("b")]}));
+        let shown = chat.with_loaded_tools();
+        let gone = json!({"type": "text", "text": "The tool `z` is no longer available."});
+        let loaded = json!({"type": "text", "text": format!("<functions>\n{}</functions>", line("b"))});
+        assert_eq!(shown.messages[0]["content"], json!([gone, loaded]));
     }
 
     #[test]

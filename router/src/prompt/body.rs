@@ -272,7 +272,6 @@ mod tests {
     use super::*;
 
     #[test]
-    #[test]
     fn a_limit_of_no_tokens_only_fills_the_cache_in_every_dialect() {
         let check = |endpoint, body: Value, expected: Purpose| {
             let parsed = parse(endpoint, body.to_string().as_bytes()).ok().expect("it is valid");
@@ -298,6 +297,7 @@ mod tests {
         check(EndpointKind::Responses, json!({"input": "Hi", "prompt_cache_options": {}}), Purpose::Response);
     }
 
+    #[test]
     fn empty_lists_in_place_of_maps_give_the_prompt_of_empty_maps() {
         let chat = |body: Value| match parse(EndpointKind::Chat, body.to_string().as_bytes()) {
             Ok(ParsedBody { parsed: Parsed::Chat(chat), .. }) => *chat,
