@@ -28,7 +28,7 @@ fn check(body: Value, param: &str, says: &str) {
 fn refuses_an_invalid_tool_and_names_its_field() {
     let with = |second: Value| json!({"tools": [tool("a", json!({})), second]});
     check(with(json!(7)), "tools[1]", "an object");
-    check(with(json!({"type": "retrieval"})), "tools[1].type", "function");
+    check(with(json!({"type": 5})), "tools[1].type", "function");
     check(with(json!({"type": "function"})), "tools[1].function", "an object");
     check(with(json!({"type": "function", "function": {}})), "tools[1].function.name", "a string");
     for name in ["", "a b", "ä", "a\0", &"x".repeat(NAME_BYTES_MAX + 1)] {

@@ -330,7 +330,7 @@ fn response() -> Map<String, Value> {
         "conversation": stored,
         "prompt": stored,
         "background": stored,
-        "personality": {"type": ["string", "null"], "maxLength": 0, "description": "Not supported."},
+        "personality": {"enum": [false, null], "description": "Not supported."},
     }))
 }
 
