@@ -47,7 +47,7 @@ use crate::http::state::{App, RequestPlace};
 use crate::keys::ApiKey;
 use crate::metrics;
 use crate::prompt::body::{Delivery, Purpose};
-use crate::prompt::{EndpointKind, Prepared, PreparedPrompt, RawRequest};
+use crate::prompt::{EndpointKind, Prepared, PreparedPrompt, RawRequest, session_of_headers};
 use crate::salt::Salt;
 
 use attempt_target::{AttemptTarget, ask, choose, find_matches};
@@ -139,7 +139,8 @@ async fn prepare(
         let (endpoint, any_model_name) = (arrival.endpoint, app.requests.any_model_name);
         let reports_prefix = PrefixBreakHeader::is_wanted(&arrival.headers);
         let (body, salt) = (arrival.body.clone(), arrival.salt.clone());
-        let draft = RawRequest { endpoint, body, salt, any_model_name, reports_prefix };
+        let session = session_of_headers(&arrival.headers);
+        let draft = RawRequest { endpoint, body, salt, any_model_name, reports_prefix, session };
         let start = Instant::now();
         let prepared = app.preparing.prepare(&app.fleet, app.fleet.view(), draft).await;
         arrival.span.part("router.prepare", (start, Instant::now()), Vec::new());
@@ -423,16 +424,16 @@ async fn back_off(app: &App, arrival: &IncomingRequest, prepared: &Prepared) {
 /// Marks the matched blocks as used, so that the index evicts them late, and records the conversation, in the
 /// background.
 fn remember(app: &App, prepared: &Prepared, n_matched_blocks: u32) {
-    let Prepared { prompt: PreparedPrompt::Known { root, keys, .. }, marks, tools, .. } = prepared else { return };
-    if n_matched_blocks == 0 && marks.is_empty() {
+    let Prepared { prompt: PreparedPrompt::Known { root, keys, .. }, chat, tools, .. } = prepared else { return };
+    if n_matched_blocks == 0 && chat.messages.is_empty() {
         return;
     }
     let app = app.clone();
-    let (root, keys, marks, tools) = (*root, keys.clone(), marks.clone(), *tools);
+    let (root, keys, chat, tools) = (*root, keys.clone(), chat.clone(), *tools);
     // This takes microseconds, less than moving it to the thread pool.
     tokio::spawn(async move {
         app.fleet.index().touch(&keys[..keys.len().min(n_matched_blocks as usize)]);
-        prefix_break_header::observe(&app, PromptFingerprint { root, marks, keys }, tools);
+        prefix_break_header::observe(&app, PromptFingerprint { root, chat, keys }, tools);
     });
 }
 

@@ -114,7 +114,7 @@ metrics! {
     /// Chats by their relation to earlier chats: new, intact (continues a conversation) or broken.
     conversations: IntCounterVec = counters("conversations_total", &["continuity"]);
     /// Conversations that broke their own prefix, by the role of the changed message: system, user, assistant, tool,
-    /// other; template if no message changed; answer if the model's last answer came back changed.
+    /// other; tools or template if no message changed; answer if the model's last answer came back changed.
     prefix_breaks: IntCounterVec = counters("prefix_breaks_total", &["role"]);
     /// Chats whose tools, known from an earlier chat, were computed again behind a different system text; workers with
     /// --tools-first render tools before it.

@@ -8,26 +8,23 @@
 
 mod block_key_cache;
 pub mod body;
+mod hashes;
 mod stage;
 
-use std::borrow::Cow;
-use std::hash::{BuildHasher as _, Hash as _, Hasher as _};
 use std::ops::Range;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use hashbrown::DefaultHashBuilder;
 use tokio::sync::Semaphore;
 use warmpath_common::block_hash::{BlockHash, BlockKey, ChainRoot};
 use warmpath_common::dialects::Spelling;
 use warmpath_common::lora;
 use warmpath_common::model::{Capability, ModelInfo};
-use warmpath_common::openai::deferred_tools::is_deferred;
 use warmpath_common::prompts::{MediaPrompt, RawPrompt};
 use warmpath_common::whole::Whole;
 use warmpath_prompt::{DroppedReasoning, PromptTokens, Scope, unless_cancelled};
-use warmpath_router_core::diagnostics::prefix_breaks::{MessageHash, Role};
+use warmpath_router_core::diagnostics::prefix_breaks::ChatHashes;
 use warmpath_router_core::diagnostics::tool_lists::ToolsBehindText;
 use warmpath_router_core::fleet::{FleetView, WorkerView};
 use warmpath_shell::processors::Processors;
@@ -39,6 +36,7 @@ use crate::salt::Salt;
 
 use block_key_cache::BlockKeyCache;
 use body::{Delivery, Options, Parsed, ParsedBody, Purpose};
+pub use hashes::{SessionHash, session_of_headers};
 use stage::PromptStage;
 
 /// Assumed bytes of a body per token, if nothing better is known.
@@ -125,6 +123,8 @@ pub struct RawRequest {
     pub any_model_name: bool,
     /// Whether the client asks where the conversation broke its prefix.
     pub reports_prefix: bool,
+    /// Session in the headers.
+    pub session: Option<SessionHash>,
 }
 
 /// Properties of a request that routing needs.
@@ -146,8 +146,8 @@ pub struct Prepared {
     pub prompt: PreparedPrompt,
     /// Identifies the conversation.
     pub affinity: u64,
-    /// Fingerprints of a chat's messages.
-    pub marks: Vec<MessageHash>,
+    /// Hashes of a chat.
+    pub chat: ChatHashes,
     /// A chat's tools, if the template renders them behind its system text.
     pub tools: Option<ToolsBehindText>,
     /// Earlier reasoning that the template leaves out, if the client asks for a report.
@@ -275,7 +275,7 @@ struct UntokenizedRequest {
     spelling: Spelling,
     model: Arc<ModelInfo>,
     affinity: u64,
-    marks: Vec<MessageHash>,
+    chat: ChatHashes,
     /// A chat's tools and its system text.
     tools: Option<ToolsBehindText>,
     dropped_reasoning: Option<DroppedReasoning>,
@@ -310,11 +310,12 @@ impl UntokenizedRequest {
             renamed_body = Some(body::with_model(&draft.body, name)?);
         }
         let affinity = affinity(&parsed, &salt, &draft);
-        let marks = match &parsed {
-            Parsed::Chat(chat) => chat.messages.iter().map(mark).collect(),
-            Parsed::Raw(_) | Parsed::Foreign(_) | Parsed::None => Vec::new(),
+        let session = draft.session.or_else(|| options.prompt_cache_key.as_ref().and_then(hashes::session_of_key));
+        let chat = match &parsed {
+            Parsed::Chat(chat) => hashes::of_chat(chat, session),
+            Parsed::Raw(_) | Parsed::Foreign(_) | Parsed::None => ChatHashes::default(),
         };
-        let tools = tools(&parsed, &marks);
+        let tools = hashes::tools_behind_text(&chat);
         let n_prompts = match &parsed {
             Parsed::Raw(prompts) => u32::try_from(prompts.len()).unwrap_or(u32::MAX),
             Parsed::Chat(_) | Parsed::Foreign(_) | Parsed::None => 1,
@@ -334,7 +335,7 @@ impl UntokenizedRequest {
             spelling,
             model,
             affinity,
-            marks,
+            chat,
             tools,
             dropped_reasoning: None,
             n_sequences,
@@ -359,7 +360,7 @@ impl UntokenizedRequest {
 
     /// Tokenizes and hashes the rendered prompt.
     fn finish(self, chains: &BlockKeyCache) -> Prepared {
-        let Self { draft, options, renamed_body, salt, model, affinity, marks, tools, n_sequences, .. } = self;
+        let Self { draft, options, renamed_body, salt, model, affinity, chat, tools, n_sequences, .. } = self;
         let dropped_reasoning = self.dropped_reasoning;
         let (stage, mut phases) = (self.stage, self.phases);
         let tools = tools.filter(|_| stage.has_tools_behind_system_text());
@@ -398,7 +399,7 @@ impl UntokenizedRequest {
             purpose,
             prompt,
             affinity,
-            marks,
+            chat,
             tools,
             dropped_reasoning,
             n_sequences,
@@ -412,44 +413,6 @@ fn timed<T>(took: &mut Duration, work: impl FnOnce() -> T) -> T {
     let result = work();
     *took += start.elapsed();
     result
-}
-
-/// Hash of messages, the same as long as the router runs, with secret seeds.
-static MARKS: LazyLock<DefaultHashBuilder> = LazyLock::new(DefaultHashBuilder::default);
-
-/// Longest start, and longest end, of a message by which it is recognized after a change within it; at most a quarter
-/// of the message. Units: bytes.
-///
-/// Source: own choice: longer than what system prompts of different agents have in common.
-const MARKED_BYTES_MAX: usize = 64;
-
-/// Returns the fingerprint of a message, with its role.
-fn mark(message: &serde_json::Map<String, serde_json::Value>) -> MessageHash {
-    let mut hasher = MARKS.build_hasher();
-    for (name, value) in message {
-        name.hash(&mut hasher);
-        match value {
-            serde_json::Value::String(text) => text.hash(&mut hasher),
-            other => other.to_string().hash(&mut hasher),
-        }
-    }
-    let role = message.get("role").and_then(|role| role.as_str()).unwrap_or_default();
-    let content = message.get("content").map(|content| match content {
-        serde_json::Value::String(text) => Cow::Borrowed(text.as_bytes()),
-        other => Cow::Owned(other.to_string().into_bytes()),
-    });
-    let content = content.unwrap_or_default();
-    let n_marked = (content.len() / 4).min(MARKED_BYTES_MAX);
-    let ends = [&content[..n_marked], &content[content.len() - n_marked..]].map(|end| MARKS.hash_one(end));
-    MessageHash { hash: hasher.finish(), ends, role: Role::of(role) }
-}
-
-/// Returns the fingerprint of a chat's tools and its system text, if it has both.
-fn tools(parsed: &Parsed, marks: &[MessageHash]) -> Option<ToolsBehindText> {
-    let Parsed::Chat(chat) = parsed else { return None };
-    let system = marks.first().filter(|first| first.role == Role::System)?;
-    let tools: Vec<_> = chat.tools.iter().flatten().filter(|tool| !is_deferred(tool)).collect();
-    (!tools.is_empty()).then(|| ToolsBehindText { tools: MARKS.hash_one(&tools), text: system.hash })
 }
 
 /// Returns a number that is the same for every turn of a conversation: a hash of its salt, its system prompt and its

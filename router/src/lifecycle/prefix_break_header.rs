@@ -52,9 +52,9 @@ impl PrefixBreakHeader {
             return Self(Some(Report { text: "unknown".to_owned(), dropped_reasoning }));
         };
         let (root, keys) = (*root, keys.clone());
-        let marks = std::mem::take(&mut prepared.marks);
+        let chat = std::mem::take(&mut prepared.chat);
         let PromptRelation { continuity, repeats_tools } =
-            observe(app, PromptFingerprint { root, marks, keys }, prepared.tools);
+            observe(app, PromptFingerprint { root, chat, keys }, prepared.tools);
         let mut text = match continuity {
             PrefixContinuity::New => "new".to_owned(),
             PrefixContinuity::Intact => INTACT.to_owned(),
@@ -66,7 +66,8 @@ impl PrefixBreakHeader {
                 let last = token.saturating_add(n_block_tokens);
                 let cause =
                     dropped_reasoning.as_ref().filter(|_| found.message.is_none()).map(|left| cause(left, last));
-                format!("token={token}{message}; role={}{}", found.label(), cause.unwrap_or_default())
+                let tools = found.tools.map(|change| format!("; cause={}", change.label()));
+                format!("token={token}{message}; role={}{}", found.label(), tools.or(cause).unwrap_or_default())
             }
         };
         if repeats_tools {
@@ -115,7 +116,7 @@ pub(super) struct PromptRelation {
 
 /// Compares a prompt with the recent conversations, counts the result, and records the prompt.
 pub(super) fn observe(app: &App, prompt: PromptFingerprint, tools: Option<ToolsBehindText>) -> PromptRelation {
-    if prompt.marks.is_empty() {
+    if prompt.chat.messages.is_empty() {
         return PromptRelation { continuity: PrefixContinuity::New, repeats_tools: false };
     }
     let mut conversations = app.conversations();

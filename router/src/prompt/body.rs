@@ -94,6 +94,8 @@ pub struct Options {
     pub max_tokens: Option<Value>,
     /// The same limit.
     pub n_predict: Option<Value>,
+    /// Key of similar prompts, which clients set to a session's id; of any type, since nothing is decided by it.
+    pub prompt_cache_key: Option<Value>,
 }
 
 impl Options {
@@ -129,6 +131,7 @@ struct ChatBody {
     max_completion_tokens: Option<Value>,
     max_tokens: Option<Value>,
     n_predict: Option<Value>,
+    prompt_cache_key: Option<Value>,
 }
 
 impl ChatBody {
@@ -143,6 +146,7 @@ impl ChatBody {
             max_completion_tokens: self.max_completion_tokens,
             max_tokens: self.max_tokens,
             n_predict: self.n_predict,
+            prompt_cache_key: self.prompt_cache_key,
         };
         let chat = ChatPrompt {
             model: self.model,

@@ -179,6 +179,50 @@ async fn a_conversation_that_changes_its_past_gets_the_place() {
     }
 }
 
+/// Sends a chat of a session and asks where its prefix broke.
+async fn break_of_session(router: &TestRouter, session: &str, body: &Value) -> String {
+    let request = router.client.post(router.url("/v1/chat/completions")).header("x-warmpath-debug", "prefix");
+    let response =
+        request.header("x-session-affinity", session).body(body.to_string()).send().await.expect("an answer");
+    assert_eq!(response.status(), 200);
+    header(&response, "x-warmpath-prefix-break")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_resumed_session_is_recognized_by_its_id_and_its_tools_are_compared() {
+    let worker = FakeWorker::start(1);
+    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (rules, question) = (long_text("rules"), long_text("bread"));
+    let system = json!({"role": "system", "content": rules});
+    let asked = |question: &str, tools: &str| {
+        let said = [json!({"role": "user", "content": question}), json!({"role": "assistant", "content": "Some."})];
+        let messages = json!([system, said[0], said[1], {"role": "user", "content": "And salt?"}]);
+        let tools: Value = serde_json::from_str(tools).expect("tools");
+        json!({"messages": messages, "tools": tools})
+    };
+    let tools = [
+        r#"[{"type": "function", "function": {"name": "a", "parameters": {"type": "object", "title": "x"}}}]"#,
+        r#"[{"type": "function", "function": {"parameters": {"title": "x", "type": "object"}, "name": "a"}}]"#,
+    ];
+    let mut first = asked(&question, tools[0]);
+    first["messages"].as_array_mut().expect("messages").truncate(2);
+    assert_eq!(break_of_session(&router, "a", &first).await, "new");
+    let without_reminder = &question[question.len() / 2..];
+    let resumed = asked(without_reminder, tools[0]);
+    assert_eq!(break_of_session(&router, "b", &resumed).await, "new", "another session");
+
+    let router = TestRouter::ready(&[&worker], &[]).await;
+    break_of_session(&router, "a", &first).await;
+    let told = break_of_session(&router, "a", &resumed).await;
+    assert!(told.ends_with("; message=1; role=user"), "{told}");
+
+    let router = TestRouter::ready(&[&worker], &[]).await;
+    break_of_session(&router, "a", &first).await;
+    let told = break_of_session(&router, "a", &asked(&question, tools[1])).await;
+    assert!(told.ends_with("; role=tools; cause=tools equal but for order (of keys)"), "{told}");
+    assert_eq!(router.metric("warmpath_router_prefix_breaks_total{role=\"tools\"}").await, 1.0);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sub_agent_with_its_own_system_prompt_breaks_no_prefix() {
     let worker = FakeWorker::start(1);

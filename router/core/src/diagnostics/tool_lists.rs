@@ -1,4 +1,5 @@
-//! Recent lists of tools, kept only to report lists that are computed again behind a different system text.
+//! Recent lists of tools, kept only to report lists that are computed again behind a different system text; and what
+//! changed between two lists.
 //!
 //! Agents write a project's path into the system text. Where the chat template renders tools behind that text,
 //! identical tools are new tokens in every project. Losing this memory costs a report, never a hit.
@@ -22,6 +23,50 @@ pub struct ToolsBehindText {
     pub tools: u64,
     /// Hash of the system text.
     pub text: u64,
+}
+
+/// Hashes of a list of tools.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ToolHashes {
+    /// Hash of the tools as they were sent.
+    pub sent: u64,
+    /// Hash that does not depend on the order of keys.
+    pub keys_sorted: u64,
+    /// Hash that depends neither on the order of keys nor on that of the tools.
+    pub all_sorted: u64,
+}
+
+/// Change from one list of tools to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ToolsChange {
+    /// The tools are equal but for the order of keys in them.
+    KeyOrder,
+    /// The tools are equal but for their order in the list.
+    ListOrder,
+    /// The tools differ.
+    Content,
+}
+
+impl ToolsChange {
+    /// Returns the change from one list to another; `None` if there is none.
+    pub fn between(before: Option<ToolHashes>, now: Option<ToolHashes>) -> Option<Self> {
+        let same = |hash: fn(ToolHashes) -> u64| before.map(hash) == now.map(hash);
+        match () {
+            () if same(|tools| tools.sent) => None,
+            () if same(|tools| tools.keys_sorted) => Some(Self::KeyOrder),
+            () if same(|tools| tools.all_sorted) => Some(Self::ListOrder),
+            () => Some(Self::Content),
+        }
+    }
+
+    /// Returns a description of the change for headers.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::KeyOrder => "tools equal but for order (of keys)",
+            Self::ListOrder => "tools equal but for order (of tools)",
+            Self::Content => "tools changed",
+        }
+    }
 }
 
 /// Recent lists of tools.
