@@ -124,7 +124,10 @@ mod tests {
 
     #[test]
     fn the_orders_of_keys_and_of_tools_are_told_apart() {
-        let read = |text: &str| of_tools(&serde_json::from_str::<Vec<Value>>(text).expect(text));
+        let read = |text: &str| {
+            let tools: Vec<Value> = serde_json::from_str(text).expect(text);
+            of_tools(&tools.iter().collect::<Vec<_>>())
+        };
         let before = read(r#"[{"name": "a", "parameters": {"x": 1, "y": 2}}, {"name": "b"}]"#);
         for (text, expected) in [
             (r#"[{"name": "a", "parameters": {"x": 1,"y":2}}, {"name": "b"}]"#, None),
