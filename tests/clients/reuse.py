@@ -44,6 +44,9 @@ class RecordingProxy(http.server.ThreadingHTTPServer):
     def change(self, path, body, seen):
         """Changes a request before it is passed on, and adds to its record."""
 
+    def own_answer(self, path, seen):
+        """Returns what the agent gets in place of the router's answer; `None` where it gets that."""
+
     def write_table(self, folder):
         """Writes a row for each generating request, in the order of their answers."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +64,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def pass_on(self):
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
-        seen = {"path": self.path, "turn": self.server.turn, "kind": "beside", "is_main": False, "demanded": False, "n_results": 0}
+        seen = {"path": self.path, "turn": self.server.turn, "kind": "beside", "is_main": False, "step": None, "n_results": 0}
         seen["is_generation"] = self.command == "POST" and self.path.split("?")[0].endswith(GENERATION_PATHS)
         headers = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "content-length", "accept-encoding")}
         if seen["is_generation"]:
@@ -78,12 +81,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("content-type", response.getheader("content-type") or "application/json")
         self.send_header("connection", "close")
         self.end_headers()
-        said = b""
+        said, own = b"", self.server.own_answer(self.path, seen)
         while piece := response.read1(1 << 16):
             said += piece
-            self.wfile.write(piece)
-            self.wfile.flush()
+            if own is None:
+                self.wfile.write(piece)
+                self.wfile.flush()
         upstream.close()
+        if own is not None:
+            self.wfile.write(own)
         said = said.decode(errors="replace")
         broken = response.getheader("x-warmpath-prefix-break") or ""
         self.server.seen.append(seen | {"status": response.status, "said": said, "usage": usage(said), "break": broken})

@@ -1,10 +1,11 @@
 """One coding agent against a fleet: test_coding_agents.py AGENT FOLDER ROUTER_URL, where FOLDER holds the agent's program.
 
 tests/tests/clients.rs starts the fleet: workers with a tiny model, which calls a tool only where it must, behind a router. So a proxy of ours
-stands between agent and router. It requires a harmless tool in each of two turns and then an answer, and records the requests and what of
-their prompts was reused, which is printed as a table. The agent runs in a folder and a home of its own, and reaches nothing but the proxy.
+stands between agent and router. It chooses the calls of two turns, each before an answer, and records the requests and what of their prompts
+was reused, which is printed as a table. The agent runs in a folder and a home of its own, and reaches nothing but the proxy.
 """
 
+import itertools
 import json
 import os
 import pathlib
@@ -14,75 +15,17 @@ import tempfile
 import threading
 import unittest
 
-from reuse import RecordingProxy
+from steps import ANSWER_TOKENS, Step, StepsProxy
 
 PROGRAM, FOLDER, ROUTER = sys.argv[1], pathlib.Path(sys.argv[2]).resolve(), sys.argv[3]
 del sys.argv[1:]
 
 ENDS_WITHIN_S = 900
-ANSWER_TOKENS = 192
 QUESTIONS = ["What is in notes.txt?", "And how much of it?"]
-
-
-def tool_names(body):
-    """Returns the names of a request's functions, whatever its dialect."""
-    tools = body.get("tools") or []
-    return [tool.get("function", tool).get("name") for tool in tools if isinstance(tool, dict)]
-
-
-def n_results(body):
-    """Returns how many results of calls a request brings."""
-    text = json.dumps(body.get("messages") or body.get("input") or [])
-    return sum(text.count(kind) for kind in ('"role": "tool"', '"type": "tool_result"', '"type": "function_call_output"'))
-
-
-def demand(path, tool):
-    """Returns the choice of a tool as a dialect writes it."""
-    if "/messages" in path:
-        return {"type": "tool", "name": tool}
-    if "/responses" in path:
-        return {"type": "function", "name": tool}
-    return {"type": "function", "function": {"name": tool}}
-
-
-def end_answer(path, body):
-    """Has the answer be a short text that ends: agents take one that was cut off for a failure, or ask to go on."""
-    schema = {"type": "string", "enum": ["Flour is in it."]}
-    schema = {"type": "object", "properties": {"answer": schema}, "required": ["answer"], "additionalProperties": False}
-    if "/messages" in path:
-        body["output_config"] = (body.get("output_config") or {}) | {"format": {"type": "json_schema", "schema": schema}}
-    elif "/responses" in path:
-        body["text"] = {"format": {"type": "json_schema", "name": "answer", "schema": schema}}
-    else:
-        body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-
-
-class DemandingProxy(RecordingProxy):
-    """Requires a tool in each turn until its result is there, and then an answer."""
-
-    def __init__(self, tool):
-        super().__init__(PROGRAM, ROUTER)
-        self.tool, self.n_results = tool, 0
-
-    def begin_turn(self):
-        super().begin_turn()
-        self.n_results = max((seen["n_results"] for seen in self.seen if seen["is_main"]), default=0)
-
-    def change(self, path, body, seen):
-        seen["is_main"] = self.tool in tool_names(body)
-        seen["n_results"] = n_results(body)
-        if "max_tokens" in body or "/chat/completions" in path:
-            body["max_tokens"] = ANSWER_TOKENS
-            body.pop("max_completion_tokens", None)
-        if seen["is_main"]:
-            seen["demanded"] = seen["n_results"] <= self.n_results
-            seen["kind"] = "question" if seen["demanded"] else "result"
-            none = {"type": "none"} if "/messages" in path else "none"
-            body["tool_choice"] = demand(path, self.tool) if seen["demanded"] else none
-            if not seen["demanded"] or "/responses" in path:
-                end_answer(path, body)
-            # Anthropic's API allows no forced call together with reasoning.
-            body.pop("thinking", None)
+# Most tokens that a step computes beside the prompt of the step before: a result, a tool's definition, reminders.
+STEP_TOKENS_MAX = 2000
+# Most tokens that are computed again at a prompt's end: a state is kept where a block ends.
+REPEATED_TOKENS_MAX = 64
 
 
 def environment(home, **own):
@@ -102,13 +45,38 @@ def claude_code(url, home):
     return [["claude", "-p", "--max-turns", "4"], ["claude", "--continue", "-p", "--max-turns", "4"]], own
 
 
-def codex(url, home):
+def codex(url, home, model="tiny"):
     settings = pathlib.Path(home, ".codex")
     settings.mkdir()
-    text = f'model = "tiny"\nmodel_provider = "fleet"\nmodel_context_window = 60000\n[model_providers.fleet]\nname = "fleet"\n'
+    text = f'model = "{model}"\nmodel_provider = "fleet"\nmodel_context_window = 60000\n[model_providers.fleet]\nname = "fleet"\n'
     pathlib.Path(settings, "config.toml").write_text(text + f'base_url = "{url}/v1"\nwire_api = "responses"\n')
     start, flags = ["codex", "exec"], ["--skip-git-repo-check"]
     return [[*start, *flags], [*start, "resume", "--last", *flags]], {"CODEX_HOME": str(settings)}
+
+
+# A server of tools, one message a line. Source: the Model Context Protocol's transport over standard input and output.
+MCP_SERVER = """
+import json, sys
+schema = {"type": "object", "properties": {"name": {"enum": ["Ann"]}}, "required": ["name"], "additionalProperties": False}
+tool = {"name": "find", "description": "Finds a customer's record.", "inputSchema": schema, "annotations": {"readOnlyHint": True}}
+for line in sys.stdin:
+    request = json.loads(line)
+    start = {"capabilities": {"tools": {}}, "serverInfo": {"name": "crm", "version": "1"}}
+    start["protocolVersion"] = (request.get("params") or {}).get("protocolVersion")
+    results = {"initialize": start, "tools/list": {"tools": [tool]}, "tools/call": {"content": [{"type": "text", "text": "Ann"}]}}
+    if "id" in request:
+        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": results.get(request["method"], {})}), flush=True)
+"""
+
+
+def codex_with_search(url, home):
+    # Codex searches for the tools of such servers where it knows that the model can.
+    commands, own = codex(url, home, model="gpt-5.5")
+    server = pathlib.Path(home, "crm.py")
+    server.write_text(MCP_SERVER)
+    with pathlib.Path(home, ".codex", "config.toml").open("a") as settings:
+        settings.write(f'[mcp_servers.crm]\ncommand = "{sys.executable}"\nargs = ["{server}"]\n')
+    return commands, own
 
 
 def opencode(url, home):
@@ -168,21 +136,32 @@ def pi(url, home):
     return [[*start, "-p"], [*start, "--continue", "-p"]], own
 
 
-# Command lines of each agent's first and second turn, and one of its tools that is harmless with any arguments.
+def each_turn(tool):
+    return [[Step(tool)], [Step(tool)]]
+
+
+def first_found(search, tool):
+    """Returns the steps of two turns that call a tool, which the first turn finds with a search."""
+    return [[search, Step(tool)], [Step(tool)]]
+
+
+# Command lines of each agent's first and second turn, and the steps of these turns: tools that are harmless with any arguments.
 AGENTS = {
-    "claude-code": (claude_code, "Read"),
-    "codex": (codex, "get_goal"),
-    "opencode": (opencode, "read"),
-    "qwen-code": (qwen_code, "read_file"),
-    "continue": (continue_cli, "Read"),
-    "pi": (pi, "read"),
+    "claude-code": (claude_code, each_turn("Read")),
+    "claude-code-tool-search": (claude_code, first_found(Step("ToolSearch", {"query": "select:CronList"}), "CronList")),
+    "codex": (codex, each_turn("get_goal")),
+    "codex-tool-search": (codex_with_search, first_found(Step("tool_search", {"query": "customer record"}), "mcp__crm__find")),
+    "opencode": (opencode, each_turn("read")),
+    "qwen-code": (qwen_code, each_turn("read_file")),
+    "continue": (continue_cli, each_turn("Read")),
+    "pi": (pi, each_turn("read")),
 }
 
 
 class CodingAgent(unittest.TestCase):
-    def test_two_turns_call_a_tool_and_send_its_result_back(self):
-        start, tool = AGENTS[PROGRAM]
-        proxy = DemandingProxy(tool)
+    def test_two_turns_call_tools_and_send_their_results_back(self):
+        start, turns = AGENTS[PROGRAM]
+        proxy = StepsProxy(PROGRAM, ROUTER, turns)
         said = ""
         with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory() as project:
             pathlib.Path(project, "notes.txt").write_text("Buy flour.\n")
@@ -199,10 +178,17 @@ class CodingAgent(unittest.TestCase):
         proxy.write_table(FOLDER.parent / "reuse")
         wrong = [seen for seen in told if seen["status"] != 200 and seen["is_generation"]]
         self.assertEqual(wrong, [], said)
-        for turn in (1, 2):
-            main = [seen for seen in proxy.seen if seen["is_main"] and seen["turn"] == turn]
-            self.assertTrue(any(seen["demanded"] for seen in main), f"{said}\n{told}")
-            self.assertTrue(any(not seen["demanded"] for seen in main), f"{said}\n{told}")
+        for turn, steps in enumerate(turns, 1):
+            called = [seen["step"] for seen in proxy.seen if seen["is_main"] and seen["turn"] == turn]
+            self.assertEqual([step for n, step in enumerate(called) if step not in called[:n]], [*steps, None], f"{said}\n{told}")
+        if PROGRAM.startswith(("claude-code", "codex")):
+            self.check_reuse([seen["usage"] for seen in proxy.seen if seen["is_main"]])
+
+    def check_reuse(self, usages):
+        """Checks that each prompt reuses that of the step before."""
+        for (n_before, _), (n_prompt, n_reused) in itertools.pairwise(usages):
+            self.assertGreaterEqual(n_reused, n_before - REPEATED_TOKENS_MAX, usages)
+            self.assertLess(n_prompt - n_reused, STEP_TOKENS_MAX, usages)
 
 
 if __name__ == "__main__":

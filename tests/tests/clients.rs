@@ -106,7 +106,7 @@ async fn the_ai_sdk_works_through_the_router() -> anyhow::Result<()> {
     check_node("node", "ai_sdk", 13).await
 }
 
-/// Runs a coding agent in a folder of its own against a fleet, for two turns with a call of a tool.
+/// Runs a coding agent in a folder of its own against a fleet, for two turns with calls of tools.
 async fn check_coding_agent(name: &str) -> anyhow::Result<()> {
     install("coding").await?;
     // These prompts have tens of thousands of tokens, which take a recurrent model the least time.
@@ -125,8 +125,20 @@ async fn claude_code_works_through_the_router() -> anyhow::Result<()> {
 
 #[tokio::test]
 #[ignore = "installs from npm: make test-clients"]
+async fn claude_code_s_tool_search_keeps_its_prefix() -> anyhow::Result<()> {
+    check_coding_agent("claude-code-tool-search").await
+}
+
+#[tokio::test]
+#[ignore = "installs from npm: make test-clients"]
 async fn codex_works_through_the_router() -> anyhow::Result<()> {
     check_coding_agent("codex").await
+}
+
+#[tokio::test]
+#[ignore = "installs from npm: make test-clients"]
+async fn codex_s_tool_search_keeps_its_prefix() -> anyhow::Result<()> {
+    check_coding_agent("codex-tool-search").await
 }
 
 #[tokio::test]
