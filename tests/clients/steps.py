@@ -90,11 +90,12 @@ class StepsProxy(RecordingProxy):
 
     def __init__(self, agent, router, turns):
         super().__init__(agent, router)
-        self.turns, self.n_results = turns, 0
+        self.turns, self.n_results = turns, None
 
     def begin_turn(self):
         super().begin_turn()
-        self.n_results = max((seen["n_results"] for seen in self.seen if seen["is_main"]), default=0)
+        # Not those of the turn before: an agent may also keep calls that were cut off.
+        self.n_results = None
 
     def change(self, path, body, seen):
         body["model"] = "tiny"
@@ -104,6 +105,8 @@ class StepsProxy(RecordingProxy):
             body["max_tokens"] = ANSWER_TOKENS
             body.pop("max_completion_tokens", None)
         if seen["is_main"]:
+            if self.n_results is None:
+                self.n_results = seen["n_results"]
             steps, n_done = self.turns[self.turn - 1], max(seen["n_results"] - self.n_results, 0)
             step = steps[n_done] if n_done < len(steps) else None
             seen["step"] = step
