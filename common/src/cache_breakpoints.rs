@@ -1,8 +1,8 @@
 //! Breakpoints of a chat: the ends of the prefixes that its client will send again.
 //!
 //! Clients mark them, with `cache_control` (Anthropic) or `prompt_cache_breakpoint` (OpenAI). A prefix is cached
-//! without a mark. But models with memory that cannot be rewound resume only at checkpoints, and a breakpoint is a place
-//! for one. Not here: its position among the tokens (`warmpath-prompt`), the checkpoints (the worker).
+//! without a mark. But models with memory that cannot be rewound resume only at checkpoints, and a breakpoint is a
+//! place for one. Not here: its position among the tokens (`warmpath-prompt`), the checkpoints (the worker).
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};

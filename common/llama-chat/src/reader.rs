@@ -13,8 +13,8 @@ use crate::stack::on_large_stack;
 
 /// Deepest nesting of brackets in an answer that is parsed.
 ///
-/// Source: no client reads more (serde_json and PHP end at 128 and 512 levels). At 4 kB of stack for each level, llama.cpp
-/// would read as many on the 8 MiB of an ordinary thread, too.
+/// Source: no client reads more (serde_json and PHP end at 128 and 512 levels). At 4 kB of stack for each level,
+/// llama.cpp would read as many on the 8 MiB of an ordinary thread, too.
 pub const DEPTH_MAX: usize = 1024;
 
 /// Deepest nesting of brackets for which the caller's own stack suffices.

@@ -5,6 +5,7 @@
 //! Source: Anthropic's API reference, "Create a Message" and "Count Message tokens", version 2023-06-01.
 
 mod error;
+mod settings;
 mod tools;
 
 use serde_json::{Map, Value, json};
@@ -20,6 +21,7 @@ use super::{Converted, DialectError, Spelling, drop_meaningless, read_object, wr
 use crate::empty_maps::is_empty_list;
 use crate::history::new_message;
 use crate::openai::{document_text, result_text};
+use settings::{read_format, read_thinking};
 use tools::{define_tool, read_tool, read_tool_choice};
 
 /// Priority that `cache_control` gives to the KV state that a request leaves in the cache.
@@ -487,51 +489,6 @@ fn has_block(message: &Object, kind: &str) -> bool {
 fn refuse_block(block: &Object, kind: &str) -> DialectError {
     let reason = format!("blocks of type `{kind}` are not supported; texts, images, tools' calls and results are");
     unsupported(&block.path_of("type"), reason)
-}
-
-/// Reads the required output format, from its current field or from its former one.
-fn read_format(fields: &mut Object, chat: &mut Map<String, Value>) -> Result<(), DialectError> {
-    let former = fields.optional_object("output_format")?;
-    let mut config = fields.optional_object("output_config")?;
-    if let Some(effort) = config.as_mut().and_then(|config| config.take("effort")) {
-        chat.insert("reasoning_effort".to_owned(), effort.text()?.into());
-    }
-    let format = match config.as_mut() {
-        Some(config) => config.optional_object("format")?.or(former),
-        None => former,
-    };
-    let Some(mut format) = format else { return Ok(()) };
-    if format.text("type")? != "json_schema" {
-        return Err(wrong(&format.path_of("type"), "must be \"json_schema\""));
-    }
-    let schema = format.required("schema")?.object()?.fields;
-    let format = json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": true}});
-    chat.insert("response_format".to_owned(), format);
-    Ok(())
-}
-
-/// Reads whether the model is to reason first, and how long; where the request does not set it, the chat template
-/// decides.
-fn read_thinking(fields: &mut Object) -> Result<(), DialectError> {
-    let Some(mut thinking) = fields.optional_object("thinking")? else { return Ok(()) };
-    let kind = thinking.text("type")?;
-    let thinks = match kind.as_str() {
-        "enabled" | "adaptive" => true,
-        // The latter means short reports between calls instead of reasoning, which the model writes as text.
-        "disabled" | "between_tools" => false,
-        _ => {
-            let kinds = "must be \"enabled\", \"adaptive\", \"between_tools\" or \"disabled\"";
-            return Err(wrong(&thinking.path_of("type"), kinds));
-        }
-    };
-    if let Some(budget) = thinking.take("budget_tokens").filter(|_| kind == "enabled") {
-        fields.fields.insert("thinking_budget_tokens".to_owned(), budget.value);
-    }
-    let variables = fields.fields.entry("chat_template_kwargs").or_insert_with(|| json!({}));
-    if let Value::Object(variables) = variables {
-        variables.entry("enable_thinking").or_insert(thinks.into());
-    }
-    Ok(())
 }
 
 #[cfg(test)]

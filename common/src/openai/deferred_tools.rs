@@ -44,8 +44,8 @@ impl ChatPrompt {
     /// load or remove one.
     ///
     /// If every tool waits, those that are loaded first are listed: a template writes how tools are called beside the
-    /// list. This changes the prompt's beginning once. A tool that the request does not define is named as not available:
-    /// an agent cannot change its history when a server of tools is gone.
+    /// list. This changes the prompt's beginning once. A tool that the request does not define is named as not
+    /// available: an agent cannot change its history when a server of tools is gone.
     /// Cost: a look at each part, and a copy of the chat if a tool waits or a part is replaced.
     pub fn with_loaded_tools(&self) -> Cow<'_, Self> {
         let tools = self.tools.as_deref().unwrap_or_default();

@@ -106,7 +106,17 @@ pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<
     let Prompt { tokens, runs, left_out_parts, .. } = prompt;
     let left_out = LeftOut { tools: tools.left_out(), parts: left_out_parts };
     let fingerprint = Some(Box::new(PromptFingerprint::of(&serving.model.fingerprint, chat, &tokens)));
-    Ok(ReadPrompt { tokens, runs, breakpoints, text: None, is_echoed: false, answer, bound: None, left_out, fingerprint })
+    Ok(ReadPrompt {
+        tokens,
+        runs,
+        breakpoints,
+        text: None,
+        is_echoed: false,
+        answer,
+        bound: None,
+        left_out,
+        fingerprint,
+    })
 }
 
 /// Returns the positions in a chat's prompt at which later requests may resume: the start of its last message, and the

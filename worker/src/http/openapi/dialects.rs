@@ -255,54 +255,7 @@ fn output_format() -> Value {
 }
 
 fn response() -> Map<String, Value> {
-    let parts = response_parts();
-    let results = schemas::result(&json!({ "anyOf": parts }));
-    let reasoning = json!({
-        "type": ["array", "null"],
-        "items": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
-    });
-    let message = json!({
-        "type": "object",
-        "properties": {
-            "type": {"enum": ["message", null]},
-            "role": {"enum": ["user", "assistant", "system", "developer"]},
-            "content": text_or(&parts),
-        },
-        "required": ["role", "content"],
-    });
-    let strings = |names: &[&str]| -> Value {
-        names.iter().map(|name| ((*name).to_owned(), json!({"type": "string"}))).collect::<Map<_, _>>().into()
-    };
-    let call = |kind: &str, argument: &str, types: Value| {
-        let names = ["call_id", "name", argument];
-        let mut properties = strings(&names);
-        properties[argument] = json!({"type": types});
-        properties["namespace"] = json!({"type": ["string", "null"]});
-        tagged(kind, properties, &names)
-    };
-    let output =
-        |kind: &str| tagged(kind, json!({"call_id": {"type": "string"}, "output": results}), &["call_id", "output"]);
-    let reasoning = tagged("reasoning", json!({"content": reasoning, "summary": reasoning}), &[]);
-    let items = [
-        message,
-        call("function_call", "arguments", json!(["string", "object"])),
-        call("custom_tool_call", "input", json!("string")),
-        output("function_call_output"),
-        output("custom_tool_call_output"),
-        reasoning,
-        left_out(LEFT_OUT_KINDS),
-        schemas::other(&[
-            "message",
-            "reasoning",
-            "item_reference",
-            "function_call",
-            "function_call_output",
-            "custom_tool_call",
-            "custom_tool_call_output",
-        ])
-        .to_value(),
-    ];
-    let items = json!({"type": "array", "items": {"anyOf": items}});
+    let items = json!({"type": "array", "items": {"anyOf": response_items()}});
     let stored = json!({"enum": [false, null], "description": "Not supported: responses are not stored."});
     fields(json!({
         "input": {"description": "The conversation.", "anyOf": [{"type": "string"}, items]},
@@ -332,6 +285,57 @@ fn response() -> Map<String, Value> {
         "background": stored,
         "personality": {"enum": [false, null], "description": "Not supported."},
     }))
+}
+
+/// Returns the schemas of the items of an input.
+fn response_items() -> [Value; 8] {
+    let parts = response_parts();
+    let results = schemas::result(&json!({ "anyOf": parts }));
+    let reasoning = json!({
+        "type": ["array", "null"],
+        "items": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+    });
+    let message = json!({
+        "type": "object",
+        "properties": {
+            "type": {"enum": ["message", null]},
+            "role": {"enum": ["user", "assistant", "system", "developer"]},
+            "content": text_or(&parts),
+        },
+        "required": ["role", "content"],
+    });
+    let strings = |names: &[&str]| -> Value {
+        names.iter().map(|name| ((*name).to_owned(), json!({"type": "string"}))).collect::<Map<_, _>>().into()
+    };
+    let call = |kind: &str, argument: &str, types: Value| {
+        let names = ["call_id", "name", argument];
+        let mut properties = strings(&names);
+        properties[argument] = json!({"type": types});
+        properties["namespace"] = json!({"type": ["string", "null"]});
+        tagged(kind, properties, &names)
+    };
+    let output =
+        |kind: &str| tagged(kind, json!({"call_id": {"type": "string"}, "output": results}), &["call_id", "output"]);
+    let reasoning = tagged("reasoning", json!({"content": reasoning, "summary": reasoning}), &[]);
+    [
+        message,
+        call("function_call", "arguments", json!(["string", "object"])),
+        call("custom_tool_call", "input", json!("string")),
+        output("function_call_output"),
+        output("custom_tool_call_output"),
+        reasoning,
+        left_out(LEFT_OUT_KINDS),
+        schemas::other(&[
+            "message",
+            "reasoning",
+            "item_reference",
+            "function_call",
+            "function_call_output",
+            "custom_tool_call",
+            "custom_tool_call_output",
+        ])
+        .to_value(),
+    ]
 }
 
 /// Returns the schemas of the parts of a message or a result.
