@@ -79,11 +79,11 @@ impl PromptMaker {
     }
 }
 
-fn user_message(text: &str) -> Map<String, Json> {
+pub(super) fn user_message(text: &str) -> Map<String, Json> {
     let field = |name: &str, value: &str| (name.to_owned(), Json::from(value));
     [field("role", "user"), field("content", text)].into_iter().collect()
 }
 
-fn n_common(a: &[Token], b: &[Token]) -> usize {
+pub(super) fn n_common(a: &[Token], b: &[Token]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }

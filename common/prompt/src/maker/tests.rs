@@ -19,6 +19,7 @@ use serde_json::json;
 use warmpath_common::prompts::{PromptPart, RawPrompt};
 use warmpath_common::whole::Whole;
 
+use super::prefixes::{n_common, user_message};
 use super::*;
 use crate::fragments::Scope;
 

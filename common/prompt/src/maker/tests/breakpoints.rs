@@ -1,5 +1,7 @@
 //! Tests that a breakpoint's position is where a prompt diverges from one that is equal up to the mark.
 
+use warmpath_common::cache_breakpoints::CacheBreakpoint;
+
 use super::*;
 
 fn text(text: &str) -> Json {
