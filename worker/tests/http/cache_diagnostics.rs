@@ -51,7 +51,8 @@ async fn a_message_names_what_changed_since_an_earlier_one_at_any_worker() {
     );
 
     let other = TestWorker::start("--slots 2 --ctx-size 8192").await;
-    let changes: [(&str, fn(&mut Value)); 4] = [
+    type Change = fn(&mut Value);
+    let changes: [(&str, Change); 4] = [
         ("system_changed", |body| body["system"] = json!(words(9, 60))),
         ("tools_changed", |body| body["tools"] = json!([tool("leave"), tool("look")])),
         ("messages_changed", |body| body["messages"][0]["content"] = json!(words(8, 40))),
