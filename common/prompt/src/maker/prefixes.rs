@@ -59,7 +59,7 @@ impl PromptMaker {
     /// Cost: like [`Self::chat`]. Shape: as [`Self::last_user_message_start`].
     pub fn breakpoint(&self, request: &ChatPrompt, tokens: &[Token], end: CacheBreakpoint) -> Option<u32> {
         let mut other = request.clone();
-        other.messages.truncate(end.message + 1);
+        other.messages.truncate(end.message.saturating_add(1));
         let last = other.messages.get_mut(end.message)?;
         if end.parts == 0 {
             let said = match last.get("content") {
