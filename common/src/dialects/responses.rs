@@ -110,8 +110,12 @@ fn refuse_stored(fields: &mut Object) -> Result<(), DialectError> {
 
 /// Returns whether the request only fills the cache.
 fn wants_prewarm(fields: &Object) -> Result<bool, DialectError> {
-    let options = fields.fields.get("prompt_cache_options").and_then(Value::as_object);
-    match options.and_then(|options| options.get("prewarm")) {
+    let options = match fields.fields.get("prompt_cache_options") {
+        None | Some(Value::Null) => return Ok(false),
+        Some(options) if is_empty_list(options) => return Ok(false),
+        Some(options) => options.as_object().ok_or_else(|| wrong("prompt_cache_options", "must be an object"))?,
+    };
+    match options.get("prewarm") {
         None | Some(Value::Null) => Ok(false),
         Some(Value::Bool(prewarm)) => Ok(*prewarm),
         Some(_) => Err(wrong("prompt_cache_options.prewarm", "must be true or false")),

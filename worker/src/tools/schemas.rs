@@ -37,9 +37,27 @@ pub(super) fn tools(_: &mut SchemaGenerator) -> Schema {
                 "properties": {"type": {"const": "custom"}, "custom": custom(), "defer_loading": defer_loading()},
                 "required": ["type", "custom"],
             },
-            left_out(),
+            {
+                "description": "A function of another type: its client runs it.",
+                "type": "object",
+                "properties": {
+                    "type": {"type": "string", "not": {"const": "custom"}},
+                    "function": {"allOf": [function, has_parameters()]},
+                    "defer_loading": defer_loading(),
+                },
+                "required": ["type", "function"],
+            },
+            {"allOf": [
+                left_out(),
+                {"not": {"properties": {"function": has_parameters()}, "required": ["function"]}},
+            ]},
         ]},
     })
+}
+
+/// Returns the schema of a function with a schema of its parameters.
+fn has_parameters() -> Schema {
+    json_schema!({"type": "object", "properties": {"parameters": {"type": "object"}}, "required": ["parameters"]})
 }
 
 /// Returns the schema of the field with which a tool waits.
@@ -79,15 +97,13 @@ fn custom() -> Schema {
     })
 }
 
-/// Returns the schema of a tool that is left out: of another type, and without a function's schema.
+/// Returns the schema of a tool that is left out.
 fn left_out() -> Schema {
-    let parameters = json_schema!({"properties": {"parameters": {"type": "object"}}, "required": ["parameters"]});
     json_schema!({
         "type": "object",
         "description": "Ignored: this worker does not run it.",
         "properties": {"type": {"type": "string", "not": {"enum": ["function", "custom"]}}},
         "required": ["type"],
-        "not": {"properties": {"function": parameters}, "required": ["function"]},
     })
 }
 

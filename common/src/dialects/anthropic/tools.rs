@@ -8,7 +8,6 @@ use serde_json::{Map, Value, json};
 use super::super::DialectError;
 use super::super::field::{Object, wrong};
 use super::super::tools::{CallForm, Listing, Tool, kind_left_out, take_loading};
-use crate::empty_maps::is_empty_list;
 
 /// Kinds of Anthropic's tools that clients run, without versions (`bash_20250124`).
 ///
@@ -17,10 +16,12 @@ pub const CLIENT_KINDS: &[&str] = &["bash", "memory", "text_editor"];
 
 /// Reads a tool of the list, whose `cache_control` was taken out.
 pub(super) fn read_tool(mut tool: Object, tools: &mut Listing) -> Result<(), DialectError> {
-    let loading = take_loading(&mut tool)?;
     match read_fields(&mut tool)? {
         Definition::LeftOut(kind) => tools.leave_out_listed(kind),
-        Definition::Function(fields) => tools.add(named(tool.text("name")?), loading, fields, tool.path),
+        Definition::Function(fields) => {
+            let loading = take_loading(&mut tool)?;
+            tools.add(named(tool.text("name")?), loading, fields, tool.path);
+        }
     }
     Ok(())
 }
@@ -54,8 +55,10 @@ fn read_fields(tool: &mut Object) -> Result<Definition, DialectError> {
             fields.insert("description".to_owned(), description.into());
         }
         let mut parameters = tool.required("input_schema")?.object()?.fields;
-        if let Some(examples) = tool.take("input_examples").filter(|examples| !is_empty_list(&examples.value)) {
-            parameters.insert("examples".to_owned(), examples.value);
+        let examples: Vec<Value> =
+            tool.optional_items("input_examples")?.into_iter().map(|example| example.value).collect();
+        if !examples.is_empty() {
+            parameters.insert("examples".to_owned(), examples.into());
         }
         fields.insert("parameters".to_owned(), parameters.into());
         if let Some(strict) = tool.take("strict") {

@@ -315,7 +315,7 @@ fn response_items() -> [Value; 8] {
         tagged(kind, properties, &names)
     };
     let output =
-        |kind: &str| tagged(kind, json!({"call_id": {"type": "string"}, "output": results}), &["call_id", "output"]);
+        |kind: &str| tagged(kind, json!({"call_id": {"type": ["string", "null"]}, "output": results}), &["output"]);
     let reasoning = tagged("reasoning", json!({"content": reasoning, "summary": reasoning}), &[]);
     [
         message,
