@@ -136,7 +136,7 @@ async fn measure(args: &ReplicasArgs, (n_routers, round): (usize, u64), runs: &m
 /// Sends [`SIBLINGS`] requests with one new prefix of `n_words` within [`BURST`], through `clients` in turn.
 ///
 /// Errors: the first request that fails.
-pub async fn burst(clients: &[ChatClient], seed: u64, n_words: usize) -> anyhow::Result<Vec<Answer>> {
+async fn burst(clients: &[ChatClient], seed: u64, n_words: usize) -> anyhow::Result<Vec<Answer>> {
     let prefix = Message::new("system", words(seed, n_words));
     let sibling = async |idx: usize| {
         tokio::time::sleep(BURST.mul_f64(idx as f64 / SIBLINGS as f64)).await;
