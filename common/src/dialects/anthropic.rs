@@ -22,7 +22,7 @@ use crate::empty_maps::is_empty_list;
 use crate::history::new_message;
 use crate::openai::{document_text, result_text};
 use settings::{read_format, read_thinking};
-use tools::{define_tool, read_tool, read_tool_choice};
+use tools::{read_definition, read_tool_choice};
 
 /// Priority that `cache_control` gives to the KV state that a request leaves in the cache.
 ///
@@ -105,7 +105,7 @@ fn convert(mut fields: Object) -> Result<Converted, DialectError> {
     for tool in fields.optional_items("tools")? {
         let mut tool = tool.object()?;
         reader.note_cache(&mut tool)?;
-        read_tool(tool, &mut reader.tools)?;
+        reader.tools.list(read_definition(tool)?);
         has_marked_tools |= std::mem::take(&mut reader.is_marked);
     }
     if reader.tools.is_all_deferred() {
@@ -371,7 +371,7 @@ impl Reader {
         let mut tool = block.required("tool")?.object()?;
         let name = match tool.text("type")?.as_str() {
             "tool_reference" => Some(tool.text("name")?),
-            "tool_definition" => define_tool(tool.required("definition")?.object()?, &mut self.tools)?,
+            "tool_definition" => self.tools.define(read_definition(tool.required("definition")?.object()?)?),
             "mcp_tool_reference" | "mcp_toolset_reference" => {
                 self.tools.leave_out(MCP_KIND);
                 None

@@ -18,7 +18,7 @@ use crate::cache_breakpoints::is_marked;
 use crate::empty_maps::is_empty_list;
 use crate::history::new_message;
 use crate::openai::{document_text, result_text, thought};
-use tools::{define_tool, read_tool, read_tool_choice, take_tool};
+use tools::{read_definitions, read_tool_choice, take_tool};
 
 /// Fields that mean nothing in responses, besides those that mean nothing in any dialect.
 pub const DROPPED: &[&str] = &["include", "max_tokens", "max_tool_calls", "messages", "store", "truncation", "user"];
@@ -50,7 +50,7 @@ pub fn responses(body: &[u8]) -> Result<Converted, DialectError> {
     let mut reader = Reader::default();
     let has_tools = fields.fields.get("tools").is_some_and(|tools| !tools.is_null());
     for tool in fields.optional_items("tools")? {
-        read_tool(tool.object()?, &mut reader.tools)?;
+        read_definitions(tool.object()?)?.into_iter().for_each(|definition| reader.tools.list(definition));
     }
     if let Some(instructions) = fields.optional_text("instructions")? {
         reader.conversation.add_text("system", instructions, "instructions");
@@ -270,7 +270,7 @@ impl Reader {
     fn read_loaded(&mut self, item: &mut Object) -> Result<Vec<Part>, DialectError> {
         let mut names = Vec::new();
         for tool in item.optional_items("tools")? {
-            define_tool(tool.object()?, &mut self.tools, &mut names)?;
+            names.extend(read_definitions(tool.object()?)?.into_iter().filter_map(|tool| self.tools.define(tool)));
         }
         Ok(names.into_iter().map(Part::ToolReference).collect())
     }

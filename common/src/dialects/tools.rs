@@ -136,10 +136,40 @@ pub(super) struct Listing {
     is_search_left_out: bool,
 }
 
+/// Definition of a tool in a request.
+pub(super) enum Definition {
+    /// Its kind is left out.
+    LeftOut(&'static str),
+    /// A tool that the client runs: a function with these fields beside its name. `path` is its place in the body.
+    Function { tool: Tool, loading: Loading, fields: Map<String, Value>, path: String },
+}
+
 impl Listing {
-    /// Adds a tool of the request's list as a function with these fields beside its name; `origin` is its path in the
-    /// body.
-    pub fn add(&mut self, tool: Tool, loading: Loading, fields: Map<String, Value>, origin: String) {
+    /// Adds a tool of the request's list.
+    pub fn list(&mut self, definition: Definition) {
+        match definition {
+            Definition::LeftOut(kind) => {
+                self.is_search_left_out |= kind == TOOL_SEARCH;
+                self.leave_out(kind);
+            }
+            Definition::Function { tool, loading, fields, path } => self.add(tool, loading, fields, path),
+        }
+    }
+
+    /// Adds a tool that the conversation brings and returns the name of its function; `None` if it is left out. A later
+    /// definition replaces an earlier one, but not one of the request's list.
+    pub fn define(&mut self, definition: Definition) -> Option<String> {
+        match definition {
+            Definition::LeftOut(kind) => {
+                self.leave_out(kind);
+                None
+            }
+            Definition::Function { tool, fields, path, .. } => Some(self.define_function(tool, fields, path)),
+        }
+    }
+
+    /// Adds a tool as a function with these fields beside its name; `origin` is its path in the body.
+    fn add(&mut self, tool: Tool, loading: Loading, fields: Map<String, Value>, origin: String) {
         let name = self.function_name(&tool);
         self.functions.push(function(&name, loading, fields));
         self.origins.push(origin);
@@ -148,9 +178,7 @@ impl Listing {
         self.n_listed = self.functions.len();
     }
 
-    /// Adds a tool that the conversation brings and returns the name of its function. A later definition replaces an
-    /// earlier one, but not one of the request's list.
-    pub fn define(&mut self, tool: Tool, fields: Map<String, Value>, origin: String) -> String {
+    fn define_function(&mut self, tool: Tool, fields: Map<String, Value>, origin: String) -> String {
         let name = self.function_name(&tool);
         let known = self.functions.iter().position(|function| function["function"]["name"] == name.as_str());
         match known {
@@ -180,12 +208,6 @@ impl Listing {
     /// Returns the search for tools that the client runs, if the list has one.
     pub fn client_search(&self) -> Option<&Tool> {
         self.names.by_function.values().find(|tool| tool.form == CallForm::ToolSearch)
-    }
-
-    /// Records a tool of the list that is left out.
-    pub fn leave_out_listed(&mut self, kind: &'static str) {
-        self.is_search_left_out |= kind == TOOL_SEARCH;
-        self.leave_out(kind);
     }
 
     /// Records a tool that is left out.

@@ -7,47 +7,24 @@ use serde_json::{Map, Value, json};
 
 use super::super::DialectError;
 use super::super::field::{Object, wrong};
-use super::super::tools::{CallForm, Listing, Tool, kind_left_out, take_loading};
+use super::super::tools::{CallForm, Definition, Listing, Tool, kind_left_out, take_loading};
 
 /// Kinds of Anthropic's tools that clients run, without versions (`bash_20250124`).
 ///
 /// `computer` is left out instead, since its results are images.
 pub const CLIENT_KINDS: &[&str] = &["bash", "memory", "text_editor"];
 
-/// Reads a tool of the list, whose `cache_control` was taken out.
-pub(super) fn read_tool(mut tool: Object, tools: &mut Listing) -> Result<(), DialectError> {
-    match read_fields(&mut tool)? {
-        Definition::LeftOut(kind) => tools.leave_out_listed(kind),
-        Definition::Function(fields) => {
-            let loading = take_loading(&mut tool)?;
-            tools.add(named(tool.text("name")?), loading, fields, tool.path);
-        }
-    }
-    Ok(())
-}
-
-/// Reads a tool that a message defines and returns the name of its function; `None` if it is left out.
-pub(super) fn define_tool(mut tool: Object, tools: &mut Listing) -> Result<Option<String>, DialectError> {
-    match read_fields(&mut tool)? {
-        Definition::LeftOut(kind) => {
-            tools.leave_out(kind);
-            Ok(None)
-        }
-        Definition::Function(fields) => Ok(Some(tools.define(named(tool.text("name")?), fields, tool.path))),
-    }
-}
-
-/// Definition of a tool.
-enum Definition {
-    /// Its kind is left out.
-    LeftOut(&'static str),
-    /// Fields of its function beside the name.
-    Function(Map<String, Value>),
-}
-
-fn read_fields(tool: &mut Object) -> Result<Definition, DialectError> {
+/// Reads the definition of a tool, whose `cache_control` was taken out.
+pub(super) fn read_definition(mut tool: Object) -> Result<Definition, DialectError> {
     let kind = tool.optional_text("type")?;
     let kind = kind.as_deref().unwrap_or("custom");
+    let Some(fields) = read_fields(kind, &mut tool)? else { return Ok(Definition::LeftOut(kind_left_out(kind))) };
+    let loading = take_loading(&mut tool)?;
+    Ok(Definition::Function { tool: named(tool.text("name")?), loading, fields, path: tool.path })
+}
+
+/// Returns the fields of a tool's function beside the name; `None` if its kind is left out.
+fn read_fields(kind: &str, tool: &mut Object) -> Result<Option<Map<String, Value>>, DialectError> {
     let mut fields = Map::new();
     // Whatever its type, a tool with a schema is one that the client runs.
     if kind == "custom" || tool.fields.get("input_schema").is_some_and(Value::is_object) {
@@ -68,9 +45,9 @@ fn read_fields(tool: &mut Object) -> Result<Definition, DialectError> {
         fields.insert("description".to_owned(), description.into());
         fields.insert("parameters".to_owned(), parameters);
     } else {
-        return Ok(Definition::LeftOut(kind_left_out(kind)));
+        return Ok(None);
     }
-    Ok(Definition::Function(fields))
+    Ok(Some(fields))
 }
 
 fn named(name: String) -> Tool {

@@ -7,41 +7,12 @@ use serde_json::{Map, Value, json};
 
 use super::super::custom::free_text_fields;
 use super::super::field::{Field, Object, unsupported, wrong};
-use super::super::tools::{CallForm, Listing, Loading, TOOL_SEARCH, Tool, kind_left_out, take_loading};
+use super::super::tools::{CallForm, Definition, Listing, Loading, TOOL_SEARCH, Tool, kind_left_out, take_loading};
 use super::super::{CUSTOM, DialectError};
 use crate::empty_maps::is_empty_list;
 
-/// Reads a tool of the list, or every tool of a namespace.
-pub(super) fn read_tool(tool: Object, tools: &mut Listing) -> Result<(), DialectError> {
-    for definition in read_definitions(tool)? {
-        match definition {
-            Definition::LeftOut(kind) => tools.leave_out_listed(kind),
-            Definition::Function { tool, loading, fields, path } => tools.add(tool, loading, fields, path),
-        }
-    }
-    Ok(())
-}
-
-/// Reads a tool that an item brings, or every tool of a namespace, and adds the names of their functions.
-pub(super) fn define_tool(tool: Object, tools: &mut Listing, names: &mut Vec<String>) -> Result<(), DialectError> {
-    for definition in read_definitions(tool)? {
-        match definition {
-            Definition::LeftOut(kind) => tools.leave_out(kind),
-            Definition::Function { tool, fields, path, .. } => names.push(tools.define(tool, fields, path)),
-        }
-    }
-    Ok(())
-}
-
-/// Definition of a tool.
-enum Definition {
-    /// Its kind is left out.
-    LeftOut(&'static str),
-    /// The client runs it.
-    Function { tool: Tool, loading: Loading, fields: Map<String, Value>, path: String },
-}
-
-fn read_definitions(mut tool: Object) -> Result<Vec<Definition>, DialectError> {
+/// Reads the definition of a tool, or of every tool of a namespace.
+pub(super) fn read_definitions(mut tool: Object) -> Result<Vec<Definition>, DialectError> {
     let kind = tool.text("type")?;
     if kind != "namespace" {
         return Ok(vec![read_definition(&kind, tool, None)?]);
