@@ -21,7 +21,6 @@ use crate::partition::Partitioner;
 use crate::shield::{Shield, StandIns};
 use crate::template::{ChatTemplate, Clock};
 use crate::template_kwargs::TemplateKwargs;
-use crate::tool_keys::sort_keys;
 use crate::tools_first::{self, ToolsPlace};
 use crate::vocabulary::VocabularyInfo;
 
@@ -37,8 +36,6 @@ pub(crate) struct FittedTemplate {
     pub tools_place: ToolsPlace,
     /// Whether tools are put in front of the system text.
     pub tools_first: bool,
-    /// Whether the keys of tools are put in one order.
-    pub tool_keys_sorted: bool,
     /// Default variables.
     pub kwargs: TemplateKwargs,
 }
@@ -77,9 +74,8 @@ impl FittedTemplate {
         let caps = Caps::probe(&template);
         let shield = Shield::new(partitioner.controls().map(|special| special.text.as_slice()), source);
         let (formats, info, tools_place) = (Formats::new(source, info), info.clone(), ToolsPlace::Unknown);
-        let (tools_first, tool_keys_sorted) = (false, false);
-        let mut fitted =
-            Self { template, formats, caps, shield, info, tools_place, tools_first, tool_keys_sorted, kwargs };
+        let tools_first = false;
+        let mut fitted = Self { template, formats, caps, shield, info, tools_place, tools_first, kwargs };
         fitted.tools_place = fitted.find_tools(partitioner);
         Ok(fitted)
     }
@@ -154,11 +150,7 @@ impl FittedTemplate {
 
     /// Returns the template's variables for a request.
     fn variables(&self, request: &ChatPrompt) -> Result<Map<String, Json>, PromptError> {
-        let mut variables = variables(request, &self.caps, &self.kwargs)?;
-        if let Some(tools) = variables.get_mut("tools").filter(|_| self.tool_keys_sorted) {
-            sort_keys(tools);
-        }
-        Ok(variables)
+        variables(request, &self.caps, &self.kwargs)
     }
 
     fn render_plain(&self, variables: &Json) -> Result<String, PromptError> {

@@ -67,6 +67,8 @@ pub struct PromptMaker {
     partitioner: Partitioner,
     /// An error if the model's own template is invalid: completions work without one.
     templates: Result<Templates, WrongTemplate>,
+    /// Whether the keys of tools come in one order.
+    tool_keys_sorted: bool,
     /// Default variables of the chat templates.
     chat_template_kwargs: TemplateKwargs,
     fragments: FragmentCache,
@@ -136,15 +138,11 @@ impl PromptMaker {
             put_tools_first(&mut templates)
                 .map_err(|reason| OpenError::ToolsFirst { path: gguf.to_owned(), reason })?;
         }
-        if options.tool_keys_sorted || vocabulary.tool_keys_sorted {
-            for template in templates.iter_mut().flat_map(Templates::all_mut) {
-                template.tool_keys_sorted = true;
-            }
-        }
+        let tool_keys_sorted = options.tool_keys_sorted || vocabulary.tool_keys_sorted;
         let chat_template_kwargs = kwargs.clone();
         let fragments = FragmentCache::new(options.fragment_cache_bytes_max);
         let (media, pair) = (None, OnceLock::new());
-        Ok(Self { vocabulary, partitioner, templates, chat_template_kwargs, fragments, media, pair })
+        Ok(Self { vocabulary, partitioner, templates, tool_keys_sorted, chat_template_kwargs, fragments, media, pair })
     }
 
     /// Returns a maker that takes media, which the model reads in this way.
@@ -176,6 +174,7 @@ impl PromptMaker {
     ///
     /// Errors: see [`PromptError`].
     pub fn render(&self, request: &ChatPrompt) -> Result<String, PromptError> {
+        let request = &*self.with_ordered_keys(request);
         let (readable, _) = self.readable(request)?;
         Ok(self.cut(self.rendered(&readable.chat)?).into_text())
     }
@@ -269,9 +268,19 @@ impl PromptMaker {
 
     /// Puts the keys of tools in the order in which prompts have them, if that is not the client's.
     pub fn order_keys(&self, tools: &mut [Json]) {
-        if self.templates.as_ref().is_ok_and(|templates| templates.default.tool_keys_sorted) {
+        if self.tool_keys_sorted {
             tools.iter_mut().for_each(sort_keys);
         }
+    }
+
+    /// Returns a chat as prompts have it, with the keys of its tools in order.
+    fn with_ordered_keys<'r>(&self, request: &'r ChatPrompt) -> Cow<'r, ChatPrompt> {
+        let Some(tools) = request.tools.as_ref().filter(|_| self.tool_keys_sorted) else {
+            return Cow::Borrowed(request);
+        };
+        let mut tools = tools.clone();
+        self.order_keys(&mut tools);
+        Cow::Owned(ChatPrompt { tools: Some(tools), ..request.clone() })
     }
 
     /// Returns the default variables of the chat template.
@@ -291,7 +300,7 @@ impl PromptMaker {
             if template.tools_first {
                 hasher.update(b"tools first");
             }
-            if template.tool_keys_sorted {
+            if self.tool_keys_sorted {
                 hasher.update(b"tool keys sorted");
             }
         }
@@ -318,6 +327,7 @@ impl PromptMaker {
         prompt: &Prompt,
         wish: &FormatWish,
     ) -> Result<Option<AnswerFormat>, PromptError> {
+        let request = &*self.with_ordered_keys(request);
         // Whether a medium is malformed does not matter here.
         let readable = unread::readable(request, |kind, _| media::check_read(kind, self.modalities()))?;
         self.template_of(request)?.answer_format(&readable.chat, wish, &prompt.text)
@@ -426,12 +436,6 @@ impl Templates {
             (None, Some(default)) => Self { default, tool_use: None, origin },
             (None, None) => Self { default: fitted(CHATML)?, tool_use: None, origin: TemplateOrigin::Default },
         })
-    }
-}
-
-impl Templates {
-    fn all_mut(&mut self) -> impl Iterator<Item = &mut FittedTemplate> {
-        [Some(&mut self.default), self.tool_use.as_mut()].into_iter().flatten()
     }
 }
 

@@ -59,6 +59,7 @@ impl PromptMaker {
     ///
     /// Cost: rendering, and decoding media that are new; nothing is tokenized. Errors: see [`PromptError`].
     pub fn begin_chat(&self, request: &ChatPrompt) -> Result<BegunPrompt, PromptError> {
+        let request = &*self.with_ordered_keys(request);
         let (readable, media) = self.readable(request)?;
         let mut begun = self.begin(self.cut(self.rendered(&readable.chat)?), scope_of(request));
         begun.left_out_parts = readable.left_out;

@@ -179,6 +179,32 @@ fn a_served_vocabulary_declares_that_tools_come_first() {
     assert!(matches!(PromptMaker::open(&served, PromptOptions::default()), Err(OpenError::ToolsFirst { .. })));
 }
 
+#[test]
+fn keys_are_in_order_in_the_list_and_in_a_late_definition() {
+    let template = fixture_template("Qwen-Qwen2.5-7B-Instruct");
+    let options = |tool_keys_sorted| PromptOptions { tool_keys_sorted, ..options(&template) };
+    let [as_sent, sorted] =
+        [false, true].map(|sorted| PromptMaker::open(&fixture_vocab("qwen2"), options(sorted)).unwrap());
+    let tool = |name: &str, properties: &str| {
+        let text = format!(r#"{{"type":"function","function":{{"name":"{name}","parameters":{{{properties}}}}}}}"#);
+        serde_json::from_str::<Json>(&text).unwrap()
+    };
+    let chat = |properties: &str| {
+        let mut late = tool("b", properties);
+        late["defer_loading"] = true.into();
+        let loaded = json!({"role": "user", "content": [{"type": "tool_reference", "tool_name": "b"}]});
+        request(json!({"messages": [loaded], "tools": [tool("a", properties), late]}))
+    };
+    let orders = [r#""type":"object","properties":{}"#, r#""properties":{},"type":"object""#];
+    let rendered = |maker: &PromptMaker| orders.map(|properties| maker.render(&chat(properties)).unwrap());
+    let [one, other] = rendered(&as_sent);
+    assert_ne!(one, other);
+    let [one, other] = rendered(&sorted);
+    assert_eq!(one, other);
+    let definition = r#"<function>{"name":"b","parameters":{"type":"object","properties":{}}}</function>"#;
+    assert!(one.contains(definition), "{one}");
+}
+
 proptest! {
     #[test]
     fn what_clients_write_changes_nothing_but_the_order(
