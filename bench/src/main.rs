@@ -2,8 +2,8 @@
 
 use clap::{Parser, Subcommand};
 use warmpath_bench::{
-    agents, changes, chaos, chat_load, demo, fleets, index_bench, load, model, overhead, policies, replicas, report,
-    resync, sim, speculation, transfer, worker_bench,
+    agents, changes, chaos, chat_load, fleets, index_bench, load, model, overhead, policies, replicas, report, resync,
+    sim, speculation, transfer, worker_bench,
 };
 
 /// The router's allocator, so that its prefix index is measured as it is deployed.
@@ -61,8 +61,6 @@ enum Command {
     Chaos(chaos::ChaosArgs),
     /// Runs the benchmarks in turn and writes a page with every figure, its command and its spread, and plots.
     Report(report::ReportArgs),
-    /// Starts a router and three workers, holds conversations through them and shows the reuse.
-    Demo(demo::DemoArgs),
 }
 
 #[tokio::main]
@@ -86,6 +84,5 @@ async fn main() -> anyhow::Result<()> {
         Command::Agents(args) => agents::run(&args).await,
         Command::Chaos(args) => chaos::run(&args).await,
         Command::Report(args) => report::run(&args).await,
-        Command::Demo(args) => demo::run(&args).await,
     }
 }

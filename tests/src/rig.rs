@@ -42,12 +42,12 @@ pub fn root() -> PathBuf {
 
 /// Returns the folder of the binaries: that of this test, without `deps`.
 ///
-/// Errors: a binary is missing; `cargo build --release --workspace` builds it.
+/// Errors: a binary is missing; `cargo build --workspace` builds it.
 pub fn bin_dir() -> anyhow::Result<PathBuf> {
     let test = std::env::current_exe()?;
     let dir = test.parent().and_then(Path::parent).context("the test lies in no target folder")?.to_owned();
-    for name in ["warmpath-worker", "warmpath-router", "warmpath-bench", "warmpath"] {
-        ensure!(dir.join(name).exists(), "{} has no {name}: run `cargo build --release --workspace`", dir.display());
+    for name in ["warmpath-worker", "warmpath-router", "warmpath-demo", "warmpath-bench", "warmpath"] {
+        ensure!(dir.join(name).exists(), "{} has no {name}: run `cargo build --workspace`", dir.display());
     }
     Ok(dir)
 }

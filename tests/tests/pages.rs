@@ -54,7 +54,7 @@ fn command_lines_are_documented() -> anyhow::Result<()> {
                     [configuration\nfile](operations.md#the-configuration-file) as well; a flag on the command line \
                     wins.\n"
             .to_owned();
-    for program in ["warmpath", "warmpath-worker", "warmpath-router", "warmpath-bench"] {
+    for program in ["warmpath", "warmpath-worker", "warmpath-router", "warmpath-demo", "warmpath-bench"] {
         let usage_text = usage(program, &[])?;
         write!(page, "\n## {program}\n\n```text\n{usage_text}```\n")?;
         for subcommand in subcommands(&usage_text) {

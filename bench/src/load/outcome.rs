@@ -238,7 +238,7 @@ mod tests {
     use reqwest::StatusCode;
 
     use super::*;
-    use crate::summary::tests::answer;
+    use crate::testing::answer;
 
     const NO_DELAY: Duration = Duration::ZERO;
 

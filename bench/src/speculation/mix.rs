@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn rates_of_requests_at_the_same_time_add_up() {
-        let answer = crate::summary::tests::answer(10, 0, 5.0);
+        let answer = crate::testing::answer(10, 0, 5.0);
         let answers = [Some(10.0), Some(20.0), None].map(|tpot_ms| Answer { tpot_ms, ..answer.clone() });
         assert_eq!(rate(&answers), 150.0);
     }

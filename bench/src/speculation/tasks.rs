@@ -6,8 +6,8 @@ use serde_json::json;
 
 use crate::client::Message;
 
-const LIBRARY: &str = include_str!("../demo/library.txt");
-const BICYCLES: &str = include_str!("../demo/bicycles.txt");
+const LIBRARY: &str = include_str!("../../../demo/src/conversations/library.txt");
+const BICYCLES: &str = include_str!("../../../demo/src/conversations/bicycles.txt");
 
 /// Code that is to be changed.
 const CODE: &str = "\

@@ -93,10 +93,9 @@ fn computed_tokens(answer: &Answer) -> u64 {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::summary;
 
     pub(in crate::worker_bench) fn answer(prompt_tokens: u64, cached_tokens: u64, ttft_ms: f64) -> Answer {
-        let answer = summary::tests::answer(prompt_tokens, cached_tokens, ttft_ms);
+        let answer = crate::testing::answer(prompt_tokens, cached_tokens, ttft_ms);
         Answer { completion_tokens: 8, tpot_ms: Some(5.0), ..answer }
     }
 

@@ -1,11 +1,11 @@
-//! The rules for manifests: one build profile, shared lints, and which crate may use which.
+//! The rules for manifests: known build profiles, shared lints, and which crate may use which.
 
 use std::path::Path;
 
 use super::Finding;
 
 /// Crates of the tree that each crate may use; dependencies point one way.
-const MAY_USE: [(&str, &[&str]); 15] = [
+const MAY_USE: [(&str, &[&str]); 16] = [
     ("warmpath-common", &[]),
     ("warmpath-gguf", &["warmpath-common"]),
     ("warmpath-llama-chat", &[]),
@@ -31,6 +31,7 @@ const MAY_USE: [(&str, &[&str]); 15] = [
             "warmpath-worker-output",
         ],
     ),
+    ("warmpath-demo", &["warmpath-common", "warmpath-gguf"]),
     (
         "warmpath-bench",
         &[
@@ -41,6 +42,7 @@ const MAY_USE: [(&str, &[&str]); 15] = [
             "warmpath-router",
             "warmpath-worker-core",
             "warmpath-worker",
+            "warmpath-demo",
         ],
     ),
     (
@@ -122,8 +124,9 @@ pub(super) fn check_manifest(path: &Path, text: &str) -> Vec<Finding> {
     findings
 }
 
-/// Profiles of the workspace: that of every build here, and that of releases, which are built elsewhere and once.
-const PROFILES: [&str; 2] = ["release", "dist"];
+/// Profiles of the workspace: that of demo and tests, that of builds for use, and that of releases, which are built
+/// elsewhere and once.
+const PROFILES: [&str; 3] = ["dev", "release", "dist"];
 
 /// Returns the rules that the workspace's manifest breaks.
 pub(super) fn check_root_manifest(path: &Path, text: &str) -> Vec<Finding> {
@@ -134,7 +137,7 @@ pub(super) fn check_root_manifest(path: &Path, text: &str) -> Vec<Finding> {
     let profiles = manifest.get("profile").and_then(toml::Value::as_table);
     let others = profiles.into_iter().flatten().filter(|(name, _)| !PROFILES.contains(&name.as_str()));
     others
-        .map(|(name, _)| Finding::new(path, 0, format!("profile `{name}`: llama.cpp is built once, in one profile")))
+        .map(|(name, _)| Finding::new(path, 0, format!("profile `{name}`: each profile compiles llama.cpp again")))
         .collect()
 }
 

@@ -9,6 +9,7 @@ mod chat_page;
 mod command_lines;
 mod conversations;
 mod dashboards;
+mod demo;
 mod deploy;
 mod dialects;
 mod failover;

@@ -20,8 +20,8 @@ use super::support::{Answer, Answering, Ask, ask, start, stop, until};
 use super::transfers::{offer, slow};
 use super::uncached::{Past, Uncached, Verdict};
 
-const LIBRARY: &str = include_str!("../../../bench/src/demo/library.txt");
-const BICYCLES: &str = include_str!("../../../bench/src/demo/bicycles.txt");
+const LIBRARY: &str = include_str!("../../../demo/src/conversations/library.txt");
+const BICYCLES: &str = include_str!("../../../demo/src/conversations/bicycles.txt");
 const QUESTIONS: [&str; 8] = [
     "How many books may I borrow?",
     "When does the library open on Saturday?",

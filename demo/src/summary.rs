@@ -124,24 +124,11 @@ pub fn median(values: &[f64]) -> Option<f64> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
 
-    pub(crate) fn answer(prompt_tokens: u64, cached_tokens: u64, ttft_ms: f64) -> Answer {
-        Answer {
-            text: String::new(),
-            worker: None,
-            slot: None,
-            route: None,
-            predicted_cached_tokens: None,
-            prompt_tokens,
-            cached_tokens,
-            completion_tokens: 1,
-            ttft_ms,
-            tpot_ms: None,
-            itl_ms: Vec::new(),
-            e2e_ms: ttft_ms,
-        }
+    fn answer(prompt_tokens: u64, cached_tokens: u64, ttft_ms: f64) -> Answer {
+        Answer { prompt_tokens, cached_tokens, completion_tokens: 1, ttft_ms, e2e_ms: ttft_ms, ..Answer::default() }
     }
 
     #[test]

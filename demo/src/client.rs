@@ -38,7 +38,7 @@ impl Message {
 }
 
 /// A response and its measurements.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct Answer {
     /// Text of the response.
     #[serde(skip)]

@@ -10,9 +10,9 @@ use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::model::params::LlamaModelParams;
 use llama_cpp_2::token::LlamaToken;
 use tempfile::TempDir;
-use warmpath_bench::model::cache::cached_model;
-use warmpath_bench::model::stability::{Answer, Cells, OTHERS, PLAIN, Prober, compare};
-use warmpath_bench::model::{Oracle, Preset, write_model};
+use warmpath_demo::model::cache::cached_model;
+use warmpath_demo::model::stability::{Answer, Cells, OTHERS, PLAIN, Prober, compare};
+use warmpath_demo::model::{Oracle, Preset, write_model};
 
 fn backend() -> &'static LlamaBackend {
     static BACKEND: OnceLock<LlamaBackend> = OnceLock::new();

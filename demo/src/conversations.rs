@@ -1,4 +1,4 @@
-//! `warmpath-bench demo`: a router and three workers on loopback, some conversations, and the reuse of their prefixes.
+//! `warmpath-demo`: a router and three workers on loopback, some conversations, and the reuse of their prefixes.
 //!
 //! The same conversations run twice, with prefix-aware and with round-robin routing. The system prompts of each run
 //! begin with a different day, so that the second run reuses no state of the first. Not here: starting processes
@@ -9,7 +9,7 @@ mod script;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use clap::Args;
+use clap::Parser;
 use comfy_table::{Table, presets};
 
 use self::script::{N_TURNS, N_USERS, TENANTS};
@@ -18,8 +18,9 @@ use crate::fleet::{Fleet, FleetSpec, bin_dir};
 use crate::model::real::ModelChoice;
 use crate::summary::Summary;
 
-/// Flags of `demo`.
-#[derive(Debug, Args)]
+/// Starts a router and three workers, holds conversations through them and shows the reuse.
+#[derive(Debug, Parser)]
+#[command(name = "warmpath-demo", version)]
 pub struct DemoArgs {
     /// Model that the workers serve: a GGUF file, `smollm2` (SmolLM2-135M-Instruct, fetched once) or `made` (made by
     /// code: its answers are noise). The default is smollm2, or made if smollm2 cannot be fetched.

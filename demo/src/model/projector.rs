@@ -7,7 +7,8 @@
 //! of a single layer has none that is computed.
 //!
 //! Audio is cut into frames of 40 ms, each a token, as for Gemma 4: the frame's samples are normed, and a linear layer
-//! makes the state of them. Nothing rounds there, so audio for these models is digital itself (`crate::sounds`).
+//! makes the state of them. Nothing rounds there, so audio for these models is digital itself (`sounds` of the
+//! benchmarks).
 
 use std::path::Path;
 
