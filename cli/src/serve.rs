@@ -9,10 +9,12 @@ mod given;
 mod plan;
 
 use std::io::Write as _;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use futures::future::try_join_all;
+use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 use warmpath_shell::log;
 use warmpath_shell::stop_signals::StopSignals;
@@ -45,6 +47,11 @@ pub async fn run(settings: Settings, flags: Flags) -> anyhow::Result<()> {
         |ends: &CancellationToken| ChildSignals { ends: ends.clone(), kill: kill.clone(), is_ready: is_ready.clone() };
     let workers = try_join_all(plan.workers.iter().map(|worker| child::keep(worker, signals(&workers_end))));
     let router = async {
+        // A router that starts first reports its workers as down.
+        tokio::select! {
+            () = until_listening(&plan.worker_listen) => {}
+            () = router_ends.cancelled() => {}
+        }
         let ended = child::keep(&plan.router, signals(&router_ends)).await;
         // The router's last responses need the workers.
         workers_end.cancel();
@@ -68,6 +75,15 @@ pub async fn run(settings: Settings, flags: Flags) -> anyhow::Result<()> {
         ended = async { tokio::try_join!(workers, router) } => ended.map(drop),
         () = announce => Ok(()),
         () = signals => Ok(()),
+    }
+}
+
+/// Waits until something listens at each address.
+async fn until_listening(addresses: &[SocketAddr]) {
+    for address in addresses {
+        while TcpStream::connect(address).await.is_err() {
+            tokio::time::sleep(READY_POLL).await;
+        }
     }
 }
 

@@ -25,6 +25,11 @@ const STEADY: Duration = Duration::from_secs(60);
 /// the pipe already holds the lines, so reading them takes milliseconds.
 const LAST_LINES_MAX: Duration = Duration::from_secs(2);
 
+/// Variable with the filter of a child's log.
+const LOG_VARIABLE: &str = "RUST_LOG";
+/// Filter of a child's log unless the user sets one: what a worker does until it is ready, and what goes wrong.
+const LOG_FILTER: &str = "warn,warmpath_worker::start=info,llama-cpp-2=error,kube_client=off";
+
 /// A program with its flags.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
@@ -107,6 +112,9 @@ fn start(program: &Program) -> anyhow::Result<Running> {
     // The child has its own process group, so that the terminal's Ctrl-C does not reach it: children must end in order.
     command.args(&program.args).process_group(0).kill_on_drop(true);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    if std::env::var_os(LOG_VARIABLE).is_none() {
+        command.env(LOG_VARIABLE, LOG_FILTER);
+    }
     end_with_parent(&mut command);
     let mut child = command.spawn().with_context(|| format!("starting {}", program.path.display()))?;
     let log = child.stderr.take().map(|stderr| tokio::spawn(pass_on(program.name.clone(), stderr)));

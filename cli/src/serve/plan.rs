@@ -40,6 +40,10 @@ pub struct Settings {
     /// Folder of warmpath-worker and warmpath-router. The default is this program's folder
     #[arg(long, value_name = "DIR")]
     pub bin_dir: Option<PathBuf>,
+    /// Serve no chat page. By default there is one at / if --listen is a loopback address; on others the router's --ui
+    /// serves it
+    #[arg(long)]
+    pub no_ui: bool,
 }
 
 impl Settings {
@@ -78,7 +82,7 @@ pub fn split(arguments: Vec<OsString>) -> (Vec<OsString>, Flags) {
         return (arguments, Flags::default());
     }
     let known = Settings::augment_args(Command::new("serve"));
-    let takes_value = |flag: &str| known.get_arguments().any(|known| known.get_long() == flag.strip_prefix("--"));
+    let known = |flag: &str| known.get_arguments().find(|known| known.get_long() == flag.strip_prefix("--"));
     let mut given = arguments.into_iter();
     let mut own: Vec<OsString> = given.by_ref().take(2).collect();
     let mut flags = Flags::default();
@@ -91,12 +95,14 @@ pub fn split(arguments: Vec<OsString>) -> (Vec<OsString>, Flags) {
                 break;
             }
             "-h" | "--help" => own.push(flag),
-            _ if name.starts_with("--") && takes_value(name) => {
-                let has_value = name.len() < text.len();
-                own.push(flag);
-                own.extend(if has_value { None } else { given.next() });
-            }
-            _ => flags.workers.push(flag),
+            _ => match known(name).filter(|_| name.starts_with("--")) {
+                Some(known) => {
+                    let value_follows = known.get_action().takes_values() && name.len() == text.len();
+                    own.push(flag);
+                    own.extend(if value_follows { given.next() } else { None });
+                }
+                None => flags.workers.push(flag),
+            },
         }
     }
     (own, flags)
@@ -150,6 +156,8 @@ impl Programs {
 pub struct Plan {
     /// Workers.
     pub workers: Vec<Program>,
+    /// Addresses at which they are reached.
+    pub worker_listen: Vec<SocketAddr>,
     /// Their URLs, as the router gets them.
     pub worker_urls: Vec<String>,
     /// Router in front of them.
@@ -170,7 +178,7 @@ impl Plan {
         given: &Given,
         machine: &Machine,
     ) -> anyhow::Result<Self> {
-        let Settings { workers: n_workers, listen, admin_listen, worker_listen, .. } = settings;
+        let Settings { workers: n_workers, listen, admin_listen, worker_listen, no_ui, .. } = settings;
         let addresses = (0..n_workers).map(|n| address(worker_listen, n)).collect::<anyhow::Result<Vec<_>>>()?;
         for taken in [listen, admin_listen] {
             ensure!(taken.port() > 0, "{taken} needs a port: clients and operators have to know it");
@@ -200,10 +208,16 @@ impl Plan {
             router_args.extend(["--wait".into(), WAIT_S.into()]);
         }
         let has_tls = given.router.contains_key("tls-cert");
-        let has_chat_page = given.router.get("ui").and_then(toml::Value::as_bool).unwrap_or(false);
+        let chat_page = given.router.get("ui").and_then(toml::Value::as_bool);
+        ensure!(!(no_ui && chat_page == Some(true)), "--no-ui contradicts the router's --ui");
+        let has_chat_page = chat_page.unwrap_or(!no_ui && listen.ip().is_loopback());
+        if has_chat_page && chat_page.is_none() {
+            router_args.push("--ui".into());
+        }
         router_args.extend(flags.router.iter().cloned());
         let router = Program { name: "router".into(), path: programs.router, args: router_args };
-        Ok(Self { workers, worker_urls, router, listen, admin_listen, has_tls, has_chat_page })
+        let worker_listen = addresses.into_iter().map(reachable).collect();
+        Ok(Self { workers, worker_listen, worker_urls, router, listen, admin_listen, has_tls, has_chat_page })
     }
 
     /// Returns the URL of the router's admin listener.
@@ -290,6 +304,7 @@ mod tests {
             admin_listen: address(9090),
             worker_listen: address(8081),
             bin_dir: None,
+            no_ui: false,
         }
     }
 
@@ -307,9 +322,10 @@ mod tests {
 
     #[test]
     fn each_flag_is_passed_to_its_program_wherever_it_stands() {
-        let line = "warmpath serve -hf a/b --workers 3 -c 8192 --listen=0.0.0.0:80 --no-mmap -- --wait 5 --workers 2";
+        let line =
+            "warmpath serve -hf a/b --workers 3 --no-ui -c 8192 --listen=0.0.0.0:80 --no-mmap -- --wait 5 --workers 2";
         let (own, flags) = split(words(line));
-        assert_eq!(text(&own), "warmpath serve --workers 3 --listen=0.0.0.0:80");
+        assert_eq!(text(&own), "warmpath serve --workers 3 --no-ui --listen=0.0.0.0:80");
         assert_eq!(text(&flags.workers), "-hf a/b -c 8192 --no-mmap");
         assert_eq!(text(&flags.router), "--wait 5 --workers 2");
         let (own, flags) = split(words("warmpath status --json"));
@@ -329,7 +345,7 @@ mod tests {
         assert_eq!(
             text(&plan.router.args),
             "--listen 127.0.0.1:8080 --admin-listen 127.0.0.1:9090 --worker http://127.0.0.1:8081 \
-             --worker http://127.0.0.1:8082 --wait 600 --queue-max 5"
+             --worker http://127.0.0.1:8082 --wait 600 --ui --queue-max 5"
         );
     }
 
@@ -338,9 +354,28 @@ mod tests {
         let given = ("threads = 3\ncache-ram = 7", "wait = 0");
         let two = plan(settings(2), ("-m a.gguf -t 3 --cache-ram=7", "--wait=0"), given).expect("a fleet");
         assert_eq!(text(&two.workers[0].args), "--listen 127.0.0.1:8081 --name worker-0 -m a.gguf -t 3 --cache-ram=7");
-        assert!(text(&two.router.args).ends_with("--worker http://127.0.0.1:8082 --wait=0"), "{:?}", two.router);
+        assert!(text(&two.router.args).ends_with("--worker http://127.0.0.1:8082 --ui --wait=0"), "{:?}", two.router);
         let one = plan(settings(1), ("-m a.gguf", ""), ("", "")).expect("a fleet");
         assert_eq!(text(&one.workers[0].args), "--listen 127.0.0.1:8081 --name worker-0 -m a.gguf");
+    }
+
+    #[test]
+    fn the_chat_page_is_served_on_loopback_unless_it_is_turned_off() {
+        let everywhere = Settings { listen: SocketAddr::from(([0; 4], 8080)), ..settings(1) };
+        let without = Settings { no_ui: true, ..settings(1) };
+        for (settings, given, expected) in [
+            (settings(1), "", (true, true)),
+            (settings(1), "ui = true", (true, false)),
+            (settings(1), "ui = false", (false, false)),
+            (without.clone(), "", (false, false)),
+            (everywhere.clone(), "", (false, false)),
+            (everywhere, "ui = true", (true, false)),
+        ] {
+            let plan = plan(settings, ("", ""), ("", given)).expect("a fleet");
+            let is_announced = plan.greeting(&Fleet::default()).contains("chat page");
+            assert_eq!((is_announced, text(&plan.router.args).contains("--ui")), expected, "{given}");
+        }
+        assert!(plan(without, ("", ""), ("", "ui = true")).is_err());
     }
 
     #[test]

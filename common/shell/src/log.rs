@@ -14,9 +14,10 @@ use std::time::Duration;
 use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
 
-/// Filter of the log unless `RUST_LOG` is set. llama.cpp logs hundreds of lines for every file it loads. The Kubernetes
-/// client logs an error at each attempt to reach an unavailable API server; discovery logs it once.
-const LOG_FILTER: &str = "info,llama-cpp-2=warn,kube_client=off";
+/// Filter of the log unless `RUST_LOG` is set. llama.cpp logs hundreds of lines for every file that it loads, and warns
+/// about sizes of contexts that the worker has chosen. The Kubernetes client logs an error at each attempt to reach an
+/// unavailable API server; discovery logs it once.
+const LOG_FILTER: &str = "info,llama-cpp-2=error,kube_client=off";
 
 /// Most lines that wait to be written.
 ///

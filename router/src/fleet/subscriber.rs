@@ -213,12 +213,13 @@ pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, client: WorkerClient, 
         let Err(error) = subscriber.read(&behind(&url, after)).await else { return };
         let fleet = &subscriber.fleet;
         fleet.metrics.summary_stream_ends.with_label_values(&[error.label()]).inc();
-        if matches!(error, StreamError::Loading(_)) {
+        let is_loading = matches!(error, StreamError::Loading(_));
+        if is_loading {
             // A worker that loads responds to every attempt, so it is not silent.
             fleet.record_message(&subscriber.member);
         }
-        // A worker that is down is tried every second; it is logged once.
-        if error.label() != last_label {
+        // A worker that is down is tried every second; it is logged once. The tracker logs that a worker loads.
+        if error.label() != last_label && !is_loading {
             tracing::warn!(worker = %subscriber.member.url, reason = %chain(&error), "summary stream ended");
         }
         last_label = error.label();

@@ -124,6 +124,7 @@ async fn a_fleet_starts_by_one_command_restarts_dead_processes_and_ends_complete
     let greeting = serving.greeting().await?;
     ensure!(greeting.contains(&format!("curl {}/v1/chat/completions", serving.base)), "{greeting}");
     ensure!(greeting.contains(&format!("{}/fleet", serving.admin)), "{greeting}");
+    ensure!(greeting.contains(&format!("chat page: {}/", serving.base)), "{greeting}");
     ensure!(serving.chat().await?.is_success(), "the curl line works");
 
     let shown = serving.status(&[]).await?;
@@ -140,6 +141,9 @@ async fn a_fleet_starts_by_one_command_restarts_dead_processes_and_ends_complete
     let prompt = &sized["inputs"]["prompt_tokens"];
     ensure!(prompt["source"] == "fleet" && prompt["value"].as_f64() > Some(1.0), "{sized}");
     ensure!(sized["workers_ready"] == N_WORKERS && sized["loads"][0]["workers"] == 1.0, "{sized}");
+
+    let page = serving.http.get(&serving.base).send().await?.error_for_status()?.text().await?;
+    ensure!(page.starts_with("<!doctype html>"), "{page}");
 
     let before = serving.children().await?;
     ensure!(before.len() == N_WORKERS + 1, "{before:?}");

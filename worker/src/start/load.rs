@@ -5,7 +5,7 @@
 use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -372,7 +372,12 @@ struct LoadProgress {
     stop: Arc<AtomicBool>,
     bar: Option<ProgressBar>,
     percent: u8,
+    /// Time of the last log line, or of the start.
+    logged: Instant,
 }
+
+/// Shortest time between two log lines about the loaded share. Source: own choice: a small model needs none.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(3);
 
 impl LoadProgress {
     fn new(phase: Arc<watch::Sender<Phase>>, stop: Arc<AtomicBool>) -> Self {
@@ -380,7 +385,7 @@ impl LoadProgress {
             let style = ProgressStyle::with_template("loading {wide_bar} {percent} % {elapsed}");
             ProgressBar::new(100).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         });
-        Self { phase, stop, bar, percent: 0 }
+        Self { phase, stop, bar, percent: 0, logged: Instant::now() }
     }
 
     /// Reports the loaded share, 0 to 1; returns whether to continue.
@@ -391,7 +396,10 @@ impl LoadProgress {
             self.phase.send_replace(Phase::Loading { percent });
             match &self.bar {
                 Some(bar) => bar.set_position(u64::from(percent)),
-                None if percent / 10 != self.percent / 10 => info!(percent, "loading"),
+                None if self.logged.elapsed() >= PROGRESS_INTERVAL => {
+                    info!(percent, "loading");
+                    self.logged = Instant::now();
+                }
                 None => {}
             }
             self.percent = percent;
