@@ -233,7 +233,7 @@ fn made(preset: Preset) -> PathBuf {
     cached_model(preset, 1, Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/models"))).unwrap()
 }
 
-fn config(preset: Preset, cache: Option<PathBuf>) -> EngineConfig {
+pub(super) fn config(preset: Preset, cache: Option<PathBuf>) -> EngineConfig {
     let self_test = SelfTest::Run { cache };
     EngineConfig { model: made(preset), n_slots: 2, threads: 1, self_test, ..EngineConfig::default() }
 }
