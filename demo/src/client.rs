@@ -278,18 +278,11 @@ impl Reading {
     fn new(response: &HeaderMap, since: Instant) -> Self {
         let header = |name: &str| response.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let answer = Answer {
-            text: String::new(),
             worker: header(headers::WORKER),
             slot: header(headers::SLOT),
             route: header(headers::ROUTE),
             predicted_cached_tokens: header(headers::PREDICTED_CACHED_TOKENS).and_then(|text| text.parse().ok()),
-            prompt_tokens: 0,
-            cached_tokens: 0,
-            completion_tokens: 0,
-            ttft_ms: 0.0,
-            tpot_ms: None,
-            itl_ms: Vec::new(),
-            e2e_ms: 0.0,
+            ..Answer::default()
         };
         Self { answer, since, last: None, saw_usage: false }
     }

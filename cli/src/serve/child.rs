@@ -25,10 +25,9 @@ const STEADY: Duration = Duration::from_secs(60);
 /// the pipe already holds the lines, so reading them takes milliseconds.
 const LAST_LINES_MAX: Duration = Duration::from_secs(2);
 
-/// Variable with the filter of a child's log.
-const LOG_VARIABLE: &str = "RUST_LOG";
-/// Filter of a child's log unless the user sets one: what a worker does until it is ready, and what goes wrong.
-const LOG_FILTER: &str = "warn,warmpath_worker::start=info,llama-cpp-2=error,kube_client=off";
+/// Filter of a child's log, beside that of libraries, unless the user sets one: what a worker does until it is ready,
+/// and what goes wrong.
+const LOG_FILTER: &str = "warn,warmpath_worker::start=info";
 
 /// A program with its flags.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,8 +111,8 @@ fn start(program: &Program) -> anyhow::Result<Running> {
     // The child has its own process group, so that the terminal's Ctrl-C does not reach it: children must end in order.
     command.args(&program.args).process_group(0).kill_on_drop(true);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    if std::env::var_os(LOG_VARIABLE).is_none() {
-        command.env(LOG_VARIABLE, LOG_FILTER);
+    if std::env::var_os(log::FILTER_VARIABLE).is_none() {
+        command.env(log::FILTER_VARIABLE, format!("{LOG_FILTER},{}", log::LIBRARY_FILTER));
     }
     end_with_parent(&mut command);
     let mut child = command.spawn().with_context(|| format!("starting {}", program.path.display()))?;

@@ -14,10 +14,13 @@ use std::time::Duration;
 use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
 
-/// Filter of the log unless `RUST_LOG` is set. llama.cpp logs hundreds of lines for every file that it loads, and warns
-/// about sizes of contexts that the worker has chosen. The Kubernetes client logs an error at each attempt to reach an
-/// unavailable API server; discovery logs it once.
-const LOG_FILTER: &str = "info,llama-cpp-2=error,kube_client=off";
+/// Variable with the filter of the log.
+pub const FILTER_VARIABLE: &str = EnvFilter::DEFAULT_ENV;
+
+/// Filter of libraries, unless [`FILTER_VARIABLE`] is set. llama.cpp logs hundreds of lines for every file that it
+/// loads, and warns about sizes of contexts that the worker has chosen. The Kubernetes client logs an error at each
+/// attempt to reach an unavailable API server; discovery logs it once.
+pub const LIBRARY_FILTER: &str = "llama-cpp-2=error,kube_client=off";
 
 /// Most lines that wait to be written.
 ///
@@ -59,7 +62,7 @@ static LINES: OnceLock<SyncSender<Order>> = OnceLock::new();
 
 /// Starts the log of this process. Call it once.
 pub fn start(format: LogFormat) -> Log {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(format!("info,{LIBRARY_FILTER}")));
     let colours = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let log = start_thread();
     let lines = log.0.clone();
