@@ -5,7 +5,6 @@
 //! not grow. Not here: a fleet in virtual time (`sim`).
 
 mod cases;
-mod cgroup;
 mod faults;
 mod gauges;
 mod liar;

@@ -3,6 +3,8 @@
 //! Nothing here runs in production.
 
 pub mod agents;
+pub mod busy;
+pub mod cgroup;
 pub mod changes;
 pub mod chaos;
 pub mod chat_load;

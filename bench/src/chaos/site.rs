@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 
-use super::cgroup::Cgroup;
 use super::network::{Network, Place};
+use crate::cgroup::Cgroup;
 use crate::fleet::Server;
 use crate::model::Preset;
 use crate::model::cache::cached_model;
