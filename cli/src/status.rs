@@ -80,6 +80,7 @@ pub(crate) struct Rates {
     pub(crate) prefill_tokens_per_s: Option<f64>,
     pub(crate) decode_step_ms: Option<f64>,
     pub(crate) answer_tokens: Option<f64>,
+    processor_wait: Option<f64>,
 }
 
 impl Fleet {
@@ -270,8 +271,17 @@ fn head(fleet: &Fleet, counted: &Counted) -> String {
 }
 
 fn workers(fleet: &Fleet) -> Table {
-    let header = ["worker", "state", "model", "slots busy", "queued", "cached tokens", "prefill tok/s", "ms a step"];
-    let mut table = table(&header);
+    let mut table = table(&[
+        "worker",
+        "state",
+        "model",
+        "slots busy",
+        "queued",
+        "cached tokens",
+        "prefill tok/s",
+        "ms a step",
+        "waits for CPU",
+    ]);
     for worker in &fleet.workers {
         let why = worker.excluded.as_ref().or(worker.trouble.as_ref());
         let model = worker.model.as_ref();
@@ -285,9 +295,10 @@ fn workers(fleet: &Fleet) -> Table {
             (worker.blocks * model.map_or(0, |model| model.block_size_tokens)).to_string(),
             number(worker.load.rates.prefill_tokens_per_s, 0),
             number(worker.load.rates.decode_step_ms, 1),
+            worker.load.rates.processor_wait.map_or("-".to_owned(), |share| format!("{:.0} %", 100.0 * share)),
         ]);
     }
-    align_right(&mut table, 3..8);
+    align_right(&mut table, 3..9);
     table
 }
 

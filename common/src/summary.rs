@@ -22,7 +22,7 @@ use crate::ids::{RequestId, SlotId, WorkerUid};
 use crate::model::ModelInfo;
 
 /// Version of the frames' encoding: the first byte of each frame.
-pub const PROTOCOL_VERSION: u8 = 9;
+pub const PROTOCOL_VERSION: u8 = 10;
 
 /// Media type of the binary stream: frames, each preceded by its length as a big-endian u32.
 pub const CONTENT_TYPE: &str = "application/vnd.warmpath.summary";
@@ -250,6 +250,8 @@ pub struct Rates {
     pub answer_tokens: Option<f32>,
     /// Time to encode a medium, for each of its tokens. Units: milliseconds.
     pub encode_ms_per_token: Option<f32>,
+    /// Share of its computing time, 0 to 1, in which a thread waited for a processor because other programs had it.
+    pub processor_wait: Option<f32>,
 }
 
 /// A whole snapshot, as `GET /internal/v1/summary` returns it in JSON.

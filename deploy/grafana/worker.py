@@ -67,6 +67,13 @@ WORKER = page(
                 "s",
                 (f"sum by (instance) (rate({W}saved_prefill_seconds_total{{}}[]))", "{{instance}}"),
             ),
+            lines(
+                "Waits for a processor",
+                "Threads of each worker that are ready to run and wait because other programs have the processors.",
+                "short",
+                (f"sum by (instance) (rate({W}processor_wait_seconds_total{{}}[]))", "{{instance}}"),
+                (f"{W}compute_threads{{}}", "{{instance}}: threads that compute"),
+            ),
             lines("Queue", "Sequences that wait for a slot.", "short", (f"{W}queue_sequences{{}}", "{{instance}}")),
             lines(
                 "Requests",

@@ -10,6 +10,8 @@ const PATIENCE_MS = 8000;
 // Number of polls after which the history is requested, too.
 const POLLS_PER_HISTORY = 3;
 const SLOTS_DRAWN_MAX = 32;
+// Share of its computing time from which a worker's threads wait because of other programs, not of its own.
+const BUSY_MIN = 0.2;
 const DECISIONS_AT_FIRST = 20;
 
 const byId = (id) => document.getElementById(id);
@@ -196,6 +198,16 @@ const WORKER_COLUMNS = [
     parts: (w) => {
       const rate = w.load?.rates?.prefill_tokens_per_s;
       return [Number.isFinite(rate) ? `${count(Math.round(rate))} tokens/s` : "–"];
+    },
+  },
+  {
+    label: "Waits for CPU",
+    number: true,
+    by: (w) => w.load?.rates?.processor_wait ?? 0,
+    parts: (w) => {
+      const wait = w.load?.rates?.processor_wait;
+      if (!Number.isFinite(wait)) return ["–"];
+      return [percent(wait, 1), ...(wait >= BUSY_MIN ? [small("other programs take the processors")] : [])];
     },
   },
   { label: "Breaker", by: (w) => w.breaker, parts: (w) => [w.breaker === "closed" ? "closed" : badge(w.breaker, w.breaker.replace("_", " "))] },

@@ -116,6 +116,12 @@ metrics! {
     prefix_wait: Counter = total_seconds("prefix_wait_seconds_total");
     /// Time that sequences waited for state to be read from disk, counted when they got a slot.
     disk_wait: Counter = total_seconds("disk_wait_seconds_total");
+    /// Time that threads of the worker were ready to run and waited for a processor while it computed, in sum; zero where
+    /// the system does not report it (only Linux does).
+    processor_wait: Counter = total_seconds("processor_wait_seconds_total");
+    /// Threads that computed a step lately: fewer than configured while other programs take the processors; zero where the
+    /// system does not report waits.
+    compute_threads: IntGauge = gauge("compute_threads");
     /// Whether a read from disk was late in the last step, so that requests start without the disk: 1 or 0.
     disk_late: IntGauge = gauge("disk_late");
     /// Chunks that were not read from or written to disk, by operation: read, write, or write_refused if too many
@@ -311,6 +317,7 @@ impl Metrics {
             (&self.prefill, values.prompt_us),
             (&self.prefix_wait, values.prefix_wait_us),
             (&self.disk_wait, values.disk_wait_us),
+            (&self.processor_wait, values.processor_wait_us),
             (&self.draft_model, values.draft_model_us),
         ];
         for (counter, value_us) in spent {
@@ -322,6 +329,7 @@ impl Metrics {
             (&self.queued, values.queued),
             (&self.held_tokens, values.held_tokens),
             (&self.disk_late, values.disk_late),
+            (&self.compute_threads, values.compute_threads),
         ];
         for (gauge, value) in measured {
             gauge.set(i64::try_from(value).unwrap_or(i64::MAX));

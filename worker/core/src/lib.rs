@@ -9,6 +9,7 @@ pub mod adapter_schedule;
 pub mod batch_plan;
 pub mod checkpoints;
 pub mod chunk_index;
+pub mod compute_threads;
 pub mod decode_groups;
 pub mod disk_reads;
 pub mod drafting;

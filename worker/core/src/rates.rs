@@ -10,6 +10,7 @@ use std::time::Duration;
 use warmpath_common::summary::Rates;
 
 use crate::batch_plan::BatchTiming;
+use crate::compute_threads::ThreadWaits;
 
 /// Busy time after which the weight of a measurement is halved.
 ///
@@ -70,6 +71,8 @@ pub struct Averages {
     answer_length: AnswerLength,
     prompt_tokens: Option<f32>,
     batches: Batches,
+    waited_s: f64,
+    threads_s: f64,
 }
 
 /// Sums from which the time of a batch is derived as a linear function of its tokens.
@@ -130,7 +133,7 @@ impl Averages {
     /// Records a step and its time.
     pub fn step(&mut self, counts: StepCounts, took: Duration) {
         let StepCounts { n_prefill, n_decode, n_streams, n_chosen } = counts;
-        let decay = 0.5_f64.powf(took.as_secs_f64() / HALF_LIFE.as_secs_f64());
+        let decay = decay(took);
         self.answer_length.tokens_since += f64::from(n_chosen);
         if n_prefill + n_decode > 0 {
             self.batches.count(n_prefill + n_decode, took, decay);
@@ -147,6 +150,13 @@ impl Averages {
                 self.prefill_s = self.prefill_s * decay + alone;
             }
         }
+    }
+
+    /// Records how long threads waited for a processor.
+    pub fn waited(&mut self, waits: ThreadWaits) {
+        let decay = decay(waits.took);
+        self.waited_s = self.waited_s * decay + waits.waited.as_secs_f64();
+        self.threads_s = self.threads_s * decay + waits.took.as_secs_f64() * f64::from(waits.n_threads);
     }
 
     /// Records the end of an answer of this many tokens that was not cancelled.
@@ -175,6 +185,7 @@ impl Averages {
             answer_tokens: self.answer_length.mean(),
             // Another thread encodes: `EncodeAverage`.
             encode_ms_per_token: None,
+            processor_wait: (self.threads_s > 0.0).then(|| (self.waited_s / self.threads_s).min(1.0) as f32),
         }
     }
 
@@ -193,7 +204,7 @@ pub struct EncodeAverage {
 impl EncodeAverage {
     /// Records the encoding of a medium of this many tokens.
     pub fn encoded(&mut self, n_tokens: u32, took: Duration) {
-        let decay = 0.5_f64.powf(took.as_secs_f64() / HALF_LIFE.as_secs_f64());
+        let decay = decay(took);
         self.tokens = self.tokens * decay + f64::from(n_tokens);
         self.seconds = self.seconds * decay + took.as_secs_f64();
     }
@@ -202,6 +213,11 @@ impl EncodeAverage {
     pub fn ms_per_token(&self) -> Option<f32> {
         (self.tokens > 0.0).then(|| (self.seconds * 1e3 / self.tokens) as f32)
     }
+}
+
+/// Returns the weight of earlier measurements after one of this time.
+fn decay(took: Duration) -> f64 {
+    0.5_f64.powf(took.as_secs_f64() / HALF_LIFE.as_secs_f64())
 }
 
 fn with_newest(average: Option<f32>, n_tokens: u32) -> f32 {
@@ -234,6 +250,19 @@ mod tests {
         let rates = averages.rates();
         assert!((rates.prefill_tokens_per_s.unwrap() - 1000.0).abs() < 1.0, "{rates:?}");
         assert!((rates.decode_step_ms.unwrap() - 100.0).abs() < 0.1, "{rates:?}");
+    }
+
+    #[test]
+    fn the_share_of_waiting_threads_follows_the_last_seconds() {
+        let mut averages = Averages::default();
+        let waits = |waited| ThreadWaits { waited, took: SECOND, n_threads: 2 };
+        averages.waited(waits(SECOND / 2));
+        assert_eq!(averages.rates().processor_wait, Some(0.25));
+        (0..60).for_each(|_| averages.waited(waits(Duration::ZERO)));
+        assert!(averages.rates().processor_wait.unwrap() < 0.001, "{averages:?}");
+        // Threads that wait while none computes count too.
+        (0..60).for_each(|_| averages.waited(waits(SECOND * 5)));
+        assert_eq!(averages.rates().processor_wait, Some(1.0));
     }
 
     #[test]

@@ -98,11 +98,12 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_FIT_CTX", value_name = "TOKENS", default_value_t = 4096)]
     pub fit_ctx: u32,
 
-    /// Threads for generating. The default is the number of processors.
+    /// Threads for generating, at most: fewer compute while other programs take the processors. The default is the
+    /// number of processors, or what a container's limit leaves of them.
     #[arg(short, long, env = "WARMPATH_THREADS", value_name = "N")]
     pub threads: Option<u16>,
 
-    /// Threads for processing prompts (-tb). The default is --threads.
+    /// Threads for processing prompts (-tb), at most. The default is --threads.
     #[arg(long, env = "WARMPATH_THREADS_BATCH", value_name = "N")]
     pub threads_batch: Option<u16>,
 

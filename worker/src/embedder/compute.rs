@@ -6,6 +6,7 @@
 
 use std::num::NonZeroU32;
 
+use llama_cpp_2::DecodeError;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::params::{LlamaContextParams, LlamaPoolingType};
 use llama_cpp_2::llama_batch::LlamaBatch;
@@ -13,15 +14,17 @@ use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
 use warmpath_common::ids::Token;
 use warmpath_common::model::{EmbeddingInfo, Fingerprint, Pooling};
+use warmpath_worker_core::compute_threads::ThreadWaits;
 
 use super::layout::EmbeddingLayout;
 use super::{EmbedConfig, EmbedFacts};
-use crate::engine::{SLOTS_MAX, StartError, describe_model, with_rope};
+use crate::engine::{SLOTS_MAX, StartError, StepThreads, describe_model, with_rope};
 
 /// Context that computes batches of texts; sequence ids are indexes in the batch.
 pub(super) struct Computer<'m> {
     context: LlamaContext<'m>,
     batch: LlamaBatch<'static>,
+    threads: StepThreads,
     layout: EmbeddingLayout,
     n_slots: u16,
 }
@@ -81,7 +84,8 @@ impl<'m> Computer<'m> {
             reason: error.to_string(),
         })?;
         let batch = LlamaBatch::new(context.n_batch() as usize, 1);
-        Ok(Self { context, batch, layout, n_slots: config.engine.n_slots })
+        let threads = StepThreads::new(&config.engine);
+        Ok(Self { context, batch, threads, layout, n_slots: config.engine.n_slots })
     }
 
     /// Computes one token; returns whether the model has a KV cache.
@@ -91,11 +95,22 @@ impl<'m> Computer<'m> {
         self.batch.clear();
         let added = self.batch.add(LlamaToken(0), 0, &[0], true);
         added.expect("a batch has room for a token");
-        self.context.decode(&mut self.batch).map_err(|error| format!("its first batch failed ({error})"))?;
+        self.decode().map_err(|error| format!("its first batch failed ({error})"))?;
         let has_memory = self.context.kv_cache_seq_pos_max(0) >= 0;
         self.vectors(0, 0..1)?;
         self.context.clear_kv_cache();
         Ok(has_memory)
+    }
+
+    /// Computes the batch.
+    fn decode(&mut self) -> Result<(), DecodeError> {
+        let Self { context, batch, threads, .. } = self;
+        threads.decode(context, batch.n_tokens().unsigned_abs(), |context| context.decode(batch))
+    }
+
+    /// Returns how long threads waited for a processor in the last window of batches that has ended, once.
+    pub(super) fn take_waits(&mut self) -> Option<ThreadWaits> {
+        self.threads.take_waits()
     }
 
     /// Returns the maximum length of a piece of a text; `None` if texts are computed as a whole.
@@ -117,7 +132,7 @@ impl<'m> Computer<'m> {
         for (sequence, text) in (0..).zip(texts) {
             self.push(sequence, text, 0);
         }
-        let decoded = self.context.decode(&mut self.batch).map_err(|error| error.to_string());
+        let decoded = self.decode().map_err(|error| error.to_string());
         let vectors = decoded.and_then(|()| {
             let mut first = 0;
             let vectors = |(sequence, text): (i32, &&[Token])| {
@@ -144,7 +159,7 @@ impl<'m> Computer<'m> {
         let sequence = self.own_sequence();
         self.batch.clear();
         self.push(sequence, &rest[..piece_tokens], n_computed);
-        let decoded = self.context.decode(&mut self.batch).map_err(|error| error.to_string());
+        let decoded = self.decode().map_err(|error| error.to_string());
         // The vectors of every piece are checked, so that no text beside a piece attends to cells that are not finite.
         let vectors = decoded.and_then(|()| self.vectors(sequence, 0..0));
         match &vectors {
@@ -213,10 +228,6 @@ pub(super) fn context_params(config: &EmbedConfig, layout: EmbeddingLayout) -> L
         Some(piece_tokens) => (n_sequences(engine.n_slots), piece_tokens),
         None => (engine.n_slots, 0),
     };
-    let threads = |n: u16| match n {
-        0 => std::thread::available_parallelism().map_or(1, |n| i32::try_from(n.get()).unwrap_or(i32::MAX)),
-        given => i32::from(given),
-    };
     let flash_attn = match engine.flash_attn_settled() {
         true => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED,
         false => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_DISABLED,
@@ -226,8 +237,8 @@ pub(super) fn context_params(config: &EmbedConfig, layout: EmbeddingLayout) -> L
         .with_n_seq_max(u32::from(n_sequences))
         .with_n_batch(layout.batch_tokens.max(u32::from(n_sequences)))
         .with_n_ubatch(layout.ubatch_tokens)
-        .with_n_threads(threads(engine.threads))
-        .with_n_threads_batch(threads(if engine.threads_batch == 0 { engine.threads } else { engine.threads_batch }))
+        .with_n_threads(engine.n_threads().into())
+        .with_n_threads_batch(engine.n_threads_batch().into())
         .with_flash_attention_policy(flash_attn)
         // With one buffer per sequence, llama.cpp splits a batch at the end of its shortest text, and pools each piece
         // by itself.

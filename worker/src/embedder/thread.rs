@@ -327,6 +327,10 @@ impl EmbedderLoop<'_> {
     fn end(&mut self, n_tokens: usize, began: Instant) {
         let counts = StepCounts::undrafted(u32::try_from(n_tokens).unwrap_or(u32::MAX), 0);
         self.averages.step(counts, began.elapsed());
+        if let Some(waits) = self.computer.take_waits() {
+            self.counters.threads_waited(waits);
+            self.averages.waited(waits);
+        }
         self.counters.steps.fetch_add(1, Relaxed);
         self.counters.prefill_tokens.fetch_add(n_tokens as u64, Relaxed);
         self.counters.busy_slots.store(0, Relaxed);

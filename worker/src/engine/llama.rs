@@ -14,6 +14,7 @@ mod staging;
 mod state;
 mod window;
 
+pub(super) use embeddings::raw_context;
 pub(super) use layout::RopeFactors;
 pub(crate) use params::with_rope;
 pub(super) use shift::obstacle as shift_obstacle;
@@ -32,14 +33,17 @@ use llama_cpp_2::context::params::{KvCacheType, LlamaContextParams};
 use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
+use llama_cpp_sys_2 as sys;
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::lora::{AdapterInfo, Applied};
 use warmpath_common::model::{Fingerprint, MemoryKind};
+use warmpath_worker_core::compute_threads::ThreadWaits;
 
 use super::SelfTestReport;
 use super::config::{CacheType, EngineConfig, SLOTS_MAX, StartError};
 use super::facts::EngineFacts;
 use super::media::RunAttention;
+use super::processors::StepThreads;
 use adapters::Adapters;
 use embeddings::EmbeddingBatch;
 use params::ModelParams;
@@ -93,22 +97,17 @@ fn context_params(config: &EngineConfig, n_cells: u32) -> LlamaContextParams {
         Spare::One => (1, SPARE_CELLS),
         Spare::None => (0, 0),
     };
-    let threads = match config.threads {
-        0 => std::thread::available_parallelism().map_or(1, |n| i32::try_from(n.get()).unwrap_or(i32::MAX)),
-        given => i32::from(given),
-    };
-    let threads_batch = if config.threads_batch == 0 { threads } else { i32::from(config.threads_batch) };
     let flash_attn = match config.flash_attn_settled() {
-        true => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED,
-        false => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_DISABLED,
+        true => sys::LLAMA_FLASH_ATTN_TYPE_ENABLED,
+        false => sys::LLAMA_FLASH_ATTN_TYPE_DISABLED,
     };
     let params = LlamaContextParams::default()
         .with_n_ctx(NonZeroU32::new(n_cells.saturating_add(spare_cells)))
         .with_n_seq_max(u32::from(config.n_slots) + spare_sequences)
         .with_n_batch(config.batch_tokens)
         .with_n_ubatch(config.ubatch_tokens)
-        .with_n_threads(threads)
-        .with_n_threads_batch(threads_batch)
+        .with_n_threads(config.n_threads().into())
+        .with_n_threads_batch(config.n_threads_batch().into())
         .with_type_k(kv_type(config.cache_type_k))
         .with_type_v(kv_type(config.cache_type_v))
         .with_flash_attention_policy(flash_attn)
@@ -176,6 +175,8 @@ pub(crate) struct Llama<'m> {
     has_recurrent: bool,
     /// Number of each slot's first tokens that may be in cells shared with another slot; also for the spare sequence.
     n_shared: Vec<u32>,
+    /// Threads of the steps; `None` if they are always the configured ones.
+    threads: Option<StepThreads>,
     /// Buffer of exports, and of states to import.
     staging: StagingBuffer,
     /// Whether a copy or shift could not be computed since [`Self::take_failed_move`].
@@ -200,6 +201,7 @@ impl<'m> Llama<'m> {
             window: Window::suggested(model, config),
             has_recurrent: model.is_recurrent() || model.is_hybrid(),
             n_shared: vec![0; usize::from(config.n_slots) + 1],
+            threads: None,
             staging: StagingBuffer::new(devices::host_memory(&config.placement)),
             has_failed_move: false,
         })
@@ -208,6 +210,11 @@ impl<'m> Llama<'m> {
     /// Returns the runner with the adapters that its batches may use.
     pub(super) fn with_adapters(self, adapters: Adapters) -> Self {
         Self { adapters, ..self }
+    }
+
+    /// Returns the runner with fewer threads than configured while other programs take the processors.
+    pub(super) fn with_fewer_threads_where_busy(self, config: &EngineConfig) -> Self {
+        Self { threads: Some(StepThreads::new(config)), ..self }
     }
 
     /// Returns the kind of memory, determined by a trial with two tokens, which also warms the model up and settles
@@ -377,10 +384,30 @@ impl<'m> Llama<'m> {
 
     /// Computes the batch; it stays in place until [`Self::reset_batch`].
     pub(super) fn decode(&mut self) -> Result<(), DecodeError> {
-        match self.embeddings.is_empty() {
-            true => self.context.decode(&mut self.batch),
-            false => self.embeddings.decode(&mut self.context),
+        let n_tokens = match self.embeddings.is_empty() {
+            true => self.batch.n_tokens().unsigned_abs(),
+            false => self.embeddings.n_tokens(),
+        };
+        let Self { context, batch, embeddings, threads, .. } = self;
+        let mut decode = |context: &mut LlamaContext<'_>| match embeddings.is_empty() {
+            true => context.decode(batch),
+            false => embeddings.decode(context),
+        };
+        match threads {
+            Some(threads) => threads.decode(context, n_tokens, decode),
+            None => decode(context),
         }
+    }
+
+    /// Sets the threads of further steps: those with one token, and others.
+    #[cfg(test)]
+    pub(super) fn set_threads(&mut self, threads: (u16, u16)) {
+        super::processors::set_threads(&mut self.context, threads);
+    }
+
+    /// Returns how long threads waited for a processor in the last window of steps that has ended, once.
+    pub(super) fn take_waits(&mut self) -> Option<ThreadWaits> {
+        self.threads.as_mut()?.take_waits()
     }
 
     /// Returns the logits of the batch's token at `idx`, which must have requested them.

@@ -101,11 +101,7 @@ fn projector(
         let reason = "images and audio need a model with attention, and this one is recurrent alone".to_owned();
         return Err(StartError::Projector { path: wanted.path.clone(), reason });
     }
-    let n_threads = [config.threads_batch, config.threads].into_iter().find(|n| *n > 0).map_or_else(
-        || std::thread::available_parallelism().map_or(1, |n| i32::try_from(n.get()).unwrap_or(i32::MAX)),
-        i32::from,
-    );
-    Projector::open(wanted, model, (n_threads, ubatch_tokens))
+    Projector::open(wanted, model, (config.n_threads_batch().into(), ubatch_tokens))
 }
 
 /// Returns the scheduler of this engine.

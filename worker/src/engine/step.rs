@@ -214,6 +214,10 @@ impl EngineState<'_> {
         if !self.decode(batch) {
             return;
         }
+        if let Some(waits) = self.kv.llama.take_waits() {
+            self.counters().threads_waited(waits);
+            self.schedule.averages.waited(waits);
+        }
         // The slot table records the computed tokens before logits are used, because a sampled token may end a sequence
         // and release its slot.
         self.publisher.count_batch(batch, self.schedule.running.iter().count());

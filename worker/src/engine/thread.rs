@@ -172,7 +172,11 @@ fn prepare<'m>(
     let engine = EngineState {
         schedule: setup::scheduler((&llama, encoder), (config, &facts), counters),
         generator: setup::generator((model, draft_model), (config, &facts), counters),
-        kv: setup::kv((llama.with_adapters(adapters), cache), (config, &facts), counters),
+        kv: setup::kv(
+            (llama.with_adapters(adapters).with_fewer_threads_where_busy(config), cache),
+            (config, &facts),
+            counters,
+        ),
         publisher: EnginePublisher {
             report: UpdateSender::new(inside.updates.clone()),
             view: Arc::clone(&inside.view),

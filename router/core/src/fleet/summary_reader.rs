@@ -341,6 +341,7 @@ fn check_load(load: &Load, n_slots: u16) -> Result<(), Violation> {
         ("decode_step_ms", load.rates.decode_step_ms, 0.0),
         ("answer_tokens", load.rates.answer_tokens, 0.0),
         ("encode_ms_per_token", load.rates.encode_ms_per_token, 0.0),
+        ("processor_wait", load.rates.processor_wait, 0.0),
     ];
     for (field, rate, min) in rates {
         if let Some(rate) = rate

@@ -118,7 +118,8 @@ impl Speeds {
             best[3] = rates.encode_ms_per_token.into_iter().chain(best[3]).reduce(f32::min);
         }
         let [prefill_tokens_per_s, decode_step_ms, answer_tokens, encode_ms_per_token] = best;
-        let best = Rates { prefill_tokens_per_s, decode_step_ms, answer_tokens, encode_ms_per_token };
+        let best =
+            Rates { prefill_tokens_per_s, decode_step_ms, answer_tokens, encode_ms_per_token, processor_wait: None };
         Self::measured_or(&best, SPEEDS_DEFAULT)
     }
 }

@@ -88,8 +88,9 @@ impl MeasuredRates {
             prefill_tokens_per_s: single(self.prefill_tokens_per_s.at(now)),
             decode_step_ms: single(self.decode_step_ms.at(now)),
             answer_tokens: single(self.answer_tokens),
-            // A stock server does not say when it encodes.
+            // A stock server does not say when it encodes or waits.
             encode_ms_per_token: None,
+            processor_wait: None,
         }
     }
 }

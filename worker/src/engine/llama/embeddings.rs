@@ -29,6 +29,10 @@ impl EmbeddingBatch {
         self.positions.is_empty()
     }
 
+    pub(super) fn n_tokens(&self) -> u32 {
+        u32::try_from(self.positions.len()).unwrap_or(u32::MAX)
+    }
+
     pub(super) fn clear(&mut self) {
         self.floats.clear();
         self.positions.clear();
@@ -88,7 +92,7 @@ impl EmbeddingBatch {
 /// Returns the pointer to a context.
 ///
 /// The bindings do not export it, but their `Debug` text contains it.
-fn raw_context(context: &LlamaContext<'_>) -> NonNull<sys::llama_context> {
+pub(in crate::engine) fn raw_context(context: &LlamaContext<'_>) -> NonNull<sys::llama_context> {
     let text = format!("{context:?}");
     let digits = text.split("0x").nth(1).unwrap_or_default();
     let end = digits.find(|digit: char| !digit.is_ascii_hexdigit()).unwrap_or(digits.len());

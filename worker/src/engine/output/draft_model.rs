@@ -162,7 +162,7 @@ impl<'m> DraftModel<'m> {
         info!(model = %path, share, context_tokens, "draft model: time of a pass as a share of the model's");
         Ok(Some(Self {
             pass_tokens: opened.batch_limits().1,
-            llama: opened,
+            llama: opened.with_fewer_threads_where_busy(&own),
             followed: vec![DraftStateTokens::default(); usize::from(config.n_slots)],
             failed: vec![None; usize::from(config.n_slots)],
             context_tokens,

@@ -7,6 +7,8 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use warmpath_worker_core::compute_threads::ThreadWaits;
+
 use crate::engine::api::{CachedTokens, Finished};
 use crate::engine::schedule::queue::QueuedSubmission;
 use crate::store::{DiskEvent, WriteFailure};
@@ -127,6 +129,10 @@ counters! {
     encode_failures;
     /// Time of encoding. Units: microseconds.
     encode_us;
+    /// Time that the process's threads waited for a processor while it computed. Units: microseconds.
+    processor_wait_us;
+    /// Threads that computed a step, of the last ones that were measured.
+    compute_threads;
     /// Slots that run a sequence.
     busy_slots;
     /// Requests that wait for a slot.
@@ -157,6 +163,12 @@ impl Counters {
         let waited = |since: Option<Instant>| since.map_or(0, |since| to_us(now.saturating_duration_since(since)));
         self.prefix_wait_us.fetch_add(waited(waiting.shares_since), Relaxed);
         self.disk_wait_us.fetch_add(waited(waiting.reads_since), Relaxed);
+    }
+
+    /// Counts the waits of a window of steps for a processor.
+    pub(crate) fn threads_waited(&self, waits: ThreadWaits) {
+        self.processor_wait_us.fetch_add(to_us(waits.waited), Relaxed);
+        self.compute_threads.store(waits.n_threads.into(), Relaxed);
     }
 
     /// Counts a start with state moved into the slot.

@@ -5,7 +5,7 @@
 //! settings (`self_test`).
 
 use std::hint::black_box;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use llama_cpp_2::model::LlamaModel;
 use warmpath_common::ids::SlotId;
@@ -16,6 +16,7 @@ use super::{MeasureOutcome, TriedSetting};
 use crate::engine::config::{EngineConfig, StartError};
 use crate::engine::kv::codec::{PayloadPart, Sections, StateLayout};
 use crate::engine::llama::{Llama, Logits, StateError};
+use crate::engine::processors::ProcessorWaits;
 
 /// Maximum number of cached tokens of each slot.
 ///
@@ -48,9 +49,11 @@ const N_TRANSFERS: u32 = 3;
 /// Maximum difference between the two fastest runs, relative to the fastest. Source: half of the smallest difference
 /// that changes a decision (`ROUNDING_GAIN_MIN`).
 const SPREAD_MAX: f64 = 0.05;
-/// Minimum share of processor time that a step's threads get on a machine without other work. Source: on a quiet
-/// machine a step gets more; below it, other programs have slowed the step.
-const OWN_SHARE_MIN: f64 = 0.75;
+/// Share of its time in which a thread waits for a processor on a machine without other work, at most. Source: on a
+/// quiet machine it is below 0.1; above this, other programs have slowed the steps.
+const WAITING_MAX: f64 = 0.25;
+/// Shortest time after which waits are judged. Source: some time slices of a scheduler.
+const MONITORED_MIN: Duration = Duration::from_millis(100);
 
 /// Limit at which measuring stops.
 #[derive(Debug, Clone, Copy)]
@@ -97,7 +100,7 @@ struct MeasuredContext<'m> {
     tile_ms: f64,
     layout: Option<StateLayout>,
     limit: Limit,
-    share: OwnShare,
+    other_work: OtherWork,
     figures: Figures,
 }
 
@@ -109,7 +112,10 @@ pub(super) fn measure(model: &LlamaModel, config: &EngineConfig, limit: Limit) -
         let measured = bench.measure();
         figures = bench.figures.clone();
         measured?;
-        Ok(bench.costs().ok())
+        match bench.costs() {
+            Err(Stop::Disturbed) => Err(Stop::Disturbed),
+            costs => Ok(costs.ok()),
+        }
     });
     let (outcome, costs) = match measured {
         Ok(costs) => (MeasureOutcome::Whole, costs),
@@ -152,8 +158,6 @@ impl<'m> MeasuredContext<'m> {
         let failed = |error: StartError| Stop::Failed(error.to_string());
         let mut llama = Llama::open(model, &small).map_err(failed)?;
         let layout = llama.look_at_layout(model, config.block_size_tokens).ok();
-        // The work of a GPU is not part of this process's processor time.
-        let share = OwnShare::new(if config.placement.is_offloaded() { None } else { Some(threads(config)) });
         let (n_slots, figures) = (config.n_slots, Figures { n_slots: config.n_slots, ..Figures::default() });
         let mut bench = Self {
             model,
@@ -167,7 +171,7 @@ impl<'m> MeasuredContext<'m> {
             tile_ms: 0.0,
             layout,
             limit,
-            share,
+            other_work: OtherWork::new(config.n_threads()),
             figures,
         };
         bench.fill()?;
@@ -203,7 +207,7 @@ impl<'m> MeasuredContext<'m> {
     }
 
     fn measure(&mut self) -> Result<(), Stop> {
-        self.share.start();
+        self.other_work.start();
         self.figures.decode_one_ms = Some(self.decode_ms(1)?);
         self.check()?;
         self.figures.decode_all_ms = Some(self.decode_ms(self.n_slots)?);
@@ -281,13 +285,13 @@ impl<'m> MeasuredContext<'m> {
     }
 
     /// Returns an error if measuring should stop.
-    fn check(&self) -> Result<(), Stop> {
+    fn check(&mut self) -> Result<(), Stop> {
         self.check_undisturbed()?;
         if self.figures.cost_ms() > self.limit.cost_ms { Err(Stop::Behind) } else { Ok(()) }
     }
 
-    fn check_undisturbed(&self) -> Result<(), Stop> {
-        if self.share.got().is_some_and(|share| share < OWN_SHARE_MIN) { Err(Stop::Disturbed) } else { Ok(()) }
+    fn check_undisturbed(&mut self) -> Result<(), Stop> {
+        if self.other_work.is_seen() { Err(Stop::Disturbed) } else { Ok(()) }
     }
 
     /// Measures the cost of moving state; the last slot is empty at this point.
@@ -428,53 +432,42 @@ fn ms(began: Instant) -> f64 {
     (began.elapsed().as_secs_f64() * 1e6).round() / 1e3
 }
 
-fn threads(config: &EngineConfig) -> f64 {
-    match config.threads {
-        0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as f64,
-        given => f64::from(given),
-    }
-}
-
-/// Monitor of the processor time that this process gets, if the system reports it.
-struct OwnShare {
-    /// Threads that should never wait; `None` if nothing is monitored.
-    threads: Option<f64>,
+/// Monitor of the time in which the process's threads wait for a processor, if the system reports it.
+struct OtherWork {
+    n_threads: f64,
+    waits: ProcessorWaits,
     began: Instant,
-    cpu_s: Option<f64>,
+    /// Waits when it began; `None` if nothing is monitored.
+    waited_before: Option<Duration>,
 }
 
-impl OwnShare {
-    fn new(threads: Option<f64>) -> Self {
-        Self { threads, began: Instant::now(), cpu_s: None }
+impl OtherWork {
+    /// Returns the monitor of this many threads, which should never wait.
+    fn new(n_threads: u16) -> Self {
+        Self {
+            n_threads: f64::from(n_threads),
+            waits: ProcessorWaits::default(),
+            began: Instant::now(),
+            waited_before: None,
+        }
     }
 
     fn start(&mut self) {
-        (self.began, self.cpu_s) = (Instant::now(), cpu_s());
+        (self.began, self.waited_before) = (Instant::now(), self.waits.total());
     }
 
-    /// Returns the share of its threads' time that the process got since the start; `None` if it is unknown.
-    fn got(&self) -> Option<f64> {
-        let took_s = self.began.elapsed().as_secs_f64();
-        // The system counts in hundredths of a second.
-        let is_long_enough = took_s > 0.1;
-        let share = (cpu_s()? - self.cpu_s?) / (took_s * self.threads?);
-        is_long_enough.then_some(share)
+    /// Returns whether other programs have taken processors from the threads since the start.
+    fn is_seen(&mut self) -> bool {
+        let (took, before) = (self.began.elapsed(), self.waited_before);
+        let waited = before.and_then(|before| Some(self.waits.total()?.saturating_sub(before)));
+        let is_long_enough = took >= MONITORED_MIN;
+        is_long_enough
+            && waited.is_some_and(|waited| waited.as_secs_f64() > WAITING_MAX * took.as_secs_f64() * self.n_threads)
     }
-}
-
-/// Returns the processor time of this process. Source: proc(5), fields 14 and 15 of `stat`, in hundredths of a second.
-fn cpu_s() -> Option<f64> {
-    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The name, in brackets, may contain anything.
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
-    let mut ticks = || fields.next()?.parse::<f64>().ok();
-    Some((ticks()? + ticks()?) / 100.0)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use warmpath_bench::model::Preset;
 
     use super::super::tests::config;
@@ -487,9 +480,10 @@ mod tests {
         let model = load(&config, Box::new(|_| true)).expect("a model");
         let limit = Limit { cost_ms: f64::MAX, until: Instant::now() + Duration::from_secs(60) };
         let Ok(mut bench) = MeasuredContext::open(&model, &config, limit) else { panic!("no context") };
-        // As if other programs had taken nearly everything for a second.
+        // As if other programs had taken processors for a second: any wait is more than these threads may have.
         let began = Instant::now().checked_sub(Duration::from_secs(1)).expect("the machine runs for a second");
-        bench.share = OwnShare { threads: Some(1e9), began, cpu_s: cpu_s() };
+        bench.other_work = OtherWork { n_threads: -1.0, began, ..OtherWork::new(1) };
+        bench.other_work.waited_before = Some(Duration::ZERO);
         assert!(matches!(bench.decode_ms(1), Err(Stop::Disturbed)));
     }
 }

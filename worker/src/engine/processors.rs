@@ -1,0 +1,230 @@
+//! Processors of the machine: how long this process's threads wait for one, and the number of threads that compute.
+//!
+//! Only Linux reports the waits, for each thread. Elsewhere steps are computed with the configured threads.
+//!
+//! Not here: the choice of the number (`warmpath_worker_core::compute_threads`).
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use llama_cpp_2::context::LlamaContext;
+use llama_cpp_sys_2 as sys;
+use warmpath_worker_core::compute_threads::{ComputeThreads, ThreadWaits, TimedStep};
+
+use super::config::EngineConfig;
+use super::llama::raw_context;
+
+impl EngineConfig {
+    /// Returns the number of threads for a step with one token per sequence.
+    pub fn n_threads(&self) -> u16 {
+        let of_machine = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        if self.threads > 0 { self.threads } else { u16::try_from(of_machine()).unwrap_or(u16::MAX) }
+    }
+
+    /// Returns the number of threads for a step with prompts in it.
+    pub fn n_threads_batch(&self) -> u16 {
+        if self.threads_batch > 0 { self.threads_batch } else { self.n_threads() }
+    }
+}
+
+/// Folder with a folder of each thread of this process.
+const THREADS_FOLDER: &str = "/proc/self/task";
+
+/// Meter of the time that this process's threads were ready to run and waited for a processor, in sum.
+#[derive(Debug, Default)]
+pub(super) struct ProcessorWaits {
+    /// Last value of each thread.
+    threads: HashMap<u32, Duration>,
+    total: Duration,
+}
+
+impl ProcessorWaits {
+    /// Returns the sum since the first call; `None` if the system does not report it.
+    ///
+    /// Cost: some 10 µs for each thread. Source: proc(5), the second field of `schedstat`, in nanoseconds.
+    pub(super) fn total(&mut self) -> Option<Duration> {
+        let mut now = HashMap::new();
+        for thread in Path::new(THREADS_FOLDER).read_dir().ok()?.flatten() {
+            let Some(id) = thread.file_name().to_str().and_then(|id| id.parse().ok()) else { continue };
+            // A thread may have ended.
+            let Ok(text) = std::fs::read_to_string(thread.path().join("schedstat")) else { continue };
+            let waited_ns = text.split_whitespace().nth(1)?.parse().ok()?;
+            now.insert(id, Duration::from_nanos(waited_ns));
+        }
+        if now.is_empty() {
+            return None;
+        }
+        let is_first = self.threads.is_empty();
+        let since = |(id, waited): (&u32, &Duration)| {
+            let before = self.threads.get(id).copied().unwrap_or_default();
+            waited.saturating_sub(before)
+        };
+        let waited: Duration = now.iter().map(since).sum();
+        self.total += if is_first { Duration::ZERO } else { waited };
+        self.threads = now;
+        Some(self.total)
+    }
+}
+
+/// Tokens of a step from which its time is proportional to them. Source: below, reading the weights takes a part of the
+/// time.
+const MANY_TOKENS: u32 = 32;
+
+/// Kind of the steps with many tokens; those with few are a kind for each number of tokens.
+const MANY: u32 = u32::MAX;
+
+/// Threads of a context's steps.
+#[derive(Debug)]
+pub(crate) struct StepThreads {
+    choice: ComputeThreads,
+    waits: ProcessorWaits,
+    /// Waits when the window in progress began.
+    waited_before: Option<Duration>,
+    /// Waits of the last window that has ended, until they are taken.
+    ended: Option<ThreadWaits>,
+    /// Threads for steps with one token, and for other steps: as configured, and as set.
+    configured: (u16, u16),
+    set: (u16, u16),
+}
+
+impl StepThreads {
+    /// Returns the threads of a context that was made with a configuration.
+    pub(crate) fn new(config: &EngineConfig) -> Self {
+        let configured = (config.n_threads(), config.n_threads_batch());
+        let choice = ComputeThreads::new(configured.0.max(configured.1));
+        let waits = ProcessorWaits::default();
+        Self { choice, waits, waited_before: None, ended: None, configured, set: configured }
+    }
+
+    /// Runs `decode`, which computes a batch of this many tokens, with as many threads as are fastest.
+    pub(crate) fn decode<T>(
+        &mut self,
+        context: &mut LlamaContext<'_>,
+        n_tokens: u32,
+        decode: impl FnOnce(&mut LlamaContext<'_>) -> T,
+    ) -> T {
+        if self.choice.begins_window() {
+            self.waited_before = self.waits.total();
+        }
+        let n_threads = self.choice.get();
+        let wanted = (self.configured.0.min(n_threads), self.configured.1.min(n_threads));
+        if wanted != std::mem::replace(&mut self.set, wanted) {
+            set_threads(context, wanted);
+        }
+        let began = Instant::now();
+        let decoded = decode(context);
+        let ended = Instant::now();
+        let took = ended - began;
+        let step = match n_tokens {
+            0..MANY_TOKENS => TimedStep { kind: n_tokens, work: 1, took },
+            MANY_TOKENS.. => TimedStep { kind: MANY, work: n_tokens, took },
+        };
+        let waited = || Some(self.waits.total()?.saturating_sub(self.waited_before?));
+        self.ended = self.choice.step(step, ended, waited).or(self.ended);
+        decoded
+    }
+
+    /// Returns the waits of the last window that has ended, once.
+    pub(crate) fn take_waits(&mut self) -> Option<ThreadWaits> {
+        self.ended.take()
+    }
+}
+
+pub(super) fn set_threads(context: &mut LlamaContext<'_>, (threads, threads_batch): (u16, u16)) {
+    // SAFETY: the context is alive, and computes nothing while it is borrowed mutably.
+    unsafe { sys::llama_set_n_threads(raw_context(context).as_ptr(), threads.into(), threads_batch.into()) };
+}
+
+#[cfg(test)]
+mod tests {
+    use warmpath_bench::model::real::smollm2;
+    use warmpath_bench::model::{Preset, cache::cached_model};
+    use warmpath_common::ids::{SlotId, Token};
+
+    use super::*;
+    use crate::engine::config::Switch;
+    use crate::engine::llama::{Llama, Logits, load};
+
+    #[test]
+    fn waits_of_threads_beyond_the_processors_are_counted() {
+        let mut waits = ProcessorWaits::default();
+        if waits.total().is_none() {
+            // The system does not report them.
+            return;
+        }
+        let until = Instant::now() + Duration::from_millis(300);
+        let n_processors = std::thread::available_parallelism().unwrap().get();
+        let waited = std::thread::scope(|scope| {
+            for _ in 0..3 * n_processors {
+                scope.spawn(|| while Instant::now() < until {});
+            }
+            std::thread::sleep(Duration::from_millis(200));
+            waits.total().unwrap()
+        });
+        assert!(waited > Duration::from_millis(50), "{waited:?}");
+        assert!(waits.total().unwrap() >= waited, "threads that have ended still count");
+    }
+
+    /// Returns the likeliest tokens after a prompt for each of two slots, with a number of threads for each step.
+    fn answers(config: &EngineConfig, threads: impl Fn(u16) -> u16) -> Vec<[Token; 2]> {
+        let model = load(config, Box::new(|_| true)).unwrap();
+        let mut llama = Llama::open(&model, config).unwrap();
+        let slots = [SlotId(0), SlotId(1)];
+        // Beyond 512 cells, flash attention of one token divides the cells among the threads.
+        let n_prompt = 600;
+        let mut rows = [0; 2];
+        for position in 0..n_prompt {
+            for slot in slots {
+                let token = 5 + (position * 7 + u32::from(slot.0) * 3) % 90;
+                let logits = if position + 1 == n_prompt { Logits::Wanted } else { Logits::Unwanted };
+                rows[usize::from(slot.0)] = llama.push(slot, (position, token), logits);
+            }
+        }
+        let mut answers = Vec::new();
+        for step in 0..24 {
+            llama.set_threads((threads(step), threads(step)));
+            llama.decode().unwrap();
+            let next = rows.map(|row| {
+                let logits = llama.logits(row);
+                (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as Token
+            });
+            llama.reset_batch();
+            for slot in slots {
+                let idx = usize::from(slot.0);
+                rows[idx] = llama.push(slot, (n_prompt + u32::from(step), next[idx]), Logits::Wanted);
+            }
+            answers.push(next);
+        }
+        answers
+    }
+
+    #[test]
+    fn answers_do_not_depend_on_the_number_of_threads_nor_on_its_changes() {
+        let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/models"));
+        let made = [Preset::Tiny, Preset::TinySwa, Preset::TinyHybrid];
+        let made = made.map(|preset| cached_model(preset, 1, folder).unwrap());
+        for model in made.into_iter().chain([smollm2().unwrap()]) {
+            for (flash_attn, kv_unified) in [(Switch::Off, Switch::Off), (Switch::On, Switch::On)] {
+                let config = EngineConfig {
+                    model: model.clone(),
+                    n_slots: 2,
+                    context_tokens_total: 2 * 1024,
+                    batch_tokens: 1200,
+                    threads: 4,
+                    flash_attn,
+                    kv_unified,
+                    ..EngineConfig::default()
+                };
+                let expected = answers(&config, |_| 1);
+                assert_eq!(answers(&config, |_| 4), expected, "{}", model.display());
+                assert_eq!(
+                    answers(&config, |step| [4, 1, 2, 1][usize::from(step % 4)]),
+                    expected,
+                    "{}",
+                    model.display()
+                );
+            }
+        }
+    }
+}
