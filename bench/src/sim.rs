@@ -29,7 +29,7 @@ use self::outcome::Outcome;
 use self::policy::Policy;
 use self::shapes::TraceShape;
 use self::trace::Trace;
-use self::world::{FleetChange, Presence, Scene};
+use self::world::{FleetChange, FleetEvent, Scene};
 use crate::figures::FiguresArgs;
 
 /// Flags of `sim`.
@@ -108,6 +108,9 @@ pub struct SimArgs {
     /// Lets workers die with all that they have: `WORKER@SECOND` or `FIRST-LAST@SECOND`.
     #[arg(long, value_name = "W@S", value_parser = workers_at)]
     pub die: Vec<(RangeInclusive<usize>, f64)>,
+    /// Lets workers become ten times slower: `WORKER@SECOND` or `FIRST-LAST@SECOND`.
+    #[arg(long, value_name = "W@S", value_parser = workers_at)]
+    pub slow: Vec<(RangeInclusive<usize>, f64)>,
     /// Bandwidth of the network over which workers fetch KV state from each other, in Gbit/s; none for no transfers.
     #[arg(long, value_name = "GBITS")]
     pub kv_gbits: Option<f64>,
@@ -219,10 +222,11 @@ fn network(args: &SimArgs) -> anyhow::Result<Option<Network>> {
 }
 
 fn changes(args: &SimArgs) -> anyhow::Result<Vec<FleetChange>> {
-    let joins = args.join.iter().map(|change| (change, Presence::Joins));
-    let dies = args.die.iter().map(|change| (change, Presence::Dies));
+    let joins = args.join.iter().map(|change| (change, FleetEvent::Joins));
+    let dies = args.die.iter().map(|change| (change, FleetEvent::Dies));
+    let slows = args.slow.iter().map(|change| (change, FleetEvent::Slows));
     let mut changes = Vec::new();
-    for ((workers, at_s), what) in joins.chain(dies) {
+    for ((workers, at_s), what) in joins.chain(dies).chain(slows) {
         anyhow::ensure!(*workers.end() < args.workers, "there is no worker {}", workers.end());
         let at = Duration::try_from_secs_f64(*at_s)?;
         changes.extend(workers.clone().map(|worker| FleetChange { worker, at, what }));

@@ -129,6 +129,7 @@ fn args(shape: TraceShape) -> SimArgs {
         decode_step_ms: 10.0,
         join: Vec::new(),
         die: Vec::new(),
+        slow: Vec::new(),
         kv_gbits: None,
         kv_token_bytes: 131_072,
         ttft_limit_ms: 1000.0,
@@ -150,7 +151,7 @@ fn a_worker_fetches_what_another_holds_and_computes_what_is_lost() {
     // 5 ms of latency, 1 ms for a megabyte, 1.5 ms into the slot, and 100 tokens to compute.
     assert_eq!(figures(turns()), (107.5, 1, 1000, 1000));
     assert_eq!(figures(Scene { network: None, ..turns() }), (1100.0, 1, 0, 0));
-    let dies = FleetChange { worker: 0, at: Duration::from_secs(3), what: Presence::Dies };
+    let dies = FleetChange { worker: 0, at: Duration::from_secs(3), what: FleetEvent::Dies };
     assert_eq!(figures(Scene { changes: vec![dies], ..turns() }), (1100.0, 1, 0, 0));
     // The holder has lost it, and the router learns of that too late.
     let workers = vec![worker::Shape { n_blocks_max: 1, ..WORKER }; 2];
@@ -200,6 +201,37 @@ fn what_a_dead_worker_had_is_answered_by_others_and_a_new_one_gets_its_share() {
     assert_eq!(outcomes[0].n_answered, 300);
     assert!(outcomes[0].n_retries > 0, "{outcomes:?}");
     assert!(outcomes[0].imbalance < 4.0, "one worker did it all: {outcomes:?}");
+}
+
+#[test]
+fn a_worker_that_becomes_ten_times_slower_soon_computes_little() {
+    // Its share of the fleet's speed is 0.03 afterwards, and it still has its cached prefixes.
+    for shape in [TraceShape::Chat, TraceShape::SharedPrefix, TraceShape::Rag] {
+        let slow = vec![(0..=0, 30.0)];
+        let args = SimArgs { speeds: vec![1.0], load: 0.5, slow, requests: 3000, ..args(shape) };
+        let mut trace = read(&args).unwrap();
+        let workers = fleet(&args, &trace).unwrap();
+        let capacity_per_s: f64 = workers.iter().map(|worker| worker.prefill_tokens_per_s).sum();
+        trace.stretch(trace.prompt_tokens() as f64 / (args.load * capacity_per_s) / trace.duration_s());
+        trace.requests.retain(|request| request.at_s < 62.0);
+        let scene = Scene { workers, changes: changes(&args).unwrap(), ..scene("predicted-ttft", 4) };
+        let served = world::run(&trace, &scene).served;
+        // Shares of the computed tokens of requests that came from one second to another.
+        let share = |seconds: std::ops::Range<f64>| {
+            let (mut slow, mut all) = (0, 0);
+            for (request, served) in trace.requests.iter().zip(&served) {
+                let served = served.expect("it was answered");
+                if seconds.contains(&request.at_s) {
+                    let computed = request.prompt_tokens - served.cached_tokens;
+                    all += computed;
+                    slow += if served.worker == 0 { computed } else { 0 };
+                }
+            }
+            f64::from(slow) / f64::from(all)
+        };
+        let (before, after) = (share(10.0..30.0), share(32.0..62.0));
+assert!(before > 0.2 && after < 0.05, "{shape:?}: {before}, then {after}");
+    }
 }
 
 #[test]

@@ -154,6 +154,12 @@ impl Worker {
         }
     }
 
+    /// Makes every further step slower.
+    pub fn slow_down(&mut self, factor: f64) {
+        self.shape.prefill_tokens_per_s /= factor;
+        self.shape.decode_step_ms *= factor;
+    }
+
     /// Takes a request; returns the end of the running step if that has changed.
     pub fn submit(&mut self, trace: &Trace, request: (usize, RequestId), now: Duration) -> Option<Duration> {
         let (request, id) = request;

@@ -31,6 +31,11 @@ use crate::event_queue::EventQueue;
 /// Source: docs/decisions/0005-summary-encoding.md: load is pushed on change, at most every 10 ms.
 const PUSH_INTERVAL: Duration = Duration::from_millis(10);
 
+/// Factor by which a worker becomes slower.
+///
+/// Source: a worker beside four busy loops on two processors.
+const SLOWDOWN: f64 = 10.0;
+
 /// The fleet and the settings of a run.
 #[derive(Debug, Clone)]
 pub struct Scene {
@@ -44,7 +49,7 @@ pub struct Scene {
     pub view_age: Duration,
     /// Delay after which a router learns a worker's load.
     pub load_age: Duration,
-    /// Workers that join or die, in the order of time.
+    /// Workers that join, die or slow down, in the order of time.
     pub changes: Vec<FleetChange>,
     /// Network between the workers; absent if they exchange no KV state.
     pub network: Option<Network>,
@@ -52,7 +57,7 @@ pub struct Scene {
     pub seed: u64,
 }
 
-/// One worker's joining or dying.
+/// One worker's joining, dying or slowing down.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FleetChange {
     /// Index of the worker in the fleet.
@@ -60,16 +65,18 @@ pub struct FleetChange {
     /// Time of the change.
     pub at: Duration,
     /// Kind of the change.
-    pub what: Presence,
+    pub what: FleetEvent,
 }
 
-/// Whether a worker joins or dies.
+/// What happens to a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Presence {
+pub enum FleetEvent {
     /// The worker joins and holds nothing; until then it was absent.
     Joins,
     /// The worker dies, with everything that it holds and runs.
     Dies,
+    /// The worker becomes ten times slower, as when other programs take its processors.
+    Slows,
 }
 
 /// Result of one request.
@@ -167,9 +174,9 @@ pub fn run(trace: &Trace, scene: &Scene) -> History {
         block_tokens: trace.block_tokens,
         network: scene.network,
     };
-    let joins = |idx: usize| scene.changes.iter().any(|c| c.worker == idx && c.what == Presence::Joins);
+    let joins = |idx: usize| scene.changes.iter().any(|c| c.worker == idx && c.what == FleetEvent::Joins);
     let dies_first =
-        |idx: usize| scene.changes.iter().find(|c| c.worker == idx).is_some_and(|c| c.what == Presence::Dies);
+        |idx: usize| scene.changes.iter().find(|c| c.worker == idx).is_some_and(|c| c.what == FleetEvent::Dies);
     let host = |(idx, shape): (usize, &worker::Shape)| WorkerHost {
         worker: Worker::new(*shape, trace.block_tokens),
         links: Links::default(),
@@ -385,7 +392,7 @@ impl World<'_> {
     fn change(&mut self, change: FleetChange) {
         let (host, now) = (&mut self.hosts[change.worker], self.now);
         match change.what {
-            Presence::Joins => {
+            FleetEvent::Joins => {
                 host.is_up = true;
                 host.announced_load = Load::default();
                 let load = host.worker.load(self.trace);
@@ -394,7 +401,8 @@ impl World<'_> {
                     .for_each(|router| router.apply_load(worker_idx(change.worker), (&load, &[]), now));
                 self.warm(change.worker);
             }
-            Presence::Dies => {
+            FleetEvent::Slows => host.worker.slow_down(SLOWDOWN),
+            FleetEvent::Dies => {
                 host.is_up = false;
                 host.boot += 1;
                 let lost = host.worker.die();
