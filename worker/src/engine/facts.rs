@@ -5,7 +5,6 @@
 use warmpath_common::lora::AdapterInfo;
 use warmpath_common::model::{Fingerprint, MemoryKind};
 
-use super::SelfTestReport;
 use super::config::ShiftObstacle;
 use crate::store::Identity;
 
@@ -46,8 +45,6 @@ pub struct EngineFacts {
     pub shift_obstacle: Option<ShiftObstacle>,
     /// Loaded LoRA adapters.
     pub adapters: Vec<AdapterInfo>,
-    /// Result of the self-test at start-up, if there was one.
-    pub self_test: Option<SelfTestReport>,
     /// State that other workers can use; `None` if the worker has no store, or its state cannot be cut into blocks.
     pub exchange: Option<Exchange>,
     /// Whether responses are drafted.

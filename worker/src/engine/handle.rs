@@ -9,11 +9,11 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use llama_cpp_2::model::LlamaModel;
 use tokio::sync::watch;
 use warmpath_common::block_hash::BlockHash;
@@ -36,6 +36,7 @@ use super::output::sampler::TokenSampler;
 use super::output::speculation::SpeculationConfig;
 use super::publish::arrival_announcer::{ArrivalAnnouncer, EarlyAnnouncement};
 use super::publish::counters::{CounterValues, Counters};
+use super::self_test::SelfTestReport;
 use super::sequence::Chosen;
 
 /// Handle of the engine thread; cheap to clone, and the thread ends when the last clone is dropped.
@@ -94,6 +95,8 @@ pub(crate) struct EngineView {
     pub hands_over: AtomicBool,
     /// Number of requests whose submissions are being prepared.
     pub n_coming: AtomicUsize,
+    /// Result of the last self-test; `None` if there was none.
+    pub self_test: ArcSwapOption<SelfTestReport>,
 }
 
 /// Command for the engine thread.
@@ -102,6 +105,7 @@ pub(crate) enum EngineCommand {
     Inquire(Box<WaitingQuery>),
     Send(Box<RunLookup>),
     Prefetch(Box<PrefetchOrder>),
+    SelfTested(Box<SelfTestReport>),
     Wake,
     Drain { deadline: Instant },
 }
@@ -180,6 +184,11 @@ impl EngineHandle {
         Self { shared }
     }
 
+    /// Returns a reference that does not keep the engine running.
+    pub(super) fn weak(&self) -> Weak<EngineShared> {
+        Arc::downgrade(&self.shared)
+    }
+
     /// Announces a request whose submission will follow. An idle engine that receives another submission waits briefly
     /// for this one, and computes both in one step.
     pub fn announce(&self) -> ArrivalGuard {
@@ -247,6 +256,11 @@ impl EngineHandle {
     /// Returns the properties of the loaded model and its context.
     pub fn facts(&self) -> &EngineFacts {
         &self.shared.facts
+    }
+
+    /// Returns the result of the last self-test; `None` if there was none.
+    pub fn self_test(&self) -> Option<Arc<SelfTestReport>> {
+        self.shared.view.self_test.load_full()
     }
 
     /// Returns the slots after the last step.

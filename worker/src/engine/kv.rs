@@ -118,6 +118,11 @@ impl<'m> KvState<'m> {
             counters,
         }
     }
+
+    /// Changes the time that a cached cell of an idle slot adds to a step. Units: milliseconds.
+    pub(crate) fn set_idle_cell_ms(&mut self, idle_cell_ms: f64) {
+        self.rules.idle_cell_ms = idle_cell_ms;
+    }
 }
 
 impl KvState<'_> {

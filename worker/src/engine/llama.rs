@@ -39,7 +39,6 @@ use warmpath_common::lora::{AdapterInfo, Applied};
 use warmpath_common::model::{Fingerprint, MemoryKind};
 use warmpath_worker_core::compute_threads::ThreadWaits;
 
-use super::SelfTestReport;
 use super::config::{CacheType, EngineConfig, SLOTS_MAX, StartError};
 use super::facts::EngineFacts;
 use super::media::RunAttention;
@@ -133,8 +132,6 @@ pub(crate) struct Probed {
     pub(super) rope_factors: RopeFactors,
     /// Loaded adapters.
     pub(super) adapters: Vec<AdapterInfo>,
-    /// Result of the self-test, if there was one.
-    pub(super) self_test: Option<SelfTestReport>,
 }
 
 /// Whether a token's logits are computed.
@@ -457,7 +454,6 @@ impl<'m> Llama<'m> {
             n_params: model.n_params(),
             model_bytes: model.size(),
             adapters: probed.adapters,
-            self_test: probed.self_test,
             exchange: None,
             drafts: config.speculation.is_some() && probed.memory.rewinds_anywhere(),
         }

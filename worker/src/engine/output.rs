@@ -23,6 +23,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
 use warmpath_common::ids::Token;
+use warmpath_worker_core::drafting::step_costs::StepCosts;
 
 use super::api::{EngineError, FinishReason, SampledToken};
 use super::config::AtContextEnd;
@@ -68,6 +69,13 @@ impl<'m> Generator<'m> {
         counters: Arc<Counters>,
     ) -> Self {
         Self { model, context, speculation, counters }
+    }
+
+    /// Changes the times of steps by which drafts are planned.
+    pub(crate) fn set_step_costs(&mut self, costs: StepCosts) {
+        if let Some(speculation) = &mut self.speculation {
+            speculation.set_costs(costs);
+        }
     }
 
     /// Returns whether sequences with `n_held` tokens continue by a context shift.

@@ -83,6 +83,11 @@ impl Scheduler {
         }
     }
 
+    /// Changes the groups of slots that are computed together.
+    pub(crate) fn set_decode_groups(&mut self, groups: Option<DecodeGroups>) {
+        self.limits.decode_groups = groups;
+    }
+
     /// Returns how long to wait for further requests: at most as long as the step that waiting saves them.
     pub(crate) fn gather_max(&self) -> Duration {
         let gather_max = self.limits.gather_max;

@@ -6,11 +6,14 @@
 //! kept in a file, because a machine rarely changes between starts.
 //! Source: docs/decisions/0011-buffer-self-test.md.
 //!
+//! A busy machine gives no result; then the usual setting is used, and `retry` measures again once the machine is calm.
+//!
 //! Not here: measuring one setting (`measure`), the cost by which settings are compared (`measurements`).
 
 mod measure;
 mod measurements;
 mod result_file;
+mod retry;
 
 #[cfg(test)]
 mod tests;
@@ -25,6 +28,7 @@ use super::config::{CacheType, EngineConfig, SelfTest, ShiftConfig, Switch};
 use crate::backends;
 pub use measurements::{Figures, StateCosts, SuffixRounding};
 use result_file::{Remembered, ResultKey};
+pub(super) use retry::Retry;
 
 /// Time for repeated measurements of the expected setting. Source: all settings together take a second.
 const EXPECTED_TIME: Duration = Duration::from_millis(400);
@@ -121,20 +125,25 @@ pub enum MeasureOutcome {
     Whole,
     /// Measuring stopped because the setting was already more expensive than another one.
     Behind,
-    /// The machine did other work at the same time.
+    /// The machine did other work at the same time, or got some.
     Disturbed,
     /// llama.cpp could not run it.
     Failed(String),
 }
 
-/// Returns the configuration with the compared settings decided, and the result of the self-test if there was one.
-pub(super) fn settle(
-    model: &LlamaModel,
-    config: &EngineConfig,
-    model_fingerprint: Fingerprint,
-) -> (EngineConfig, Option<SelfTestReport>) {
+/// A configuration with the compared settings decided.
+pub(super) struct Settled {
+    pub config: EngineConfig,
+    /// Result of the self-test; `None` if there was none.
+    pub report: Option<SelfTestReport>,
+    /// Self-test to repeat; `None` unless the machine was busy.
+    pub retry: Option<Retry>,
+}
+
+/// Decides the compared settings.
+pub(super) fn settle(model: &LlamaModel, config: &EngineConfig, model_fingerprint: Fingerprint) -> Settled {
     let SelfTest::Run { cache } = &config.self_test else {
-        return (with(config, expected(config)), None);
+        return Settled { config: with(config, expected(config)), report: None, retry: None };
     };
     let key = ResultKey::of(model_fingerprint, config);
     let remembered = Remembered::new(cache.as_deref());
@@ -142,20 +151,23 @@ pub(super) fn settle(
         // Another worker with the same settings may have measured in the meantime.
         let turn = remembered.turn(TURN_WAIT_MAX);
         let found = turn.as_ref().and_then(|_| remembered.load(&key));
-        found.unwrap_or_else(|| measure_and_keep((model, config), &remembered, &key))
+        found.unwrap_or_else(|| measure_and_keep((model, config), &remembered, &key, &|| false))
     });
     tell(&report);
-    (with(config, report.setting), Some(report))
+    let settled = with(config, report.setting);
+    let retry = (!report.is_calm()).then(|| Retry::new((config, &settled), remembered, key));
+    Settled { config: settled, report: Some(report), retry }
 }
 
 fn measure_and_keep(
     (model, config): (&LlamaModel, &EngineConfig),
     remembered: &Remembered,
     key: &ResultKey,
+    is_needed: &dyn Fn() -> bool,
 ) -> SelfTestReport {
-    let report = run(model, config);
+    let report = run(model, config, is_needed);
     if !report.is_calm() {
-        warn!("the machine is busy: the self-test has no result, and the next start measures again");
+        info!("the machine is busy: the self-test has no result yet");
     } else if report.costs.is_none() {
         warn!("the self-test could not measure the chosen setting; the next start measures again");
     } else if let Err(error) = remembered.store(key, &report) {
@@ -165,7 +177,7 @@ fn measure_and_keep(
 }
 
 /// Measures every setting that the configuration does not fix.
-fn run(model: &LlamaModel, config: &EngineConfig) -> SelfTestReport {
+fn run(model: &LlamaModel, config: &EngineConfig, is_needed: &dyn Fn() -> bool) -> SelfTestReport {
     let began = Instant::now();
     let settings = settings(config, Bf16::of_this_machine());
     let mut candidates: Vec<TriedSetting> = Vec::new();
@@ -173,7 +185,7 @@ fn run(model: &LlamaModel, config: &EngineConfig) -> SelfTestReport {
         let best = candidates.iter().filter(|tried| tried.outcome == MeasureOutcome::Whole).map(|tried| tried.cost_ms);
         let limit_ms = best.fold(f64::MAX, f64::min);
         let time = if candidates.is_empty() { EXPECTED_TIME } else { OTHER_TIME };
-        candidates.push(measure::measure(model, &with(config, setting), limit(limit_ms, time)));
+        candidates.push(measure::measure(model, &with(config, setting), limit(limit_ms, time, is_needed)));
         if !are_calm(&candidates) {
             break;
         }
@@ -181,7 +193,7 @@ fn run(model: &LlamaModel, config: &EngineConfig) -> SelfTestReport {
     let mut best = choose(&candidates);
     if best != 0 {
         // The first setting was measured with cold caches, so it is measured again.
-        let again = measure::measure(model, &with(config, settings[0]), limit(f64::MAX, EXPECTED_TIME));
+        let again = measure::measure(model, &with(config, settings[0]), limit(f64::MAX, EXPECTED_TIME, is_needed));
         candidates[0].keep_better(again);
         best = choose(&candidates);
     }
@@ -194,8 +206,8 @@ fn run(model: &LlamaModel, config: &EngineConfig) -> SelfTestReport {
     }
 }
 
-fn limit(cost_ms: f64, time: Duration) -> measure::Limit {
-    measure::Limit { cost_ms, until: Instant::now() + time }
+fn limit(cost_ms: f64, time: Duration, is_needed: &dyn Fn() -> bool) -> measure::Limit<'_> {
+    measure::Limit { cost_ms, until: Instant::now() + time, is_needed }
 }
 
 /// Returns the setting that is used without a measurement.
@@ -276,6 +288,13 @@ impl SelfTestReport {
     /// Returns whether the machine did no other work during the self-test.
     pub fn is_calm(&self) -> bool {
         are_calm(&self.candidates)
+    }
+
+    /// Returns the report with another setting as the chosen one; `None` if that was not measured completely.
+    fn of_setting(self, setting: ContextSetting) -> Option<Self> {
+        let is_it = |tried: &&TriedSetting| tried.setting == setting && tried.outcome == MeasureOutcome::Whole;
+        let costs = self.candidates.iter().find(is_it)?.costs;
+        Some(Self { setting, costs, ..self })
     }
 
     /// Returns the measurements of the chosen setting.

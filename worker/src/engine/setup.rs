@@ -30,6 +30,7 @@ use super::output::{ContextEnd, Generator};
 use super::publish::counters::Counters;
 use super::schedule::{self, Scheduler};
 use super::self_test::{self, SelfTestReport};
+use super::step::EngineState;
 use crate::store::{DiskStore, Identity};
 
 /// Maximum number of tokens of a chunk. Source: docs/decisions/0010-prompt-state-cache.md.
@@ -104,16 +105,19 @@ fn projector(
     Projector::open(wanted, model, (config.n_threads_batch().into(), ubatch_tokens))
 }
 
+/// Settings and properties of an engine, and the measurements of its self-test on a quiet machine, if there are any.
+pub(super) type Base<'a> = (&'a EngineConfig, &'a EngineFacts, Option<&'a SelfTestReport>);
+
 /// Returns the scheduler of this engine.
 pub(super) fn scheduler(
     (llama, encoder): (&Llama<'_>, Option<Encoder>),
-    (config, facts): (&EngineConfig, &EngineFacts),
+    (config, facts, report): Base<'_>,
     counters: &Arc<Counters>,
 ) -> Scheduler {
     let (batch_tokens, ubatch_tokens) = llama.batch_limits();
     let limits = schedule::ScheduleLimits {
-        room: BatchLimits { batch_tokens, ubatch_tokens, passes: passes(facts) },
-        decode_groups: (!facts.kv_unified).then(|| decode_groups(facts)),
+        room: BatchLimits { batch_tokens, ubatch_tokens, passes: passes(facts.kv_unified) },
+        decode_groups: (!facts.kv_unified).then(|| decode_groups(report)),
         listed_tokens_max: config.listed_logits_max / (facts.n_vocab as usize).max(1),
         gather_max: config.gather_max,
     };
@@ -123,7 +127,7 @@ pub(super) fn scheduler(
 /// Returns the generator of this engine.
 pub(super) fn generator<'m>(
     (model, draft_model): (&'m LlamaModel, Option<DraftModel<'m>>),
-    (config, facts): (&EngineConfig, &EngineFacts),
+    (config, facts, report): Base<'_>,
     counters: &Arc<Counters>,
 ) -> Generator<'m> {
     let context = ContextEnd {
@@ -131,13 +135,13 @@ pub(super) fn generator<'m>(
         at_end: config.shifts.at_context_end,
         unasked_tokens_max: facts.n_ctx_train.max(facts.context_tokens),
     };
-    Generator::new(model, context, speculation(draft_model, (config, facts)), Arc::clone(counters))
+    Generator::new(model, context, speculation(draft_model, (config, facts, report)), Arc::clone(counters))
 }
 
 /// Returns the KV state of this engine: empty slots, and the store.
 pub(super) fn kv<'m>(
     (llama, cache): (Llama<'m>, Cache),
-    (config, facts): (&EngineConfig, &EngineFacts),
+    (config, facts, report): Base<'_>,
     counters: &Arc<Counters>,
 ) -> KvState<'m> {
     let table = SlotTable::new(SlotSizes {
@@ -152,7 +156,7 @@ pub(super) fn kv<'m>(
         checkpoints: checkpoint_rule(config, (&cache, facts.memory)),
         shifts: config.shifts,
         prefix_tokens_max: prefix_tokens_max(config, facts),
-        idle_cell_ms: idle_cell_ms(config, facts),
+        idle_cell_ms: idle_cell_ms(config, report),
     };
     KvState::new((llama, table), (cache, IncomingTransfers::new(facts.exchange)), rules, Arc::clone(counters))
 }
@@ -163,7 +167,7 @@ pub(super) fn kv<'m>(
 pub(super) fn cache(
     model: &LlamaModel,
     llama: &mut Llama<'_>,
-    (config, facts): (&EngineConfig, &EngineFacts),
+    (config, facts, report): Base<'_>,
     view: &Arc<EngineView>,
 ) -> Result<(Cache, Identity), StartError> {
     let codec = match config.prefix_cache {
@@ -182,7 +186,9 @@ pub(super) fn cache(
     };
     let costs = match config.costs {
         CostSource::Given(costs) => costs,
-        CostSource::Measured | CostSource::Assumed => costs_at_first(codec.as_ref().filter(|_| ram_bytes > 0), facts),
+        CostSource::Measured | CostSource::Assumed => {
+            costs_at_first(codec.as_ref().filter(|_| ram_bytes > 0), (facts, report))
+        }
     };
     let mut cache = Cache::new(limits, codec, (costs, config.costs));
     let layout = format!("{} {:?}", facts.kv_fingerprint, cache.layout());
@@ -226,52 +232,56 @@ fn checkpoint_rule(config: &EngineConfig, (cache, memory): (&Cache, MemoryKind))
 /// every slot has its own cells, which other slots cannot use, or if clients save slots by number.
 fn prefix_tokens_max(config: &EngineConfig, facts: &EngineFacts) -> u64 {
     let half = u64::from(facts.context_tokens) * u64::from(facts.n_slots) / 2;
-    config.prefix_tokens_max.unwrap_or(if moves_idle_state(config, facts) { half } else { u64::MAX })
+    config.prefix_tokens_max.unwrap_or(if moves_idle_state(config) { half } else { u64::MAX })
 }
 
 /// Returns whether idle slots' state leaves the KV buffer for the benefit of running sequences.
-fn moves_idle_state(config: &EngineConfig, facts: &EngineFacts) -> bool {
-    facts.kv_unified && config.idle_state == IdleState::Store
-}
-
-/// Returns the report of a self-test on a quiet machine.
-fn calm_self_test(facts: &EngineFacts) -> Option<&SelfTestReport> {
-    facts.self_test.as_ref().filter(|report| report.is_calm())
+fn moves_idle_state(config: &EngineConfig) -> bool {
+    config.kv_unified_settled() && config.idle_state == IdleState::Store
 }
 
 /// Returns whether sequences are computed together or one after the other.
-fn passes(facts: &EngineFacts) -> Passes {
-    if facts.kv_unified { Passes::Together } else { Passes::Apart }
+fn passes(kv_unified: bool) -> Passes {
+    if kv_unified { Passes::Together } else { Passes::Apart }
 }
 
-/// Returns the groups in which single tokens are computed, as measured by a self-test on a quiet machine; without one,
-/// all tokens are one group.
-fn decode_groups(facts: &EngineFacts) -> DecodeGroups {
-    let chosen = calm_self_test(facts).and_then(|report| report.chosen());
+/// Returns the groups in which single tokens are computed, as measured; without a measurement, all tokens are one group.
+fn decode_groups(report: Option<&SelfTestReport>) -> DecodeGroups {
+    let chosen = report.and_then(SelfTestReport::chosen);
     DecodeGroups::fastest(&chosen.map_or(Vec::new(), |chosen| chosen.figures.decode_ms()))
 }
 
-/// Returns the time that an idle cell adds to a step, as measured by a self-test on a quiet machine: zero if every slot
-/// has its own cells or keeps its state.
-fn idle_cell_ms(config: &EngineConfig, facts: &EngineFacts) -> f64 {
-    let report = calm_self_test(facts).filter(|_| moves_idle_state(config, facts));
-    report.and_then(|report| report.costs).map_or(0.0, |costs| costs.idle_cell_ms)
+/// Returns the time that an idle cell adds to a step, as measured: zero if every slot has its own cells or keeps its
+/// state.
+fn idle_cell_ms(config: &EngineConfig, report: Option<&SelfTestReport>) -> f64 {
+    let costs = report.filter(|_| moves_idle_state(config)).and_then(|report| report.costs);
+    costs.map_or(0.0, |costs| costs.idle_cell_ms)
+}
+
+/// Makes an engine plan with measurements that were made while it ran.
+pub(super) fn adopt(engine: &mut EngineState<'_>, config: &EngineConfig, report: &SelfTestReport) {
+    let groups = (!config.kv_unified_settled()).then(|| decode_groups(Some(report)));
+    engine.schedule.set_decode_groups(groups);
+    engine.kv.set_idle_cell_ms(idle_cell_ms(config, Some(report)));
+    engine.generator.set_step_costs(step_costs(config, Some(report)));
 }
 
 /// Returns the state of speculative decoding; `None` if it is off.
-fn speculation<'m>(
-    draft_model: Option<DraftModel<'m>>,
-    (config, facts): (&EngineConfig, &EngineFacts),
-) -> Option<Speculation<'m>> {
+fn speculation<'m>(draft_model: Option<DraftModel<'m>>, (config, facts, report): Base<'_>) -> Option<Speculation<'m>> {
     if !facts.drafts {
         if config.speculation.is_some() {
             warn!("speculative decoding is off: the memory of this model cannot be rewound");
         }
         return None;
     }
+    Some(Speculation::new(step_costs(config, report), draft_model, facts))
+}
+
+/// Returns the times of steps by their tokens, as measured; without a measurement, usual ones.
+fn step_costs(config: &EngineConfig, report: Option<&SelfTestReport>) -> StepCosts {
     let is_like_gpu = config.speculation.is_some_and(|speculation| speculation.costs == DraftCosts::LikeGpu);
-    let report = facts.self_test.as_ref().filter(|report| report.is_calm() && !is_like_gpu);
-    let figures = report.and_then(|report| report.chosen()).map(|chosen| &chosen.figures);
+    let chosen = report.filter(|_| !is_like_gpu).and_then(SelfTestReport::chosen);
+    let figures = chosen.map(|chosen| &chosen.figures);
     let tokens = Curve::new(figures.map_or(Vec::new(), |figures| figures.tokens_ms()));
     let decode_ms = figures.map_or(Vec::new(), |figures| figures.decode_ms());
     let streams = Curve::new(decode_ms.into_iter().map(|(n, ms)| (n.into(), ms)));
@@ -283,8 +293,8 @@ fn speculation<'m>(
         (false, _, true) => (Curve::new(TOKENS_AT_FIRST_GPU), Curve::new(TOKENS_AT_FIRST_GPU)),
     };
     let depth = figures.map_or(DepthCost::default(), self_test::Figures::depth);
-    let passes = if is_like_gpu { Passes::Together } else { passes(facts) };
-    Some(Speculation::new(StepCosts { tokens, streams, passes, depth }, draft_model, facts))
+    let passes = if is_like_gpu { Passes::Together } else { passes(config.kv_unified_settled()) };
+    StepCosts { tokens, streams, passes, depth }
 }
 
 fn codec(model: &LlamaModel, llama: &mut Llama<'_>, (config, facts): (&EngineConfig, &EngineFacts)) -> Option<Codec> {
@@ -297,9 +307,9 @@ fn codec(model: &LlamaModel, llama: &mut Llama<'_>, (config, facts): (&EngineCon
     }
 }
 
-fn costs_at_first(codec: Option<&Codec>, facts: &EngineFacts) -> Costs {
+fn costs_at_first(codec: Option<&Codec>, (facts, report): (&EngineFacts, Option<&SelfTestReport>)) -> Costs {
     let token_bytes = codec.map_or(0, |codec| codec.layout.token_bytes()) as f64;
-    let measured = facts.self_test.as_ref().and_then(|found| found.costs).unwrap_or(self_test::StateCosts {
+    let measured = report.and_then(|report| report.costs).unwrap_or(self_test::StateCosts {
         export_ms_per_token: token_bytes * EXPORT_MS_PER_BYTE_AT_FIRST,
         import_ms_per_token: token_bytes * IMPORT_MS_PER_BYTE_AT_FIRST,
         copy_ms_per_token: match facts.kv_unified {

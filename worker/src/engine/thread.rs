@@ -31,16 +31,16 @@ use super::output::draft_model::DraftModel;
 use super::publish::EnginePublisher;
 use super::publish::arrival_announcer::ArrivalAnnouncer;
 use super::publish::summary_events::UpdateSender;
-use super::self_test;
+use super::self_test::{self, Retry, Settled};
 use super::setup;
 use super::step::EngineState;
 
 /// Stack size of the thread. Source: the size of a program's main thread on Linux, on which llama-server decodes.
 const STACK_BYTES: usize = 8 << 20;
 
-/// Maximum number of queued commands other than submissions, queries and runs to send. Source: two drains and a
-/// prefetch.
-const CONTROL_COMMANDS_MAX: usize = 3;
+/// Maximum number of queued commands other than submissions, queries and runs to send. Source: two drains, a
+/// prefetch and a repeated self-test.
+const CONTROL_COMMANDS_MAX: usize = 4;
 
 /// Interval at which the thread reads its commands while it only waits for the disk. Source: much shorter than a step.
 const DISK_LOOK: Duration = Duration::from_millis(2);
@@ -63,6 +63,7 @@ struct Ready {
     model: Arc<LlamaModel>,
     projector: Option<Arc<Projector>>,
     facts: EngineFacts,
+    retry: Option<Retry>,
 }
 
 /// The thread's own ends of its channels.
@@ -97,8 +98,8 @@ pub(super) fn start(
         .spawn(move || run(&config, progress, inside, &ready))
         .map_err(|error| StartError::Thread { reason: error.to_string() })?;
     let ended = |_| StartError::Thread { reason: "it panicked".to_owned() };
-    let Ready { model, projector, facts } = started.recv().map_err(ended)??;
-    Ok(EngineHandle::new(EngineShared {
+    let Ready { model, projector, facts, retry } = started.recv().map_err(ended)??;
+    let engine = EngineHandle::new(EngineShared {
         tenants: Mutex::default(),
         announcer: if keeps_prefixes && facts.memory.rewinds_anywhere() { announcer.filling() } else { announcer },
         speculation: speculation.filter(|_| facts.drafts),
@@ -116,7 +117,11 @@ pub(super) fn start(
         view,
         stopped,
         thread: Mutex::new(Some(thread)),
-    }))
+    });
+    if let Some(retry) = retry {
+        retry.spawn(engine.weak());
+    }
+    Ok(engine)
 }
 
 fn run(config: &EngineConfig, progress: Progress, inside: EngineEnds, ready: &SyncSender<Result<Ready, StartError>>) {
@@ -129,52 +134,63 @@ fn run(config: &EngineConfig, progress: Progress, inside: EngineEnds, ready: &Sy
         Err(error) => return drop(ready.send(Err(error))),
     };
     let draft_model = OnceCell::new();
-    let (mut engine, facts) = match prepare((&model, &draft_model, adapters), config, &inside) {
+    let Prepared { mut engine, facts, config, retry } = match prepare((&model, &draft_model, adapters), config, &inside)
+    {
         Ok(prepared) => prepared,
         Err(error) => return drop(ready.send(Err(error))),
     };
     // Callers may read the slots as soon as the engine is ready.
     engine.publish();
     let projector = engine.schedule.projector();
-    if ready.send(Ok(Ready { model: Arc::clone(&model), projector, facts })).is_ok() {
+    if ready.send(Ok(Ready { model: Arc::clone(&model), projector, facts, retry })).is_ok() {
         let commands = &inside.commands;
-        EngineLoop { engine, commands, deadline: None, idle_since: None, deferred: Vec::new() }.run();
+        EngineLoop { engine, config, commands, deadline: None, idle_since: None, deferred: Vec::new() }.run();
     }
 }
 
 /// A model, the cell for its draft model, and its adapters.
 type Loaded<'m> = (&'m Arc<LlamaModel>, &'m OnceCell<LlamaModel>, (Adapters, Vec<AdapterInfo>));
 
+/// An engine that can run.
+struct Prepared<'m> {
+    engine: EngineState<'m>,
+    facts: EngineFacts,
+    /// The configuration with everything decided.
+    config: EngineConfig,
+    retry: Option<Retry>,
+}
+
 fn prepare<'m>(
     (shared, draft_model, (adapters, infos)): Loaded<'m>,
     config: &EngineConfig,
     inside: &EngineEnds,
-) -> Result<(EngineState<'m>, EngineFacts), StartError> {
+) -> Result<Prepared<'m>, StartError> {
     let model: &'m LlamaModel = shared;
     let refuse = |error: GgufError| StartError::Model { path: config.model.clone(), reason: error.to_string() };
     let files = warmpath_gguf::Model::open(&config.model).map_err(refuse)?;
     let model_fingerprint = files.fingerprint().map_err(refuse)?;
     let rope_factors = RopeFactors::of(&files, config);
-    let (config, self_test) = &self_test::settle(model, config, model_fingerprint);
+    let Settled { config: settled, report, retry } = self_test::settle(model, config, model_fingerprint);
+    let config = &settled;
     let mut llama = Llama::open(model, config)?;
     let unsupported = |reason| StartError::Unsupported { path: config.model.clone(), reason };
     let memory = llama.probe_memory(model).map_err(unsupported)?;
-    let self_test = self_test.clone();
     let counters = &inside.view.counters;
     let encoder = setup::encoder(shared, config, (memory, llama.batch_limits().1), counters)?;
     let reads_media = encoder.is_some();
-    let probed = Probed { memory, reads_media, model_fingerprint, rope_factors, adapters: infos, self_test };
+    let probed = Probed { memory, reads_media, model_fingerprint, rope_factors, adapters: infos };
     let mut facts = llama.facts(model, config, probed);
     setup::check_shifts(config.shifts, &facts).map_err(unsupported)?;
     let draft_model = DraftModel::open(draft_model, (model, &mut llama), (config, &facts))?;
-    let (cache, identity) = setup::cache(model, &mut llama, (config, &facts), &inside.view)?;
+    let calm = report.as_ref().filter(|report| report.is_calm());
+    let (cache, identity) = setup::cache(model, &mut llama, (config, &facts, calm), &inside.view)?;
     facts.exchange = setup::exchange(&cache, identity, &facts);
     let engine = EngineState {
-        schedule: setup::scheduler((&llama, encoder), (config, &facts), counters),
-        generator: setup::generator((model, draft_model), (config, &facts), counters),
+        schedule: setup::scheduler((&llama, encoder), (config, &facts, calm), counters),
+        generator: setup::generator((model, draft_model), (config, &facts, calm), counters),
         kv: setup::kv(
             (llama.with_adapters(adapters).with_fewer_threads_where_busy(config), cache),
-            (config, &facts),
+            (config, &facts, calm),
             counters,
         ),
         publisher: EnginePublisher {
@@ -183,12 +199,14 @@ fn prepare<'m>(
         },
         n_failed_decodes: 0,
     };
-    Ok((engine, facts))
+    inside.view.self_test.store(report.map(Arc::new));
+    Ok(Prepared { engine, facts, config: settled, retry })
 }
 
 /// The thread's loop.
 struct EngineLoop<'a, 'm> {
     engine: EngineState<'m>,
+    config: EngineConfig,
     commands: &'a Receiver<EngineCommand>,
     /// Time at which running sequences are ended; `None` unless draining.
     deadline: Option<Instant>,
@@ -316,7 +334,11 @@ impl EngineLoop<'_, '_> {
         // Frequent queries and other workers must not keep the engine from exporting idle slots.
         if !matches!(
             command,
-            EngineCommand::Inquire(_) | EngineCommand::Send(_) | EngineCommand::Prefetch(_) | EngineCommand::Wake
+            EngineCommand::Inquire(_)
+                | EngineCommand::Send(_)
+                | EngineCommand::Prefetch(_)
+                | EngineCommand::SelfTested(_)
+                | EngineCommand::Wake
         ) {
             self.idle_since = None;
         }
@@ -329,6 +351,10 @@ impl EngineLoop<'_, '_> {
             EngineCommand::Send(sending) => self.engine.kv.send(*sending),
             EngineCommand::Prefetch(prefetch) if self.deadline.is_none() => self.engine.kv.prefetch(*prefetch),
             EngineCommand::Prefetch(_) | EngineCommand::Wake => {}
+            EngineCommand::SelfTested(report) => {
+                setup::adopt(&mut self.engine, &self.config, &report);
+                self.engine.publisher.view.self_test.store(Some(Arc::from(report)));
+            }
             EngineCommand::Drain { deadline } => {
                 self.engine.publisher.view.draining.store(true, Ordering::Release);
                 self.deadline = Some(self.deadline.map_or(deadline, |earlier| earlier.min(deadline)));

@@ -58,7 +58,7 @@ pub async fn show(State(app): State<App>, uri: Uri) -> Result<Json<Value>, Reque
         props["default_generation_settings"]["params"] = default_params(serving);
         props["flash_attn"] = json!(facts.flash_attn);
         props["kv_unified"] = json!(facts.kv_unified);
-        props["self_test"] = json!(facts.self_test);
+        props["self_test"] = json!(serving.engine.self_test().as_deref());
     }
     Ok(Json(props))
 }

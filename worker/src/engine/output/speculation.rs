@@ -113,6 +113,10 @@ impl<'m> Speculation<'m> {
         Self { memory, model, costs, drafts_max, making_time: Duration::ZERO }
     }
 
+    pub(crate) fn set_costs(&mut self, costs: StepCosts) {
+        self.costs = costs;
+    }
+
     /// Returns the sequences of a step that may have drafts, and the length of each draft.
     fn offers(
         &mut self,

@@ -56,12 +56,14 @@ const WAITING_MAX: f64 = 0.25;
 const MONITORED_MIN: Duration = Duration::from_millis(100);
 
 /// Limit at which measuring stops.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Limit {
+#[derive(Clone, Copy)]
+pub(super) struct Limit<'a> {
     /// Cost of another setting, at which measuring stops.
     pub cost_ms: f64,
     /// Time at which repetitions end.
     pub until: Instant,
+    /// Returns whether the machine is needed for requests.
+    pub is_needed: &'a dyn Fn() -> bool,
 }
 
 /// Tokens of a step whose logits are computed.
@@ -85,7 +87,7 @@ impl From<StateError> for Stop {
 }
 
 /// A context with cached slots.
-struct MeasuredContext<'m> {
+struct MeasuredContext<'m, 'l> {
     model: &'m LlamaModel,
     llama: Llama<'m>,
     n_slots: u16,
@@ -99,13 +101,13 @@ struct MeasuredContext<'m> {
     rounds_suffixes: bool,
     tile_ms: f64,
     layout: Option<StateLayout>,
-    limit: Limit,
+    limit: Limit<'l>,
     other_work: OtherWork,
     figures: Figures,
 }
 
 /// Measures the setting in `config`.
-pub(super) fn measure(model: &LlamaModel, config: &EngineConfig, limit: Limit) -> TriedSetting {
+pub(super) fn measure(model: &LlamaModel, config: &EngineConfig, limit: Limit<'_>) -> TriedSetting {
     let setting = super::expected(config);
     let mut figures = Figures::default();
     let measured = MeasuredContext::open(model, config, limit).and_then(|mut bench| {
@@ -148,8 +150,8 @@ fn rewinds(model: &LlamaModel) -> bool {
     !model.is_recurrent() && !model.is_hybrid()
 }
 
-impl<'m> MeasuredContext<'m> {
-    fn open(model: &'m LlamaModel, config: &EngineConfig, limit: Limit) -> Result<Self, Stop> {
+impl<'m, 'l> MeasuredContext<'m, 'l> {
+    fn open(model: &'m LlamaModel, config: &EngineConfig, limit: Limit<'l>) -> Result<Self, Stop> {
         let (n_cached, room) = slot_tokens(model, config);
         let small = EngineConfig {
             context_tokens_total: n_cached.saturating_add(room).saturating_mul(u32::from(config.n_slots)),
@@ -291,7 +293,7 @@ impl<'m> MeasuredContext<'m> {
     }
 
     fn check_undisturbed(&mut self) -> Result<(), Stop> {
-        if self.other_work.is_seen() { Err(Stop::Disturbed) } else { Ok(()) }
+        if (self.limit.is_needed)() || self.other_work.is_seen() { Err(Stop::Disturbed) } else { Ok(()) }
     }
 
     /// Measures the cost of moving state; the last slot is empty at this point.
@@ -478,12 +480,25 @@ mod tests {
     fn measuring_ends_with_the_first_run_that_shows_a_busy_machine() {
         let config = config(Preset::Tiny, None);
         let model = load(&config, Box::new(|_| true)).expect("a model");
-        let limit = Limit { cost_ms: f64::MAX, until: Instant::now() + Duration::from_secs(60) };
+        let until = Instant::now() + Duration::from_secs(60);
+        let limit = Limit { cost_ms: f64::MAX, until, is_needed: &|| false };
         let Ok(mut bench) = MeasuredContext::open(&model, &config, limit) else { panic!("no context") };
         // As if other programs had taken processors for a second: any wait is more than these threads may have.
         let began = Instant::now().checked_sub(Duration::from_secs(1)).expect("the machine runs for a second");
         bench.other_work = OtherWork { n_threads: -1.0, began, ..OtherWork::new(1) };
         bench.other_work.waited_before = Some(Duration::ZERO);
         assert!(matches!(bench.decode_ms(1), Err(Stop::Disturbed)));
+    }
+
+    #[test]
+    fn measuring_ends_with_the_first_run_after_a_request_has_come() {
+        let config = config(Preset::Tiny, None);
+        let model = load(&config, Box::new(|_| true)).expect("a model");
+        let n_asked = std::cell::Cell::new(0);
+        let is_needed = || n_asked.replace(n_asked.get() + 1) == 3;
+        let until = Instant::now() + Duration::from_secs(60);
+        let tried = measure(&model, &config, Limit { cost_ms: f64::MAX, until, is_needed: &is_needed });
+        assert_eq!(tried.outcome, MeasureOutcome::Disturbed);
+        assert_eq!(n_asked.get(), 4);
     }
 }

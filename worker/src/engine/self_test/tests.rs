@@ -109,7 +109,7 @@ fn bf16_is_used_if_it_is_measured_to_be_faster() {
     let model = load(&auto, Box::new(|_| true)).unwrap();
     let bf16 =
         ContextSetting { cache_type_k: CacheType::Bf16, cache_type_v: CacheType::Bf16, ..setting((false, false)) };
-    let tried = measure::measure(&model, &with(&auto, bf16), limit(f64::MAX, EXPECTED_TIME));
+    let tried = measure::measure(&model, &with(&auto, bf16), limit(f64::MAX, EXPECTED_TIME, &|| false));
     assert_eq!(tried.setting, bf16);
     assert!(matches!(tried.outcome, MeasureOutcome::Whole | MeasureOutcome::Disturbed), "{tried:?}");
     let settled = with(&auto, tried.setting);
@@ -246,8 +246,9 @@ fn settles_every_kind_of_memory_by_measuring_and_remembers_it() {
     for preset in [Preset::Tiny, Preset::TinySwa, Preset::TinyHybrid, Preset::TinyRecurrent] {
         let config = config(preset, Some(folder.path().join(preset.name())));
         let model = load(&config, Box::new(|_| true)).unwrap();
-        let (settled, report) = settle(&model, &config, MODEL);
+        let Settled { config: settled, report, retry } = settle(&model, &config, MODEL);
         let report = report.unwrap();
+        assert_eq!(retry.is_some(), !report.is_calm());
         println!("{preset:?} {report:#?}");
         let switch = |on| if on { Switch::On } else { Switch::Off };
         let chosen = (switch(report.setting.flash_attn), switch(report.setting.kv_unified));
@@ -265,15 +266,15 @@ fn settles_every_kind_of_memory_by_measuring_and_remembers_it() {
         assert_eq!(report.candidates.len(), 4);
         let costs = report.costs.unwrap();
         assert!(costs.export_ms_per_token > 0.0 && costs.import_ms_per_token > 0.0 && costs.copy_ms_per_token > 0.0);
-        let (again, remembered) = settle(&model, &config, MODEL);
+        let Settled { config: again, report: remembered, .. } = settle(&model, &config, MODEL);
         let remembered = remembered.unwrap();
         assert_eq!(remembered.origin, FiguresOrigin::Remembered);
         let outcomes =
             |report: &SelfTestReport| report.candidates.iter().map(|tried| tried.outcome.clone()).collect::<Vec<_>>();
         assert_eq!(outcomes(&remembered), outcomes(&report));
         assert_eq!((again.flash_attn, again.kv_unified), (settled.flash_attn, settled.kv_unified));
-        let (_, other) = settle(&model, &EngineConfig { threads: 2, ..config }, MODEL);
-        assert_eq!(other.unwrap().origin, FiguresOrigin::Measured, "other settings are measured again");
+        let other = settle(&model, &EngineConfig { threads: 2, ..config }, MODEL);
+        assert_eq!(other.report.unwrap().origin, FiguresOrigin::Measured, "other settings are measured again");
     }
 }
 
@@ -292,7 +293,8 @@ fn small_and_odd_sizes_are_measured_as_well() {
     ];
     for config in odd {
         for switches in [(false, false), (false, true), (true, false), (true, true)] {
-            let tried = measure::measure(&model, &with(&config, setting(switches)), limit(f64::MAX, EXPECTED_TIME));
+            let tried =
+                measure::measure(&model, &with(&config, setting(switches)), limit(f64::MAX, EXPECTED_TIME, &|| false));
             match tried.outcome {
                 MeasureOutcome::Whole => {
                     assert!(tried.costs.is_some_and(|costs| costs.export_ms_per_token > 0.0), "{tried:?}");
@@ -311,10 +313,11 @@ fn impossible_settings_are_left_out_and_given_ones_kept() {
     let config = EngineConfig { cache_type_v: CacheType::Q8_0, ..config(Preset::Tiny, None) };
     let model = load(&config, Box::new(|_| true)).unwrap();
     let off = ContextSetting { cache_type_v: CacheType::Q8_0, ..setting((false, false)) };
-    let tried = measure::measure(&model, &with(&config, off), limit(f64::MAX, EXPECTED_TIME));
+    let tried = measure::measure(&model, &with(&config, off), limit(f64::MAX, EXPECTED_TIME, &|| false));
     assert!(matches!(tried.outcome, MeasureOutcome::Failed(_)), "quantized values need flash attention: {tried:?}");
-    let (settled, _) = settle(&model, &EngineConfig { kv_unified: Switch::On, ..config.clone() }, MODEL);
+    let settled = settle(&model, &EngineConfig { kv_unified: Switch::On, ..config.clone() }, MODEL).config;
     assert_eq!((settled.flash_attn, settled.kv_unified), (Switch::On, Switch::On));
-    let (by_rule, report) = settle(&model, &EngineConfig { self_test: SelfTest::Skip, ..config }, MODEL);
+    let Settled { config: by_rule, report, .. } =
+        settle(&model, &EngineConfig { self_test: SelfTest::Skip, ..config }, MODEL);
     assert_eq!((by_rule.flash_attn, by_rule.kv_unified, report), (Switch::On, Switch::Off, None));
 }
