@@ -3,6 +3,7 @@
 //!
 //! A server's fair share is its share of the processors if the system divides them equally: with busy loops, that of a
 //! thread on each processor beside the loops; in a group with a limit, the limit; beside other servers, one share each.
+//! Each measurement follows a short request in the same situation, because a worker first measures the machine, too.
 //! All servers of a situation run at the same time and are asked in turn, round by round, so that a noisy machine
 //! affects all of them. Not here: quiet machines (`worker_bench`).
 
@@ -33,7 +34,9 @@ const N_SLOTS: u32 = 4;
 /// Length of each prompt. Units: words.
 const PROMPT_WORDS: usize = 256;
 /// Length of each response while decode is measured. Units: tokens.
-const DECODE_TOKENS: u32 = 192;
+const DECODE_TOKENS: u32 = 128;
+/// Length of a response before that.
+const WARM_UP_TOKENS: u32 = 32;
 
 /// Flags of `busy`.
 #[derive(Debug, Args)]
@@ -256,22 +259,23 @@ impl Rates {
 
     /// Adds the rates of a server while all others of its kind compute the same. The prompts of each round are new.
     async fn measure(&mut self, clients: &[ChatClient], (round, n_streams): (usize, u32)) -> anyhow::Result<()> {
-        let ask = async |client: &ChatClient, n_tokens| {
+        let ask = async |client: &ChatClient, n_tokens, other_text| {
             let asked = (0..n_streams).map(|stream| async move {
-                let text = words(round as u64 * 1000 + u64::from(stream), PROMPT_WORDS);
+                let text = words(round as u64 * 1000 + other_text + u64::from(stream), PROMPT_WORDS);
                 client.ask_exactly(&[Message::new("user", text)], n_tokens).await
             });
             let started = Instant::now();
             let answers = try_join_all(asked).await?;
             anyhow::Ok((started.elapsed().as_secs_f64(), answers))
         };
-        let prefills = try_join_all(clients.iter().map(|client| ask(client, 1))).await?;
+        try_join_all(clients.iter().map(|client| ask(client, WARM_UP_TOKENS, 500))).await?;
+        let prefills = try_join_all(clients.iter().map(|client| ask(client, 1, 0))).await?;
         let rates = prefills.iter().map(|(took_s, answers)| {
             let computed: u64 = answers.iter().map(|answer| answer.prompt_tokens - answer.cached_tokens).sum();
             computed as f64 / took_s
         });
         self.prefill.push(rates.sum::<f64>() / clients.len() as f64);
-        let answers = try_join_all(clients.iter().map(|client| ask(client, DECODE_TOKENS))).await?;
+        let answers = try_join_all(clients.iter().map(|client| ask(client, DECODE_TOKENS, 0))).await?;
         let rates = answers.iter().flat_map(|(_, answers)| answers).filter_map(|answer| Some(1e3 / answer.tpot_ms?));
         self.decode.push(rates.sum::<f64>() / clients.len() as f64);
         Ok(())

@@ -230,7 +230,7 @@ fn a_worker_that_becomes_ten_times_slower_soon_computes_little() {
             f64::from(slow) / f64::from(all)
         };
         let (before, after) = (share(10.0..30.0), share(32.0..62.0));
-assert!(before > 0.2 && after < 0.05, "{shape:?}: {before}, then {after}");
+        assert!(before > 0.2 && after < 0.05, "{shape:?}: {before}, then {after}");
     }
 }
 

@@ -74,13 +74,15 @@ const MANY_TOKENS: u32 = 32;
 /// Kind of the steps with many tokens; those with few are a kind for each number of tokens.
 const MANY: u32 = u32::MAX;
 
-/// Threads of a context's steps.
+/// Threads of a context's steps. Steps with many tokens have a choice of their own: their threads wait for each other
+/// seldom, so more of them may be worth while.
 #[derive(Debug)]
 pub(crate) struct StepThreads {
-    choice: ComputeThreads,
+    many: KindThreads,
+    few: KindThreads,
     waits: ProcessorWaits,
-    /// Waits when the window in progress began.
-    waited_before: Option<Duration>,
+    /// Whether the last step had many tokens, and the waits when steps of its kind, or their window, began.
+    last: (bool, Option<Duration>),
     /// Waits of the last window that has ended, until they are taken.
     ended: Option<ThreadWaits>,
     /// Threads for steps with one token, and for other steps: as configured, and as set.
@@ -88,13 +90,22 @@ pub(crate) struct StepThreads {
     set: (u16, u16),
 }
 
+/// Threads of steps with many or few tokens.
+#[derive(Debug, Clone)]
+struct KindThreads {
+    choice: ComputeThreads,
+    /// Waits in the window in progress, up to the last step of the other kind.
+    waited: Duration,
+}
+
 impl StepThreads {
     /// Returns the threads of a context that was made with a configuration.
     pub(crate) fn new(config: &EngineConfig) -> Self {
         let configured = (config.n_threads(), config.n_threads_batch());
         let choice = ComputeThreads::new(configured.0.max(configured.1));
-        let waits = ProcessorWaits::default();
-        Self { choice, waits, waited_before: None, ended: None, configured, set: configured }
+        let few = KindThreads { choice, waited: Duration::ZERO };
+        let (waits, last) = (ProcessorWaits::default(), (false, None));
+        Self { many: few.clone(), few, waits, last, ended: None, configured, set: configured }
     }
 
     /// Runs `decode`, which computes a batch of this many tokens, with as many threads as are fastest.
@@ -104,10 +115,21 @@ impl StepThreads {
         n_tokens: u32,
         decode: impl FnOnce(&mut LlamaContext<'_>) -> T,
     ) -> T {
-        if self.choice.begins_window() {
-            self.waited_before = self.waits.total();
+        let has_many = n_tokens >= MANY_TOKENS;
+        let (was_many, began) = self.last;
+        let [kind, other] = if has_many { [&mut self.many, &mut self.few] } else { [&mut self.few, &mut self.many] };
+        // Waits count for the kind of step in which they were.
+        if has_many != was_many || kind.choice.begins_window() {
+            let total = self.waits.total();
+            if has_many != was_many {
+                other.waited += since(total, began).unwrap_or_default();
+            }
+            if kind.choice.begins_window() {
+                kind.waited = Duration::ZERO;
+            }
+            self.last = (has_many, total);
         }
-        let n_threads = self.choice.get();
+        let n_threads = kind.choice.get();
         let wanted = (self.configured.0.min(n_threads), self.configured.1.min(n_threads));
         if wanted != std::mem::replace(&mut self.set, wanted) {
             set_threads(context, wanted);
@@ -120,8 +142,9 @@ impl StepThreads {
             0..MANY_TOKENS => TimedStep { kind: n_tokens, work: 1, took },
             MANY_TOKENS.. => TimedStep { kind: MANY, work: n_tokens, took },
         };
-        let waited = || Some(self.waits.total()?.saturating_sub(self.waited_before?));
-        self.ended = self.choice.step(step, ended, waited).or(self.ended);
+        let (waits, began, before) = (&mut self.waits, self.last.1, kind.waited);
+        let waited = || Some(before + since(waits.total(), began)?);
+        self.ended = kind.choice.step(step, ended, waited).or(self.ended);
         decoded
     }
 
@@ -129,6 +152,11 @@ impl StepThreads {
     pub(crate) fn take_waits(&mut self) -> Option<ThreadWaits> {
         self.ended.take()
     }
+}
+
+/// Returns the waits between two readings; `None` if the system does not report them.
+fn since(total: Option<Duration>, before: Option<Duration>) -> Option<Duration> {
+    Some(total?.saturating_sub(before?))
 }
 
 pub(super) fn set_threads(context: &mut LlamaContext<'_>, (threads, threads_batch): (u16, u16)) {

@@ -155,7 +155,10 @@ pub(super) fn settle(model: &LlamaModel, config: &EngineConfig, model_fingerprin
     });
     tell(&report);
     let settled = with(config, report.setting);
-    let retry = (!report.is_calm()).then(|| Retry::new((config, &settled), remembered, key));
+    let retry = (!report.is_calm()).then(|| {
+        info!("the machine is busy: the self-test has no result, and is repeated once the machine is calm");
+        Retry::new((config, &settled), remembered, key)
+    });
     Settled { config: settled, report: Some(report), retry }
 }
 
@@ -166,11 +169,11 @@ fn measure_and_keep(
     is_needed: &dyn Fn() -> bool,
 ) -> SelfTestReport {
     let report = run(model, config, is_needed);
-    if !report.is_calm() {
-        info!("the machine is busy: the self-test has no result yet");
-    } else if report.costs.is_none() {
+    if report.is_calm() && report.costs.is_none() {
         warn!("the self-test could not measure the chosen setting; the next start measures again");
-    } else if let Err(error) = remembered.store(key, &report) {
+    } else if report.is_calm()
+        && let Err(error) = remembered.store(key, &report)
+    {
         warn!(%error, "the self-test's result cannot be stored; the next start measures again");
     }
     report
