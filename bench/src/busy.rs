@@ -137,7 +137,8 @@ pub async fn run(args: &BusyArgs) -> anyhow::Result<()> {
     args.figures.write(&figures)
 }
 
-/// Returns the servers to compare. The first start of a worker decides about attention and buffers, on the quiet machine.
+/// Returns the servers to compare. The first start of a worker decides about attention and buffers, on the quiet
+/// machine.
 async fn contenders(args: &BusyArgs, self_test_cache: &std::path::Path) -> anyhow::Result<Vec<Contender>> {
     let n_processors = std::thread::available_parallelism()?.get();
     let common = [

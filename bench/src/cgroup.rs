@@ -1,7 +1,7 @@
 //! A control group of Linux, which limits the memory or the processor time of processes; removed when it is dropped.
 //!
-//! Not here: the time of a limit and its process. Both versions work: version 2, and version 1, in which each controller
-//! has its own hierarchy. They need root.
+//! Not here: the time of a limit and its process. Both versions work: version 2, and version 1, in which each
+//! controller has its own hierarchy. They need root.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};

@@ -116,11 +116,11 @@ metrics! {
     prefix_wait: Counter = total_seconds("prefix_wait_seconds_total");
     /// Time that sequences waited for state to be read from disk, counted when they got a slot.
     disk_wait: Counter = total_seconds("disk_wait_seconds_total");
-    /// Time that threads of the worker were ready to run and waited for a processor while it computed, in sum; zero where
-    /// the system does not report it (only Linux does).
+    /// Time that threads of the worker were ready to run and waited for a processor while it computed, in sum; zero
+    /// where the system does not report it (only Linux does).
     processor_wait: Counter = total_seconds("processor_wait_seconds_total");
-    /// Threads that computed a step lately: fewer than configured while other programs take the processors; zero where the
-    /// system does not report waits.
+    /// Threads that computed a step lately: fewer than configured while other programs take the processors; zero where
+    /// the system does not report waits.
     compute_threads: IntGauge = gauge("compute_threads");
     /// Whether a read from disk was late in the last step, so that requests start without the disk: 1 or 0.
     disk_late: IntGauge = gauge("disk_late");

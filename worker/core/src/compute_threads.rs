@@ -4,8 +4,8 @@
 //! may last until the slowest thread gets its turn. Fewer threads are faster then, and a single one waits for nobody.
 //!
 //! Nothing is tried while all threads get their processors. Otherwise half as many threads are tried for some steps,
-//! and kept if such steps are clearly faster. More threads are tried again at intervals that double with every trial in
-//! vain. So on every machine the number in use is at most a trial away from a faster one.
+//! and kept if such steps are clearly faster. More threads are tried again, at intervals that double with every trial
+//! without success. So on every machine the number in use is at most a trial away from a faster one.
 //!
 //! Not here: measuring how long threads wait for a processor, and setting their number (the engine).
 
@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 /// as it comes.
 const WINDOW_MIN: Duration = Duration::from_millis(150);
 
-/// Number of steps in a window, unless they take [`WINDOW_LONG`]. Source: the time of a step on a busy machine varies by
-/// half.
+/// Number of steps in a window, unless they take [`WINDOW_LONG`]. Source: the time of a step on a busy machine varies
+/// by half.
 const WINDOW_STEPS: u32 = 4;
 
 /// Computing time at which a window ends after two steps, and after twice of it after one. Source: so long steps have a
@@ -36,7 +36,7 @@ const WAITING_MOST: f64 = 0.5;
 /// threads differ by less on a quiet machine.
 const FASTER_MAX: f64 = 0.9;
 
-/// Time from a trial to the next one, which doubles with every trial in vain. Source: some windows.
+/// Time from a trial to the next one, which doubles with every trial without success. Source: some windows.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 
 /// Longest time between two trials, and so the longest time with too few threads after a machine has become quiet; also
@@ -54,7 +54,7 @@ pub struct ComputeThreads {
     /// Steps of the window in progress.
     window: StepTimes,
     /// Whether threads waited in the last window.
-    was_waiting: bool,
+    is_waiting: bool,
     /// Number that is left for a trial, with the steps of its last window.
     trial: Option<(usize, StepTimes)>,
     pause: Duration,
@@ -103,7 +103,7 @@ impl ComputeThreads {
             numbers: halves.collect(),
             idx: 0,
             window: StepTimes::default(),
-            was_waiting: false,
+            is_waiting: false,
             trial: None,
             pause: PAUSE_MIN,
             tried_at: None,
@@ -123,8 +123,8 @@ impl ComputeThreads {
 
     /// Records a step that ended `now`.
     ///
-    /// `waited` returns the sum of the times that the threads have waited for a processor since the window began, `None`
-    /// if it is unknown; it is called at the end of a window only. Returns the waits of a window that has ended.
+    /// `waited` returns the sum of the times that the threads have waited for a processor since the window began,
+    /// `None` if it is unknown; it is called at the end of a window only. Returns the waits of a window that has ended.
     pub fn step(
         &mut self,
         step: TimedStep,
@@ -140,15 +140,14 @@ impl ComputeThreads {
         let (took, n_threads) = (window.total, self.get());
         let waits = waited().map(|waited| ThreadWaits { waited, took, n_threads });
         let waiting = waits.map_or(0.0, |waits| waits.waited.as_secs_f64() / took.as_secs_f64());
-        let is_waiting = waiting >= WAITING_MIN;
-        let was_waiting = self.was_waiting || waiting >= WAITING_MOST * f64::from(n_threads);
+        let was_waiting = std::mem::replace(&mut self.is_waiting, waiting >= WAITING_MIN);
+        let is_mixed = self.is_waiting && !was_waiting && waiting < WAITING_MOST * f64::from(n_threads);
         match self.trial.take() {
             Some((before, steps)) => self.end_trial((before, &steps), &window, now),
             // The window in which the machine became busy has fast steps, too, so it is compared with nothing.
-            None if is_waiting && !was_waiting => {}
-            None => self.try_another(window, now, is_waiting),
+            None if is_mixed => {}
+            None => self.try_another(window, now),
         }
-        self.was_waiting = is_waiting;
         waits
     }
 
@@ -167,10 +166,10 @@ impl ComputeThreads {
 
     /// Begins a trial if one is due: of fewer threads while threads wait, of more where fewer than configured are used.
     /// If both are possible, they take turns.
-    fn try_another(&mut self, window: StepTimes, now: Instant, is_waiting: bool) {
+    fn try_another(&mut self, window: StepTimes, now: Instant) {
         let is_due = |pause| self.tried_at.is_none_or(|at| now >= at + pause);
-        let more = self.idx.checked_sub(1).filter(|_| is_due(if is_waiting { PAUSE_MAX } else { self.pause }));
-        let may_be_fewer = is_waiting && self.idx + 1 < self.numbers.len() && is_due(self.pause);
+        let more = self.idx.checked_sub(1).filter(|_| is_due(if self.is_waiting { PAUSE_MAX } else { self.pause }));
+        let may_be_fewer = self.is_waiting && self.idx + 1 < self.numbers.len() && is_due(self.pause);
         let fewer = may_be_fewer.then_some(self.idx + 1);
         let other = if self.last_was_fewer { more.or(fewer) } else { fewer.or(more) };
         let Some(other) = other else { return };
@@ -198,8 +197,8 @@ impl StepTimes {
         self.total >= time_min
     }
 
-    /// Returns whether these steps have taken so long that the window cannot be clearly faster, even if its further steps
-    /// take no time.
+    /// Returns whether these steps have taken so long that the window cannot be clearly faster, even if its further
+    /// steps take no time.
     fn cannot_be_faster_than(&self, other: &Self) -> bool {
         let part = f64::from(self.n_steps) / f64::from(WINDOW_STEPS);
         part < 1.0 && self.ratio_to(other).is_some_and(|ratio| ratio * part >= FASTER_MAX)

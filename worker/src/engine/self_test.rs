@@ -12,6 +12,7 @@
 
 mod measure;
 mod measurements;
+mod other_work;
 mod result_file;
 mod retry;
 

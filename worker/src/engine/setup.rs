@@ -116,7 +116,7 @@ pub(super) fn scheduler(
 ) -> Scheduler {
     let (batch_tokens, ubatch_tokens) = llama.batch_limits();
     let limits = schedule::ScheduleLimits {
-        room: BatchLimits { batch_tokens, ubatch_tokens, passes: passes(facts.kv_unified) },
+        room: BatchLimits { batch_tokens, ubatch_tokens, passes: passes(config) },
         decode_groups: (!facts.kv_unified).then(|| decode_groups(report)),
         listed_tokens_max: config.listed_logits_max / (facts.n_vocab as usize).max(1),
         gather_max: config.gather_max,
@@ -241,11 +241,12 @@ fn moves_idle_state(config: &EngineConfig) -> bool {
 }
 
 /// Returns whether sequences are computed together or one after the other.
-fn passes(kv_unified: bool) -> Passes {
-    if kv_unified { Passes::Together } else { Passes::Apart }
+fn passes(config: &EngineConfig) -> Passes {
+    if config.kv_unified_settled() { Passes::Together } else { Passes::Apart }
 }
 
-/// Returns the groups in which single tokens are computed, as measured; without a measurement, all tokens are one group.
+/// Returns the groups in which single tokens are computed, as measured; without a measurement, all tokens are one
+/// group.
 fn decode_groups(report: Option<&SelfTestReport>) -> DecodeGroups {
     let chosen = report.and_then(SelfTestReport::chosen);
     DecodeGroups::fastest(&chosen.map_or(Vec::new(), |chosen| chosen.figures.decode_ms()))
@@ -293,7 +294,7 @@ fn step_costs(config: &EngineConfig, report: Option<&SelfTestReport>) -> StepCos
         (false, _, true) => (Curve::new(TOKENS_AT_FIRST_GPU), Curve::new(TOKENS_AT_FIRST_GPU)),
     };
     let depth = figures.map_or(DepthCost::default(), self_test::Figures::depth);
-    let passes = if is_like_gpu { Passes::Together } else { passes(config.kv_unified_settled()) };
+    let passes = if is_like_gpu { Passes::Together } else { passes(config) };
     StepCosts { tokens, streams, passes, depth }
 }
 

@@ -5,18 +5,18 @@
 //! settings (`self_test`).
 
 use std::hint::black_box;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use llama_cpp_2::model::LlamaModel;
 use warmpath_common::ids::SlotId;
 use warmpath_worker_core::drafting::step_costs::SHALLOW_TOKENS;
 
 use super::measurements::{Figures, PROMPT_TOKENS, SHORT_TOKENS, SUFFIX_TOKENS, StateCosts, TILE_TOKENS, rounding};
+use super::other_work::OtherWork;
 use super::{MeasureOutcome, TriedSetting};
 use crate::engine::config::{EngineConfig, StartError};
 use crate::engine::kv::codec::{PayloadPart, Sections, StateLayout};
 use crate::engine::llama::{Llama, Logits, StateError};
-use crate::engine::processors::ProcessorWaits;
 
 /// Maximum number of cached tokens of each slot.
 ///
@@ -49,12 +49,6 @@ const N_TRANSFERS: u32 = 3;
 /// Maximum difference between the two fastest runs, relative to the fastest. Source: half of the smallest difference
 /// that changes a decision (`ROUNDING_GAIN_MIN`).
 const SPREAD_MAX: f64 = 0.05;
-/// Share of its time in which a thread waits for a processor on a machine without other work, at most. Source: on a
-/// quiet machine it is below 0.1; above this, other programs have slowed the steps.
-const WAITING_MAX: f64 = 0.25;
-/// Shortest time after which waits are judged. Source: some time slices of a scheduler.
-const MONITORED_MIN: Duration = Duration::from_millis(100);
-
 /// Limit at which measuring stops.
 #[derive(Clone, Copy)]
 pub(super) struct Limit<'a> {
@@ -434,42 +428,10 @@ fn ms(began: Instant) -> f64 {
     (began.elapsed().as_secs_f64() * 1e6).round() / 1e3
 }
 
-/// Monitor of the time in which the process's threads wait for a processor, if the system reports it.
-struct OtherWork {
-    n_threads: f64,
-    waits: ProcessorWaits,
-    began: Instant,
-    /// Waits when it began; `None` if nothing is monitored.
-    waited_before: Option<Duration>,
-}
-
-impl OtherWork {
-    /// Returns the monitor of this many threads, which should never wait.
-    fn new(n_threads: u16) -> Self {
-        Self {
-            n_threads: f64::from(n_threads),
-            waits: ProcessorWaits::default(),
-            began: Instant::now(),
-            waited_before: None,
-        }
-    }
-
-    fn start(&mut self) {
-        (self.began, self.waited_before) = (Instant::now(), self.waits.total());
-    }
-
-    /// Returns whether other programs have taken processors from the threads since the start.
-    fn is_seen(&mut self) -> bool {
-        let (took, before) = (self.began.elapsed(), self.waited_before);
-        let waited = before.and_then(|before| Some(self.waits.total()?.saturating_sub(before)));
-        let is_long_enough = took >= MONITORED_MIN;
-        is_long_enough
-            && waited.is_some_and(|waited| waited.as_secs_f64() > WAITING_MAX * took.as_secs_f64() * self.n_threads)
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use warmpath_bench::model::Preset;
 
     use super::super::tests::config;
@@ -485,8 +447,7 @@ mod tests {
         let Ok(mut bench) = MeasuredContext::open(&model, &config, limit) else { panic!("no context") };
         // As if other programs had taken processors for a second: any wait is more than these threads may have.
         let began = Instant::now().checked_sub(Duration::from_secs(1)).expect("the machine runs for a second");
-        bench.other_work = OtherWork { n_threads: -1.0, began, ..OtherWork::new(1) };
-        bench.other_work.waited_before = Some(Duration::ZERO);
+        bench.other_work = OtherWork::seen_since(began);
         assert!(matches!(bench.decode_ms(1), Err(Stop::Disturbed)));
     }
 

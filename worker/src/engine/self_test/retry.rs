@@ -19,8 +19,8 @@ use crate::engine::handle::{EngineCommand, EngineShared, EngineView};
 /// Time without a request before measuring. Source: a chat's next turn usually comes later.
 const IDLE_MIN: Duration = Duration::from_secs(5);
 
-/// Longest pause after an attempt in vain; it begins with [`IDLE_MIN`] and doubles. Source: an attempt on a busy machine
-/// takes half a second.
+/// Longest pause after an attempt without a result; it begins with [`IDLE_MIN`] and doubles. Source: an attempt on a
+/// busy machine takes half a second.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// Interval of looking for requests and for the engine's end. Source: a tenth of a second is not noticed by those who
