@@ -66,7 +66,20 @@ pub(super) fn tensors(spec: &Spec, seed: u64, tokenizer: &Tokenizer) -> Vec<Tens
 
 /// Returns how many tokens state channel `n` remembers: 4, 12, 35, 102, 300, 880, 2585, 7590.
 fn memory_tokens(n: usize) -> f32 {
-    4.0 * 2.94_f32.powi(n as i32)
+    4.0 * power(2.94, n)
+}
+
+/// Returns `base` to the power of `n`, rounded alike in every build; how `powi` rounds depends on the optimization.
+fn power(mut base: f32, mut n: usize) -> f32 {
+    let mut power = 1.0;
+    while n > 0 {
+        if n % 2 == 1 {
+            power *= base;
+        }
+        base *= base;
+        n /= 2;
+    }
+    power
 }
 
 fn decay(name: &str, inner: usize) -> Tensor {
