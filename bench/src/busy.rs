@@ -181,6 +181,7 @@ impl Contender {
 }
 
 /// Measures all contenders alone and in a scenario, and prints a table.
+#[expect(clippy::print_stdout, reason = "the report is the command's output")]
 async fn measure(
     args: &BusyArgs,
     (scenario, n_streams): (Scenario, u32),
