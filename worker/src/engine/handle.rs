@@ -69,8 +69,9 @@ pub(crate) struct EngineShared {
     /// Tenants of past requests. The lock is held for one look-up, never across `.await`.
     pub tenants: Mutex<Tenants>,
     pub stopped: watch::Receiver<()>,
-    /// Join handle of the thread, taken by the first caller that joins; never locked across `.await`.
-    pub thread: Mutex<Option<JoinHandle<()>>>,
+    /// Threads that compute: the engine's, and that of a repeated self-test. The first caller that joins takes them;
+    /// never locked across `.await`.
+    pub threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl EngineShared {
@@ -189,6 +190,11 @@ impl EngineHandle {
         Arc::downgrade(&self.shared)
     }
 
+    /// Adds a thread that must end before the process does.
+    pub(super) fn add_thread(&self, thread: JoinHandle<()>) {
+        self.shared.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+    }
+
     /// Announces a request whose submission will follow. An idle engine that receives another submission waits briefly
     /// for this one, and computes both in one step.
     pub fn announce(&self) -> ArrivalGuard {
@@ -293,10 +299,10 @@ impl EngineHandle {
         self.shared.view.hands_over.store(false, Ordering::Release);
         self.wake();
         self.stopped().await;
-        let thread = self.shared.thread.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-        if let Some(thread) = thread {
-            let _ = tokio::task::spawn_blocking(move || thread.join()).await;
-        }
+        // A process that ends while llama.cpp computes may crash.
+        let threads = std::mem::take(&mut *self.shared.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        let join = move || threads.into_iter().for_each(|thread| drop(thread.join()));
+        let _ = tokio::task::spawn_blocking(join).await;
     }
 
     /// Returns once the engine thread has ended, for whatever reason.

@@ -116,10 +116,10 @@ pub(super) fn start(
         sends: Arc::new(Places::new(SENDS_MAX)),
         view,
         stopped,
-        thread: Mutex::new(Some(thread)),
+        threads: Mutex::new(vec![thread]),
     });
-    if let Some(retry) = retry {
-        retry.spawn(engine.weak());
+    if let Some(thread) = retry.and_then(|retry| retry.spawn(engine.weak())) {
+        engine.add_thread(thread);
     }
     Ok(engine)
 }

@@ -6,6 +6,7 @@
 
 use std::sync::Weak;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
@@ -49,13 +50,11 @@ impl Retry {
         Self { config: config.clone(), running: expected(settled), remembered, key }
     }
 
-    /// Starts the thread, which ends with a result or with the engine. If it cannot be started, the next start of the
-    /// worker measures.
-    pub(in crate::engine) fn spawn(self, engine: Weak<EngineShared>) {
+    /// Starts the thread, which ends with a result, with the engine, or soon after it drains. If it cannot be started,
+    /// the next start of the worker measures.
+    pub(in crate::engine) fn spawn(self, engine: Weak<EngineShared>) -> Option<JoinHandle<()>> {
         let spawned = std::thread::Builder::new().name("self-test".to_owned()).spawn(move || self.run(&engine));
-        if let Err(error) = spawned {
-            warn!(%error, "the self-test is not repeated");
-        }
+        spawned.inspect_err(|error| warn!(%error, "the self-test is not repeated")).ok()
     }
 
     fn run(self, engine: &Weak<EngineShared>) {
@@ -241,15 +240,20 @@ mod tests {
         let config = EngineConfig { self_test: SelfTest::Skip, ..config(Preset::Tiny, None) };
         let engine = Engine::start(config.clone(), |_| true, mpsc::unbounded_channel().0).unwrap();
         let key = ResultKey::of(Fingerprint([7; 32]), &config);
-        let retry = Retry::new((&config, &config), Remembered::new(None), key);
+        let retry = || Retry::new((&config, &config), Remembered::new(None), key.clone());
         let coming = engine.announce();
         assert!(!is_idle(&engine.shared.view));
-        assert_eq!(retry.attempt(&engine.weak()), None);
+        assert_eq!(retry().attempt(&engine.weak()), None);
         drop(coming);
         assert!(is_idle(&engine.shared.view) && wait_until_idle(&engine.weak(), LOOK));
+        let thread = retry().spawn(engine.weak()).expect("a thread");
+        engine.add_thread(thread);
+        engine.drain(Duration::from_secs(60), std::future::ready(())).await;
+        assert_eq!(engine.shared.threads.lock().unwrap().len(), 0, "the drain has joined all threads");
+        assert!(!wait_until_idle(&engine.weak(), LOOK));
         let weak = engine.weak();
         drop(engine);
         assert!(!wait_until_idle(&weak, LOOK));
-        assert_eq!(retry.attempt(&weak), None);
+        assert_eq!(retry().attempt(&weak), None);
     }
 }
