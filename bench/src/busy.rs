@@ -7,9 +7,9 @@
 //! All servers of a situation run at the same time and are asked in turn, round by round, so that a noisy machine
 //! affects all of them. Not here: quiet machines (`worker_bench`).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
@@ -20,13 +20,11 @@ use crate::client::{ChatClient, Message};
 use crate::figures::{Figures, FiguresArgs, Measure, Row, Unit};
 use crate::fleet::{Server, bin_dir};
 use crate::model::real::ModelChoice;
-use crate::peers;
+use crate::peers::{self, LOAD_TIMEOUT};
 use crate::prompts::words;
 use crate::summary::median;
 use crate::worker_bench::Peer;
 
-/// Time in which a model must be loaded, and in which a server must end.
-const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
 /// Context of a slot. Units: tokens.
 const SLOT_CONTEXT_TOKENS: u32 = 2048;
 /// Number of slots of each server.
@@ -48,7 +46,7 @@ pub struct BusyArgs {
     /// Server to compare with; it is built first if it is missing. The default is to measure only the worker.
     #[arg(long, value_name = "PEER")]
     against: Option<Peer>,
-    /// Situation to measure; may be repeated. The default is all that this user may make: a limit needs root.
+    /// Situation to measure; may be repeated. The default is all; a limit needs root.
     #[arg(long = "scenario", value_name = "NAME")]
     scenarios: Vec<Scenario>,
     /// Number of busy loops.
@@ -139,7 +137,7 @@ pub async fn run(args: &BusyArgs) -> anyhow::Result<()> {
 
 /// Returns the servers to compare. The first start of a worker decides about attention and buffers, on the quiet
 /// machine.
-async fn contenders(args: &BusyArgs, self_test_cache: &std::path::Path) -> anyhow::Result<Vec<Contender>> {
+async fn contenders(args: &BusyArgs, self_test_cache: &Path) -> anyhow::Result<Vec<Contender>> {
     let n_processors = std::thread::available_parallelism()?.get();
     let common = [
         ("--model", args.model.file()?.display().to_string()),
@@ -155,7 +153,7 @@ async fn contenders(args: &BusyArgs, self_test_cache: &std::path::Path) -> anyho
         Contender { name, program: program.clone(), args: [own, &common, &threads].concat() }
     };
     let mut contenders = vec![of("worker", &worker, n_processors, &own), of("worker, 1 thread", &worker, 1, &own)];
-    let mut tested = contenders[0].start(None).await?;
+    let (mut tested, _) = contenders[0].start(None).await?;
     if let Some(Peer::LlamaServer) = args.against {
         let program = peers::llama_server()?;
         let own = ["--host", "127.0.0.1", "--port", "0"].map(str::to_owned);
@@ -168,15 +166,13 @@ async fn contenders(args: &BusyArgs, self_test_cache: &std::path::Path) -> anyho
 }
 
 impl Contender {
-    async fn start(&self, cgroup: Option<&Cgroup>) -> anyhow::Result<Server> {
+    async fn start(&self, cgroup: Option<&Cgroup>) -> anyhow::Result<(Server, ChatClient)> {
         let (program, mut args) = match cgroup {
             Some(cgroup) => cgroup.command(&self.program),
             None => (self.program.clone(), Vec::new()),
         };
         args.extend_from_slice(&self.args);
-        let mut server = Server::start(self.name, &program, &args).await?;
-        server.answers("/health", LOAD_TIMEOUT).await?;
-        Ok(server)
+        peers::start_warm(self.name, &program, &args).await
     }
 }
 
@@ -200,9 +196,7 @@ async fn measure(
     for contender in contenders {
         let mut kind = Running { name: contender.name, servers: Vec::new(), clients: Vec::new() };
         for _ in 0..scenario.n_servers() {
-            let server = contender.start(cgroup).await?;
-            let client = ChatClient::new(&server.base_url(), None)?;
-            client.ask_exactly(&[Message::new("user", "ready?")], 2).await.context("asking for a first word")?;
+            let (server, client) = contender.start(cgroup).await?;
             kind.servers.push(server);
             kind.clients.push(client);
         }

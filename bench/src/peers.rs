@@ -14,10 +14,13 @@ use anyhow::Context as _;
 use clap::ValueEnum;
 use tempfile::TempDir;
 
+use crate::client::{ChatClient, Message};
 use crate::fleet::Server;
 
 /// Root of the source tree.
 pub const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+/// Time in which a model must be loaded, and in which its server must end.
+pub const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
 /// Time in which a peer must respond for the first time.
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// Time in which a peer must end after SIGTERM.
@@ -265,6 +268,18 @@ async fn smg(address: SocketAddr, workers: &[SocketAddr]) -> anyhow::Result<Serv
     args.extend(["--log-level", "error", "--worker-urls"].map(str::to_owned));
     args.extend(workers.iter().map(|worker| format!("http://{worker}")));
     Server::start_at("smg", &peer("smg/bin/python"), &args, address).await
+}
+
+/// Starts a worker or llama-server, waits until it has loaded its model, and sends it a first request, so that nothing
+/// is measured on first use.
+///
+/// Errors: it does not start or does not respond; its log is in the message.
+pub async fn start_warm(name: &str, program: &Path, args: &[String]) -> anyhow::Result<(Server, ChatClient)> {
+    let mut server = Server::start(name, program, args).await?;
+    server.answers("/health", LOAD_TIMEOUT).await?;
+    let client = ChatClient::new(&server.base_url(), None)?;
+    client.ask_exactly(&[Message::new("user", "ready?")], 2).await.context("asking for a first word")?;
+    Ok((server, client))
 }
 
 /// Starts llama-server on `model` with further flags and waits until it responds.

@@ -159,10 +159,8 @@ pub fn simulate(args: &SimArgs, policies: &[Policy]) -> anyhow::Result<Vec<Outco
     anyhow::ensure!(args.spread.is_finite() && args.spread >= 0.0, "a tick is a time");
     trace.spread(args.spread, args.seed);
     let workers = fleet(args, &trace)?;
-    let capacity_per_s: f64 = workers.iter().map(|worker| worker.prefill_tokens_per_s).sum();
-    let duration_s = trace.duration_s();
-    if duration_s > 0.0 && args.sessions_per_s.is_none() {
-        trace.stretch(trace.prompt_tokens() as f64 / (args.load * capacity_per_s) / duration_s);
+    if args.sessions_per_s.is_none() {
+        stretch(&mut trace, args.load, &workers);
     }
     siblings::add(&mut trace, args.bursts)?;
     let n_blocks: u64 = workers.iter().map(|worker| worker.n_blocks_max).sum();
@@ -186,6 +184,15 @@ pub fn simulate(args: &SimArgs, policies: &[Policy]) -> anyhow::Result<Vec<Outco
         Ok(outcome::outcome(&trace, &scene, (&history, lru), limit))
     };
     policies.iter().map(outcome).collect()
+}
+
+/// Stretches the times of a trace so that it is this load for the workers.
+fn stretch(trace: &mut Trace, load: f64, workers: &[worker::Shape]) {
+    let capacity_per_s: f64 = workers.iter().map(|worker| worker.prefill_tokens_per_s).sum();
+    let duration_s = trace.duration_s();
+    if duration_s > 0.0 {
+        trace.stretch(trace.prompt_tokens() as f64 / (load * capacity_per_s) / duration_s);
+    }
 }
 
 fn read(args: &SimArgs) -> anyhow::Result<Trace> {

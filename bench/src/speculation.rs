@@ -14,20 +14,16 @@ mod sessions;
 mod tasks;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 
 use self::cost_curve::CostCurve;
-use crate::client::{ChatClient, Message};
+use crate::client::ChatClient;
 use crate::fleet::{Server, bin_dir};
 use crate::model::real::ModelChoice;
-use crate::peers;
+use crate::peers::{self, LOAD_TIMEOUT};
 use crate::worker_bench::Peer;
 
-/// Time in which a model must be loaded.
-const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
 /// Context of a slot. Units: tokens.
 const SLOT_CONTEXT_TOKENS: u32 = 8192;
 /// Longest answer. Units: tokens.
@@ -170,10 +166,7 @@ async fn start(args: &SpeculationArgs, n_streams: u16, self_test_cache: &Path) -
 
 impl Contender {
     async fn start(name: String, program: &Path, args: &[String]) -> anyhow::Result<Self> {
-        let mut server = Server::start(&name, program, args).await?;
-        server.answers("/health", LOAD_TIMEOUT).await?;
-        let client = ChatClient::new(&server.base_url(), None)?;
-        client.ask_exactly(&[Message::new("user", "ready?")], 2).await.context("asking for a first word")?;
+        let (server, client) = peers::start_warm(&name, program, args).await?;
         Ok(Self { name, server, client })
     }
 }

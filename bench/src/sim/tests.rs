@@ -211,8 +211,7 @@ fn a_worker_that_becomes_ten_times_slower_soon_computes_little() {
         let args = SimArgs { speeds: vec![1.0], load: 0.5, slow, requests: 3000, ..args(shape) };
         let mut trace = read(&args).unwrap();
         let workers = fleet(&args, &trace).unwrap();
-        let capacity_per_s: f64 = workers.iter().map(|worker| worker.prefill_tokens_per_s).sum();
-        trace.stretch(trace.prompt_tokens() as f64 / (args.load * capacity_per_s) / trace.duration_s());
+        stretch(&mut trace, args.load, &workers);
         trace.requests.retain(|request| request.at_s < 62.0);
         let scene = Scene { workers, changes: changes(&args).unwrap(), ..scene("predicted-ttft", 4) };
         let served = world::run(&trace, &scene).served;

@@ -5,17 +5,13 @@
 //! really cold, with the same model, slots, threads and context.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::Context as _;
 use serde_json::Value;
 
-use crate::client::{ChatClient, Message};
+use crate::client::ChatClient;
 use crate::fleet::Server;
-use crate::peers;
-
-/// Time in which a model must be loaded, and in which a server must end.
-const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
+use crate::peers::{self, LOAD_TIMEOUT};
 
 /// One of the servers that are compared, with its settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -152,10 +148,7 @@ pub struct Running {
 
 impl Running {
     async fn start(contender: Contender, program: &Path, args: &[String]) -> anyhow::Result<Self> {
-        let mut server = Server::start(contender.name(), program, args).await?;
-        server.answers("/health", LOAD_TIMEOUT).await?;
-        let client = ChatClient::new(&server.base_url(), None)?;
-        client.ask_exactly(&[Message::new("user", "ready?")], 2).await.context("asking for a first word")?;
+        let (server, client) = peers::start_warm(contender.name(), program, args).await?;
         Ok(Self { server, client })
     }
 

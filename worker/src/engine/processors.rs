@@ -155,7 +155,7 @@ impl StepThreads {
 }
 
 /// Returns the waits between two readings; `None` if the system does not report them.
-fn since(total: Option<Duration>, before: Option<Duration>) -> Option<Duration> {
+pub(super) fn since(total: Option<Duration>, before: Option<Duration>) -> Option<Duration> {
     Some(total?.saturating_sub(before?))
 }
 

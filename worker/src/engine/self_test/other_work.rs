@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::engine::processors::ProcessorWaits;
+use crate::engine::processors::{ProcessorWaits, since};
 
 /// Share of its time in which a thread waits for a processor on a machine without other work, at most. Source: on a
 /// quiet machine it is below 0.1; above this, other programs have slowed the steps.
@@ -42,10 +42,11 @@ impl OtherWork {
 
     /// Returns whether other programs have taken processors from the threads since the start.
     pub(super) fn is_seen(&mut self) -> bool {
-        let (took, before) = (self.began.elapsed(), self.waited_before);
-        let waited = before.and_then(|before| Some(self.waits.total()?.saturating_sub(before)));
-        let is_long_enough = took >= MONITORED_MIN;
-        is_long_enough
-            && waited.is_some_and(|waited| waited.as_secs_f64() > WAITING_MAX * took.as_secs_f64() * self.n_threads)
+        let took = self.began.elapsed();
+        if took < MONITORED_MIN {
+            return false;
+        }
+        let waited = since(self.waits.total(), self.waited_before);
+        waited.is_some_and(|waited| waited.as_secs_f64() > WAITING_MAX * took.as_secs_f64() * self.n_threads)
     }
 }
