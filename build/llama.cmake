@@ -22,6 +22,14 @@ endfunction()
 
 # Runs when every target is defined. One may be missing: cargo features select them.
 function(warmpath_shorten)
+    # The profile of cargo: demo and tests spend little time in chat formats and in the preparation of media.
+    if("$ENV{PROFILE}" STREQUAL "debug")
+        foreach(target IN ITEMS llama-common mtmd)
+            if(TARGET ${target})
+                target_compile_options(${target} PRIVATE -O1)
+            endif()
+        endforeach()
+    endif()
     if(TARGET llama-common)
         # Command line, downloads and console of llama.cpp's own programs, which nothing else of the library calls.
         get_target_property(sources llama-common SOURCES)
