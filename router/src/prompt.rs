@@ -60,11 +60,6 @@ const READ_HERE_BYTES_MAX: usize = 256 << 10;
 /// 60,000 instructions, two milliseconds ([`warmpath_prompt::TEMPLATE_FUEL_MAX`]).
 const RENDERED_HERE_MESSAGES_MAX: usize = 128;
 
-/// Longest new text that is tokenized on the thread that read it. Units: bytes.
-///
-/// Source: docs/decisions/0021-prompt-path.md: moving to another thread and back takes as long as some kilobytes.
-const TOKENIZED_HERE_BYTES_MAX: usize = 4096;
-
 /// Kind of an endpoint, which decides the form of the prompt in the body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndpointKind {
@@ -227,7 +222,7 @@ impl PromptPool {
             return self.finish_elsewhere(fleet, || Ok(request)).await;
         }
         request.render(fleet)?;
-        if request.stage.unseen_bytes() > TOKENIZED_HERE_BYTES_MAX {
+        if !request.stage.is_quick() {
             return self.finish_elsewhere(fleet, || Ok(request)).await;
         }
         Ok(request.finish(&self.chains))

@@ -7,6 +7,8 @@
 
 use std::collections::HashSet;
 
+use warmpath_tokenizer::alphabet::{byte_of, spelled};
+
 /// Kinds of vocabularies whose tokens cover every byte of a text, by their names in model files.
 ///
 /// Source: llama.cpp's tokenizers. The tokenizers of other kinds drop white space or accents (bert, t5) or have one
@@ -146,31 +148,6 @@ fn pair(first: u8, second: u8) -> usize {
     usize::from(first) << 8 | usize::from(second)
 }
 
-/// Returns the character by which byte-level vocabularies spell a byte.
-///
-/// Source: GPT-2's `bytes_to_unicode`: visible characters stand for themselves; the other bytes are mapped to U+0100
-/// and above.
-fn spelled(byte: u8) -> char {
-    let shift = match byte {
-        b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff => return char::from(byte),
-        0..=0x20 => 0x100 + u32::from(byte),
-        0x7f..=0xa0 => 0x121 + u32::from(byte) - 0x7f,
-        0xad => 0x143,
-    };
-    char::from_u32(shift).expect("these are characters")
-}
-
-/// Returns the byte that a character spells in byte-level vocabularies, if it spells one.
-fn byte_of(character: char) -> Option<u8> {
-    match u32::from(character) {
-        code @ (0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) => u8::try_from(code).ok(),
-        code @ 0x100..=0x120 => u8::try_from(code - 0x100).ok(),
-        code @ 0x121..=0x142 => u8::try_from(code - 0x121 + 0x7f).ok(),
-        0x143 => Some(0xad),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -185,14 +162,6 @@ mod tests {
         let bytes = all_bytes();
         let spellings: Vec<&str> = bytes.iter().map(String::as_str).chain(words.iter().copied()).collect();
         LeastTokens::of(BYTE_LEVEL, &spellings).expect("every byte has a token")
-    }
-
-    #[test]
-    fn every_byte_is_mapped_to_its_own_character_and_back() {
-        let characters: HashSet<char> = (0..=u8::MAX).map(spelled).collect();
-        assert_eq!(characters.len(), 256);
-        assert!((0..=u8::MAX).all(|byte| byte_of(spelled(byte)) == Some(byte)));
-        assert_eq!((spelled(b' '), spelled(b'\n'), spelled(0x7f), spelled(0xa0)), ('Ġ', 'Ċ', 'ġ', 'ł'));
     }
 
     #[test]

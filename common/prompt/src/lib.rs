@@ -1,14 +1,14 @@
 //! From a request to the prompt's tokens, the same in router and worker: chat template, control tokens, tokenizer.
 //!
 //! A template renders the request's text. Control tokens are recognized only where the template wrote them. The
-//! fragments between them are tokenized one by one and cached, so a long chat costs only its new text. New text is
-//! tokenized word by word if the vocabulary allows it.
+//! fragments between them are tokenized one by one and cached, so a long chat costs only its new text.
 //!
 //! Not here: the use of the tokens (block hashes are in `warmpath-common`, the engine is the worker's).
 
 mod answers;
 mod backend;
 mod builtin;
+mod byte_pair;
 mod calls;
 mod cancel;
 mod caps;

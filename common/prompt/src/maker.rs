@@ -60,6 +60,13 @@ pub struct Prompt {
 /// Source: own choice: a portion takes some milliseconds.
 const PORTION_TOKENS: usize = 32 << 10;
 
+/// Longest text that is tokenized in a millisecond or two. Units: bytes. Source: docs/decisions/0021-prompt-path.md: 60
+/// ns for a byte of Japanese or Chinese, the slowest.
+const QUICK_BYTES_MAX: usize = 16 << 10;
+
+/// The same where llama.cpp tokenizes, which takes half a microsecond for a byte.
+const QUICK_BYTES_MAX_OF_LLAMA: usize = 4 << 10;
+
 /// Maker of prompts for one model.
 #[derive(Debug)]
 pub struct PromptMaker {
@@ -201,11 +208,17 @@ impl PromptMaker {
         tokens
     }
 
-    /// Returns the length of the longest part of a text that [`Self::tokenize`] cannot cut. Units: bytes.
+    /// Returns the length of the longest part of a text that llama.cpp tokenizes and [`Self::tokenize`] cannot cut.
     ///
-    /// Cost: O(n).
+    /// Units: bytes. Cost: O(n).
     pub fn longest_portion(&self, text: &str) -> usize {
         self.vocabulary.longest_portion(text)
+    }
+
+    /// Returns the length up to which tokenizing a text takes no longer than moving the work to another thread and back
+    /// is worth. Units: bytes.
+    pub fn quick_bytes_max(&self) -> usize {
+        if self.vocabulary.byte_pair.is_some() { QUICK_BYTES_MAX } else { QUICK_BYTES_MAX_OF_LLAMA }
     }
 
     /// Returns the text of `tokens`: control tokens are spelled out, invalid UTF-8 is replaced.

@@ -10,15 +10,17 @@ use llama_cpp_2::model::params::LlamaModelParams;
 use llama_cpp_2::token::LlamaToken;
 use llama_cpp_2::token_type::LlamaTokenAttr;
 use warmpath_common::ids::Token;
+use warmpath_gguf::Header;
 
 use crate::backend::backend;
+use crate::byte_pair::BytePair;
 use crate::cancel::end_if_cancelled;
 use crate::error::OpenError;
 use crate::least_tokens::{LeastTokens, Tokenizer};
 use crate::partition::Special;
 use crate::runs;
 use crate::template_kwargs::TemplateKwargs;
-use crate::words::{self, Words, allows_cuts};
+use crate::words::{self, allows_cuts};
 
 /// Length of a portion, if the text may be cut at its end: cancelled work ends after a portion. Units: bytes.
 ///
@@ -99,8 +101,8 @@ pub struct FimTokens {
 enum Cuts {
     /// No place is known.
     Nowhere,
-    /// Words' ends, in byte-pair encoding; each word is tokenized once.
-    Words(Words),
+    /// Words' ends, in byte-pair encoding.
+    Words,
     /// Words' ends, in SentencePiece's encoding.
     SentencePieces {
         /// Whether llama.cpp puts a space before each text; it must then be left out before each portion except the
@@ -121,6 +123,8 @@ pub(crate) struct Vocabulary {
     /// Tokens that the vocabulary puts after every text.
     pub suffix: Vec<Token>,
     cuts: Cuts,
+    /// Tokenizer that llama.cpp is not needed for; `None` if the vocabulary has no such.
+    pub byte_pair: Option<BytePair>,
     /// Whether long runs of one kind of character are cut, because llama.cpp would end the process on them.
     cuts_runs: bool,
     /// Lower bound on the number of a text's tokens; `None` if they may stand for texts of any length.
@@ -157,6 +161,7 @@ impl Vocabulary {
             prefix,
             suffix,
             cuts,
+            byte_pair: None,
             cuts_runs,
             least_tokens,
             tools_first,
@@ -166,7 +171,24 @@ impl Vocabulary {
         vocabulary.cuts = vocabulary.find_cuts();
         vocabulary.find_affixes();
         vocabulary.least_tokens = vocabulary.find_least_tokens();
+        vocabulary.byte_pair = vocabulary.find_byte_pair(&header, path);
         Ok(vocabulary)
+    }
+
+    /// Returns the tokenizer that llama.cpp is not needed for, if its tokens are the same.
+    fn find_byte_pair(&self, header: &Header, path: &Path) -> Option<BytePair> {
+        let path = path.display();
+        let byte_pair = BytePair::of(header, &self.specials()).unwrap_or_else(|reason| {
+            tracing::debug!(%path, %reason, "llama.cpp tokenizes this vocabulary's texts");
+            None
+        })?;
+        let spellings = (0..self.info.n_vocab).map(|token| self.piece(token));
+        let compared = byte_pair.compare(spellings, |text| self.tokenize(text, AddSpecial::No, ParseSpecial::No));
+        if let Err(text) = compared {
+            tracing::warn!(%path, text, "tokens differ from llama.cpp's, which tokenizes this vocabulary's texts");
+            return None;
+        }
+        Some(byte_pair)
     }
 
     /// Determines what the vocabulary puts around a text by comparing one text tokenized both ways.
@@ -208,7 +230,7 @@ impl Vocabulary {
             return Cuts::Nowhere;
         }
         match kind.as_str() {
-            "gpt2" | "gemma4" => Cuts::Words(Words::default()),
+            "gpt2" | "gemma4" => Cuts::Words,
             SENTENCE_PIECE => self.find_cuts_between_sentence_pieces(),
             _ => Cuts::Nowhere,
         }
@@ -225,10 +247,10 @@ impl Vocabulary {
         if found_first.any(reaches_across) { Cuts::Nowhere } else { Cuts::SentencePieces { adds_space } }
     }
 
-    /// Returns whether texts are cut at words, each of which is tokenized once.
+    /// Returns whether texts are cut at words' ends, as in byte-pair encoding.
     #[cfg(test)]
     pub fn cuts_at_words(&self) -> bool {
-        matches!(self.cuts, Cuts::Words(_))
+        matches!(self.cuts, Cuts::Words)
     }
 
     /// Returns whether texts are cut into portions.
@@ -244,10 +266,9 @@ impl Vocabulary {
 
     /// Returns the tokens of a portion of a text without control tokens.
     pub fn tokenize_portion(&self, portion: &str) -> Vec<Token> {
-        let tokenize = |text: &str| self.tokenize(text, AddSpecial::No, ParseSpecial::No);
-        match &self.cuts {
-            Cuts::Words(words) => words.tokens(portion, tokenize),
-            Cuts::Nowhere | Cuts::SentencePieces { .. } | Cuts::Spaces => tokenize(portion),
+        match &self.byte_pair {
+            Some(byte_pair) => byte_pair.tokenize(portion),
+            None => self.tokenize(portion, AddSpecial::No, ParseSpecial::No),
         }
     }
 
@@ -270,8 +291,11 @@ impl Vocabulary {
         })
     }
 
-    /// Returns the length of the longest part of a text that is tokenized at once. Units: bytes.
+    /// Returns the length of the longest part of a text that llama.cpp tokenizes at once. Units: bytes.
     pub fn longest_portion(&self, text: &str) -> usize {
+        if self.byte_pair.is_some() {
+            return 0;
+        }
         self.portions(text).map(str::len).max().unwrap_or(0)
     }
 
@@ -279,7 +303,7 @@ impl Vocabulary {
     fn without_added_space<'t>(&self, portion: &'t str) -> &'t str {
         match self.cuts {
             Cuts::SentencePieces { adds_space: true } => portion.strip_prefix(' ').unwrap_or(portion),
-            Cuts::Nowhere | Cuts::Words(_) | Cuts::SentencePieces { adds_space: false } | Cuts::Spaces => portion,
+            Cuts::Nowhere | Cuts::Words | Cuts::SentencePieces { adds_space: false } | Cuts::Spaces => portion,
         }
     }
 
@@ -287,7 +311,7 @@ impl Vocabulary {
     /// tokens.
     fn beginning<'t>(&self, text: &'t str, bytes_min: usize) -> Option<&'t str> {
         match &self.cuts {
-            Cuts::Words(_) | Cuts::SentencePieces { .. } => words::beginning(text, bytes_min),
+            Cuts::Words | Cuts::SentencePieces { .. } => words::beginning(text, bytes_min),
             Cuts::Spaces => words::beginning_before_space(text, bytes_min),
             Cuts::Nowhere => None,
         }

@@ -50,12 +50,12 @@ impl PromptStage {
         }
     }
 
-    /// Returns the length of the rendered text that has yet to be tokenized. Units: bytes.
-    pub(super) fn unseen_bytes(&self) -> usize {
+    /// Returns whether the rest is tokenized in less time than moving it to another thread would be worth.
+    pub(super) fn is_quick(&self) -> bool {
         match self {
-            Self::Rendered(_, begun) => begun.unseen_bytes(),
-            Self::Raw(_, prompt) => prompt.n_bytes(),
-            Self::Parsed(_) | Self::Tokens(_) | Self::Unknown(_) => 0,
+            Self::Rendered(vocabulary, begun) => begun.unseen_bytes() <= vocabulary.maker.quick_bytes_max(),
+            Self::Raw(vocabulary, prompt) => prompt.n_bytes() <= vocabulary.maker.quick_bytes_max(),
+            Self::Parsed(_) | Self::Tokens(_) | Self::Unknown(_) => true,
         }
     }
 

@@ -5,11 +5,12 @@ use std::path::Path;
 use super::Finding;
 
 /// Crates of the tree that each crate may use; dependencies point one way.
-const MAY_USE: [(&str, &[&str]); 16] = [
+const MAY_USE: [(&str, &[&str]); 17] = [
     ("warmpath-common", &[]),
     ("warmpath-gguf", &["warmpath-common"]),
     ("warmpath-llama-chat", &[]),
-    ("warmpath-prompt", &["warmpath-common", "warmpath-gguf", "warmpath-llama-chat"]),
+    ("warmpath-tokenizer", &["warmpath-common"]),
+    ("warmpath-prompt", &["warmpath-common", "warmpath-gguf", "warmpath-llama-chat", "warmpath-tokenizer"]),
     ("warmpath-router-core", &["warmpath-common"]),
     ("warmpath-shell", &["warmpath-common"]),
     (
@@ -76,7 +77,8 @@ const MAY_USE: [(&str, &[&str]); 16] = [
 ];
 
 /// Pure crates.
-const PURE: [&str; 4] = ["warmpath-common", "warmpath-router-core", "warmpath-worker-core", "warmpath-worker-output"];
+const PURE: [&str; 5] =
+    ["warmpath-common", "warmpath-router-core", "warmpath-tokenizer", "warmpath-worker-core", "warmpath-worker-output"];
 /// External crates that a pure crate may use: none of them does IO, reads a clock or runs async code.
 const PURE_MAY_USE: [&str; 13] = [
     "arc-swap",

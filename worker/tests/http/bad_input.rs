@@ -105,20 +105,6 @@ async fn unreadable_bodies_are_refused_with_the_name_of_the_field() {
 }
 
 #[tokio::test]
-async fn a_text_that_takes_long_to_tokenize_is_refused() {
-    let worker = TestWorker::start("").await;
-    let (word, n_bytes) = ("a".repeat(1 << 20), 1 << 20);
-    let response = worker.post("/tokenize", &json!({"content": format!("{word}a")})).send().await.expect("a response");
-    check_response(response, &refused("content", "1048577 bytes"), "a long word").await;
-    assert!(worker.ask("/tokenize", json!({"content": word})).await["tokens"].is_array());
-    for text in ["a".repeat(n_bytes / 2), "words and words ".repeat(n_bytes / 20)] {
-        let tokens = worker.ask("/tokenize", json!({"content": text, "add_special": false})).await["tokens"].clone();
-        let spelled = worker.ask("/detokenize", json!({"tokens": tokens})).await;
-        assert_eq!(spelled["content"], text);
-    }
-}
-
-#[tokio::test]
 async fn a_prompt_over_the_context_is_refused_with_both_numbers() {
     let worker = TestWorker::start("--slots 1 --ctx-size 256").await;
     let context = worker.get_json("/props").await["default_generation_settings"]["n_ctx"].as_u64().expect("a number");

@@ -21,6 +21,20 @@ async fn check_too_long(worker: &TestWorker, (path, body): (&str, &Value), param
     assert!(error["message"].as_str().is_some_and(|text| text.contains("more than 4000 bytes")), "{path}: {answer}");
 }
 
+/// Returns the tiny model with another vocabulary.
+fn with_vocabulary(name: &str, change: impl FnOnce(&mut Writer)) -> PathBuf {
+    let mut writer = Writer::new();
+    writer.set("general.architecture", Metadata::Text("llama")).expect("a good value");
+    let header = warmpath_gguf::check(tiny()).expect("the model is intact");
+    writer.copy_keys(&header, |key| key.starts_with("tokenizer."));
+    change(&mut writer);
+    let file = |name: &str| folder().join(format!("{name}-{}.gguf", std::process::id()));
+    let (vocabulary, model) = (file(&format!("{name}-vocabulary")), file(name));
+    writer.begin(&vocabulary).and_then(TensorSink::finish).expect("it is written");
+    write_model(Preset::Tiny, 1, Some(&vocabulary), &model).expect("it is written");
+    model
+}
+
 /// Returns a model with a control token of this text in place of `<|repo_name|>`, and the token's id.
 fn with_control_token(text: &str) -> (PathBuf, usize) {
     let header = warmpath_gguf::check(tiny()).expect("the model is intact");
@@ -29,15 +43,29 @@ fn with_control_token(text: &str) -> (PathBuf, usize) {
     let mut tokens: Vec<String> = tokens.map(|token| String::from_utf8(token).expect("a text")).collect();
     let id = tokens.iter().position(|token| token == "<|repo_name|>").expect("it has this token");
     tokens[id] = text.to_owned();
-    let mut writer = Writer::new();
-    writer.set("general.architecture", Metadata::Text("llama")).expect("a good value");
-    writer.copy_keys(&header, |key| key.starts_with("tokenizer."));
-    writer.set(texts, Metadata::Texts(&tokens)).expect("a good value");
-    let file = |name: &str| folder().join(format!("{name}-{}.gguf", std::process::id()));
-    let (vocabulary, model) = (file("long-token-vocabulary"), file("long-token"));
-    writer.begin(&vocabulary).and_then(TensorSink::finish).expect("it is written");
-    write_model(Preset::Tiny, 1, Some(&vocabulary), &model).expect("it is written");
-    (model, id)
+    let change = |writer: &mut Writer| writer.set(texts, Metadata::Texts(&tokens)).expect("a good value");
+    (with_vocabulary("long-token", change), id)
+}
+
+#[tokio::test]
+async fn a_text_that_takes_llama_cpp_long_to_tokenize_is_refused() {
+    let of_llama = |writer: &mut Writer| {
+        writer.set("tokenizer.ggml.pre", Metadata::Text("falcon")).expect("a good value");
+    };
+    let worker = TestWorker::start_model(&with_vocabulary("falcon", of_llama), "").await;
+    let (word, n_bytes) = ("a".repeat(1 << 20), 1 << 20);
+    let longer = json!({"content": format!("{word}a")});
+    let (status, answer) = worker.try_ask("/tokenize", &longer).await;
+    assert_eq!((status, answer["error"]["param"].as_str()), (400, Some("content")), "{answer}");
+    assert!(answer["error"]["message"].as_str().is_some_and(|text| text.contains("1048577 bytes")), "{answer}");
+    assert!(worker.ask("/tokenize", json!({"content": word})).await["tokens"].is_array());
+    let ours = TestWorker::start("").await;
+    assert!(ours.ask("/tokenize", longer).await["tokens"].is_array(), "without llama.cpp it takes milliseconds");
+    for text in ["a".repeat(n_bytes / 2), "words and words ".repeat(n_bytes / 20)] {
+        let tokens = worker.ask("/tokenize", json!({"content": text, "add_special": false})).await["tokens"].clone();
+        let spelled = worker.ask("/detokenize", json!({"tokens": tokens})).await;
+        assert_eq!(spelled["content"], text);
+    }
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! Tests of making prompts with real vocabularies and templates (`make fixtures` fetches them).
 
 mod breakpoints;
+mod byte_pair;
 mod growing;
 mod length;
 mod media;

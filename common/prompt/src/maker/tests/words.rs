@@ -11,12 +11,12 @@ use super::fixtures;
 use crate::vocabulary::{AddSpecial, ParseSpecial, Vocabulary};
 
 /// Every vocabulary that can be opened.
-static ALL: LazyLock<Vec<(PathBuf, Vocabulary)>> = LazyLock::new(|| {
+pub(super) static ALL: LazyLock<Vec<(PathBuf, Vocabulary)>> = LazyLock::new(|| {
     let files = std::fs::read_dir(fixtures().join("vocab")).unwrap().map(|file| file.unwrap().path());
     files.filter_map(|path| Some((path.clone(), Vocabulary::open(&path).ok()?))).collect()
 });
 
-/// Those whose texts are cut at words.
+/// Those whose texts are cut at words' ends, as in byte-pair encoding.
 static CUT_AT_WORDS: LazyLock<Vec<&(PathBuf, Vocabulary)>> =
     LazyLock::new(|| ALL.iter().filter(|(_, vocabulary)| vocabulary.cuts_at_words()).collect());
 
@@ -121,10 +121,9 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
     #[test]
-    fn words_give_the_tokens_of_the_text_in_every_vocabulary(text in prose()) {
+    fn portions_give_the_tokens_of_the_text_in_every_byte_pair_vocabulary(text in prose(), bytes_min in 0..80usize) {
         for (path, vocabulary) in CUT_AT_WORDS.iter() {
-            let whole = vocabulary.tokenize(&text, AddSpecial::No, ParseSpecial::No);
-            prop_assert_eq!(vocabulary.tokenize_plain(&text), whole, "{}: {:?}", path.display(), text);
+            prop_assert_eq!(in_portions(vocabulary, &text, bytes_min), whole(vocabulary, &text), "{}: {:?}", path.display(), text);
         }
     }
 }
