@@ -8,6 +8,7 @@ pub mod cgroup;
 pub mod changes;
 pub mod chaos;
 pub mod chat_load;
+pub mod corpora;
 pub mod event_queue;
 pub mod fake_worker;
 pub mod figures;
@@ -27,6 +28,7 @@ pub mod sounds;
 pub mod speculation;
 #[cfg(test)]
 mod testing;
+pub mod tokenize;
 pub mod transfer;
 pub mod worker_bench;
 

@@ -3,7 +3,7 @@
 use clap::{Parser, Subcommand};
 use warmpath_bench::{
     agents, busy, changes, chaos, chat_load, fleets, index_bench, load, model, overhead, policies, replicas, report,
-    resync, sim, speculation, transfer, worker_bench,
+    resync, sim, speculation, tokenize, transfer, worker_bench,
 };
 
 /// The router's allocator, so that its prefix index is measured as it is deployed.
@@ -38,6 +38,8 @@ enum Command {
     /// Measures the latency that the router adds to a request, compared with other gateways, in front of workers that
     /// answer at once.
     Overhead(overhead::OverheadArgs),
+    /// Measures the speed of tokenizing real text, compared with llama.cpp's, and checks that the tokens are the same.
+    Tokenize(tokenize::TokenizeArgs),
     /// Holds the same conversations with our fleet and with llama-servers behind other gateways, and compares them.
     Fleets(fleets::FleetsArgs),
     /// Holds the same conversations through several routers and through one, and compares the reuse.
@@ -77,6 +79,7 @@ async fn main() -> anyhow::Result<()> {
         Command::Load(args) => load::run(&args).await,
         Command::Policies(args) => policies::run(&args).await,
         Command::Overhead(args) => overhead::run(&args).await,
+        Command::Tokenize(args) => tokenize::run(&args),
         Command::Fleets(args) => fleets::run(&args).await,
         Command::Replicas(args) => replicas::run(&args).await,
         Command::Changes(args) => changes::run(&args).await,

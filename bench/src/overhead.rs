@@ -15,21 +15,20 @@ use anyhow::Context as _;
 use clap::Args;
 use comfy_table::{Table, presets};
 use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
 use tokio::task::JoinSet;
 
+use crate::corpora::{Corpus, TextKind};
 use crate::fake_worker::{FakeWorker, Likeness};
 use crate::figures::{self, Figures, FiguresArgs, Measure, Unit};
 use crate::fleet::{Server, bin_dir};
 use crate::peers::{self, Gateway};
-use crate::prompts::words;
 use crate::summary::median;
 
 /// Number of fake workers.
 const N_WORKERS: u64 = 3;
 /// Approximate size of a conversation's message. Units: bytes.
 const MESSAGE_BYTES: usize = 2048;
-/// Size of a word of our texts with the space after it. Units: bytes.
-const WORD_BYTES: usize = 7;
 /// Flags of a router whose streams are not continued at another worker.
 const WITHOUT_FAILOVER: [&str; 2] = ["--failover-max", "0"];
 /// Placeholder in a body for the new text of each request.
@@ -50,6 +49,9 @@ pub struct OverheadArgs {
     /// Sizes of a chat, in KiB.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 32, 128])]
     sizes: Vec<usize>,
+    /// Kind of the chats' text.
+    #[arg(long, value_enum, default_value_t = TextKind::Rust)]
+    text: TextKind,
     /// Tokens of each answer, which is then a stream. The default is whole answers.
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     stream_tokens: u32,
@@ -197,10 +199,11 @@ async fn measure_all(
     (model, folder): (&str, &Path),
 ) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
+    let corpus = args.text.corpus()?;
     for &kib in &args.sizes {
         for history in [Freshness::Seen, Freshness::New] {
             let script = folder.join(format!("{kib}-{history}.lua"));
-            std::fs::write(&script, lua_script(&body((model, args.stream_tokens), (kib << 10, history))))?;
+            std::fs::write(&script, lua_script(&body((model, args.stream_tokens), (kib << 10, history), &corpus)))?;
             let mut rounds: Vec<Vec<Measured>> = vec![Vec::new(); targets.len()];
             for _ in 0..args.rounds.max(1) {
                 for (idx, (name, url)) in targets.iter().enumerate() {
@@ -231,7 +234,7 @@ async fn wrk(args: &OverheadArgs, script: &Path, url: &str) -> anyhow::Result<Me
 
 /// Returns a chat of about `n_bytes`, with a placeholder where each request has new text; its answer is a stream of
 /// `stream_tokens` unless that is 0.
-fn body((model, stream_tokens): (&str, u32), (n_bytes, history): (usize, Freshness)) -> String {
+fn body((model, stream_tokens): (&str, u32), (n_bytes, history): (usize, Freshness), corpus: &Corpus) -> String {
     let n_messages = (n_bytes / MESSAGE_BYTES).max(2);
     let bytes_each = n_bytes / n_messages;
     let message = |n: usize| {
@@ -242,7 +245,9 @@ fn body((model, stream_tokens): (&str, u32), (n_bytes, history): (usize, Freshne
         };
         let is_last = n + 1 == n_messages;
         let mark = if is_last || history == Freshness::New { MARK } else { "" };
-        format!(r#"{{"role":"{role}","content":"{mark} {}"}}"#, words(n as u64, bytes_each / WORD_BYTES))
+        // The placeholder is no part of a text, and JSON's quotes are around both.
+        let text = Json::String(corpus.sample(n as u64, bytes_each).replace(MARK, "")).to_string();
+        format!(r#"{{"role":"{role}","content":"{mark} {}}}"#, &text[1..])
     };
     let messages: Vec<String> = (0..n_messages).map(message).collect();
     let (max_tokens, stream) = (stream_tokens.max(1), stream_tokens > 0);
@@ -253,7 +258,9 @@ fn body((model, stream_tokens): (&str, u32), (n_bytes, history): (usize, Freshne
 /// Returns wrk's script: each request is the body with a new number in place of every placeholder; the last output is a
 /// line of JSON.
 fn lua_script(body: &str) -> String {
-    let parts: Vec<String> = body.split(MARK).map(|part| format!("[==[{part}]==]")).collect();
+    // Lua's quotes have more equals signs than the text has in a row.
+    let equals = "=".repeat(body.split(|c| c != '=').map(str::len).max().unwrap_or(0) + 1);
+    let parts: Vec<String> = body.split(MARK).map(|part| format!("[{equals}[{part}]{equals}]")).collect();
     format!(
         r#"local parts = {{{parts}}}
 local headers = {{["Content-Type"] = "application/json"}}
@@ -313,7 +320,8 @@ mod tests {
     #[test]
     fn a_chat_is_json_of_about_its_size_and_new_where_it_says() {
         for (history, n_new) in [(Freshness::Seen, 1), (Freshness::New, 16)] {
-            let body = body(("m", 0), (32 << 10, history));
+            let made = TextKind::Made.corpus().expect("nothing is fetched");
+            let body = body(("m", 0), (32 << 10, history), &made);
             assert_eq!(body.matches(MARK).count(), n_new);
             assert!((24 << 10..36 << 10).contains(&body.len()), "{}", body.len());
             let body: Value = serde_json::from_str(&body.replace(MARK, "17")).expect("JSON");
@@ -353,7 +361,7 @@ mod tests {
 
     #[test]
     fn a_script_has_a_part_more_than_there_are_marks() {
-        let script = lua_script(&format!("a{MARK}b{MARK}c"));
-        assert!(script.starts_with("local parts = {[==[a]==],[==[b]==],[==[c]==]}"), "{script}");
+        let script = lua_script(&format!("a{MARK}b{MARK}c==]"));
+        assert!(script.starts_with("local parts = {[===[a]===],[===[b]===],[===[c==]]===]}"), "{script}");
     }
 }
