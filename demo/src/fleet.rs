@@ -376,9 +376,17 @@ impl Fleet {
     /// Errors: it does not start or does not get ready.
     pub async fn restart_router(&mut self, router_args: Vec<String>) -> anyhow::Result<()> {
         self.spec.router_args = router_args;
+        self.replace_router().await?;
+        self.router.ready(LOAD_TIMEOUT).await
+    }
+
+    /// Replaces the router by a new process, which takes requests and is not ready yet.
+    ///
+    /// Errors: it does not start.
+    pub async fn replace_router(&mut self) -> anyhow::Result<()> {
         self.router.kill().await?;
         self.router = start_router(&self.spec, &self.workers).await?;
-        self.router.ready(LOAD_TIMEOUT).await
+        Ok(())
     }
 
     /// Restarts a worker at its old address, and waits until it is ready.

@@ -171,6 +171,11 @@ pub const LOST_SILENCE: Duration = Duration::from_millis(500);
 /// ([`STOCK_ANSWER_TIMEOUT`]), and shorter than clients wait.
 pub const FIRST_CONTACT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Longest time after the start in which requests wait until the workers' vocabularies are loaded.
+///
+/// Source: own choice: twice the time that the largest one takes on a busy machine, and shorter than clients wait.
+pub const FIRST_VOCABULARIES_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Time for which a worker that discovery no longer finds keeps its `WorkerIdx` and state, without requests. Source:
 /// own choice: longer than a DNS interval or an endpoint's flap, and shorter than an operator waits.
 pub const LINGER: Duration = Duration::from_secs(30);

@@ -47,7 +47,7 @@ use self::subscriber::FleetEvents;
 use self::tracker::Tracker;
 use self::vocabulary::{Vocabularies, VocabularyKey, VocabularyState};
 use self::vocabulary_files::LoadedVocabulary;
-use crate::config::{FleetConfig, REPORTS_QUEUED_MAX, TrialConfig};
+use crate::config::{FIRST_VOCABULARIES_TIMEOUT, FleetConfig, REPORTS_QUEUED_MAX, TrialConfig};
 use crate::discovery::Discovered;
 use crate::metrics::Metrics;
 
@@ -72,6 +72,8 @@ pub struct Fleet {
     /// Whether the router was ready once. From then on a change in the fleet does not make it unready.
     was_ready: AtomicBool,
     models_changed: Notify,
+    /// Sent after each change of the vocabularies.
+    vocabularies_settled: watch::Sender<()>,
     /// Channel for workers that join or drain; `None` if workers exchange no KV state.
     fleet_changes: Option<mpsc::Sender<FleetChange>>,
     /// Channel for questions for the layouts of media.
@@ -131,6 +133,7 @@ impl Fleet {
             first_contact_timeout: config.first_contact_timeout,
             was_ready: AtomicBool::new(false),
             models_changed: Notify::new(),
+            vocabularies_settled: watch::Sender::new(()),
             fleet_changes: config.dispatch.kv_bytes_per_ms.map(|_| fleet_changes),
             layouts_wanted,
             trial: config.trial.clone(),
@@ -140,17 +143,24 @@ impl Fleet {
         (fleet, tracker, TaskQueues { fleet_changes: turned, layouts_wanted: wanted })
     }
 
-    /// Waits until all workers of the first discovery have been contacted, for a limited time after the start.
+    /// Waits until all workers of the first discovery have been contacted and their vocabularies are loaded, for a
+    /// limited time after the start.
     ///
-    /// Without this wait a request could be refused although a worker for it exists.
+    /// Without this wait a request could be refused although a worker for it exists, or be sent to a worker that does
+    /// not know its conversation.
     pub async fn first_contact(&self) {
-        if *self.contacted.borrow() {
+        let left = |limit: Duration| limit.saturating_sub(self.started.elapsed());
+        let is_over = left(self.first_contact_timeout.max(FIRST_VOCABULARIES_TIMEOUT)).is_zero();
+        if is_over || self.was_ready.load(Ordering::Relaxed) {
             return;
         }
         let mut contacted = self.contacted.subscribe();
-        let left = self.first_contact_timeout.saturating_sub(self.started.elapsed());
-        // The request continues after the contact and after the timeout alike. The sender lives as long as the fleet.
-        let _ = tokio::time::timeout(left, contacted.wait_for(|contacted| *contacted)).await;
+        // The request continues after the contact and after the timeout alike. The senders live as long as the fleet.
+        let contact = contacted.wait_for(|contacted| *contacted);
+        let _ = tokio::time::timeout(left(self.first_contact_timeout), contact).await;
+        let mut settled = self.vocabularies_settled.subscribe();
+        let all = settled.wait_for(|()| !self.awaits_vocabularies(&self.view()));
+        let _ = tokio::time::timeout(left(FIRST_VOCABULARIES_TIMEOUT), all).await;
     }
 
     /// Returns a receiver for changes from now on: workers that join, leave or serve another model.
@@ -288,10 +298,14 @@ impl Fleet {
         if self.is_contacting() || view.workers.iter().any(|worker| worker.link == ConnectionState::Connecting) {
             return Some(Unready::plain("some workers have not been tried yet"));
         }
+        self.awaits_vocabularies(view).then(|| Unready::plain("a vocabulary is being fetched"))
+    }
+
+    /// Returns whether the first download of a vocabulary is in progress.
+    fn awaits_vocabularies(&self, view: &FleetView) -> bool {
         let vocabularies = self.vocabularies.load();
-        let wanted = vocabulary::wanted(self, view);
         let is_pending = |key| !matches!(vocabularies.get(key), Some(state) if !state.is_pending());
-        wanted.iter().any(is_pending).then(|| Unready::plain("a vocabulary is being fetched"))
+        vocabulary::wanted(self, view).iter().any(is_pending)
     }
 }
 

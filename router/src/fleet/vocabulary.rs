@@ -2,7 +2,7 @@
 //!
 //! One task compares the fleet's models with its vocabularies. It fetches those that are missing, drops those that no
 //! worker serves any more, and publishes the rest. Until its vocabulary is available, requests for a model are routed
-//! by load.
+//! by load; those that arrive just after the router's start wait for it (`Fleet::first_contact`).
 //!
 //! Not here: tokenizing (`warmpath-prompt`), whether a prompt could be tokenized (`prompt`).
 
@@ -353,10 +353,12 @@ fn keep_only(fleet: &Fleet, wanted: &[VocabularyKey]) {
     let state = |key| current.get(key).cloned().unwrap_or(VocabularyState::Pending);
     let kept = wanted.iter().map(|key| (*key, state(key))).collect();
     fleet.vocabularies.store(Arc::new(kept));
+    fleet.vocabularies_settled.send_replace(());
 }
 
 fn publish(fleet: &Fleet, key: VocabularyKey, state: VocabularyState) {
     let mut vocabularies = (*fleet.vocabularies()).clone();
     vocabularies.insert(key, state);
     fleet.vocabularies.store(Arc::new(vocabularies));
+    fleet.vocabularies_settled.send_replace(());
 }

@@ -153,7 +153,8 @@ impl App {
         }
     }
 
-    /// Waits until all workers of the first discovery have been contacted, for a limited time after the start.
+    /// Waits until all workers of the first discovery have been contacted and their vocabularies are loaded, for a
+    /// limited time after the start.
     ///
     /// Errors: `ShuttingDown` if the router shuts down before.
     pub async fn first_contact(&self) -> Result<(), RequestError> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::support::opening::Opening;
 use crate::support::stock::FakeStock;
 use crate::support::worker::{FakeWorker, model};
-use crate::support::{TestRouter, config, config_of, error_of, eventually};
+use crate::support::{TestRouter, config, config_of, error_of, eventually, header, program};
 use serde_json::{Value, json};
 use warmpath_common::model::{Fingerprint, ModelInfo};
 use warmpath_router::server::Server;
@@ -150,6 +150,20 @@ async fn early_requests_wait_until_all_workers_have_been_contacted() {
     let list: Value = list.await.expect("no panic").expect("an answer").json().await.expect("JSON");
     assert_eq!(list["data"].as_array().map(Vec::len), Some(3), "{list}");
     eventually("the router is ready", || async { router.get("/readyz").await.0 == 200 }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn early_requests_wait_until_the_vocabulary_is_loaded() {
+    let worker = FakeWorker::start(1);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut config = config(&[&worker], &[]);
+    let trial = config.fleet.trial.program.display().to_string();
+    config.fleet.trial.program = program(folder.path(), &format!("sleep 0.5; exec {trial} \"$@\""));
+    let server = Server::start(config).await.expect("port 0 is free");
+    let router = TestRouter { server, client: reqwest::Client::builder().no_proxy().build().expect("a client") };
+    let response = router.chat("hello").await;
+    assert_eq!(response.status(), 200);
+    assert_eq!(header(&response, "x-warmpath-predicted-cached-tokens"), "0", "the prompt was tokenized");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,12 +3,10 @@
 //! Not here: harmful vocabularies (`warmpath-gguf`'s tests), vocabularies that only differ from the declared ones
 //! (`summaries`).
 
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
 use std::time::Duration;
 
 use crate::support::worker::{FakeWorker, MAKER, model};
-use crate::support::{TestRouter, VOCABULARY, chat_body, config, eventually};
+use crate::support::{TestRouter, VOCABULARY, chat_body, config, eventually, program};
 use axum::body::Bytes;
 use warmpath_common::model::{Fingerprint, ModelInfo};
 use warmpath_gguf::{Value, Writer, check};
@@ -114,14 +112,6 @@ async fn a_sound_vocabulary_of_the_same_model_is_taken_from_another_worker() {
     let is_ready = || async { router.fleet().await["vocabularies"][0]["state"] == "ready" };
     eventually("the vocabulary is ready", is_ready).await;
     assert_eq!((status(&router).await, router.state_of(1).await.as_str()), (200, "ready"));
-}
-
-/// Writes a program that runs `script`.
-fn program(folder: &Path, script: &str) -> std::path::PathBuf {
-    let path = folder.join("trial");
-    std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("it is written");
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("it can be made executable");
-    path
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -40,6 +40,29 @@ async fn a_second_turn_reuses_the_whole_first_turn() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
+async fn a_router_that_has_just_started_loses_no_reuse() -> anyhow::Result<()> {
+    let mut rig = Rig::start(3, &[]).await?;
+    let mut conversations = Vec::new();
+    for seed in (100..600).step_by(100) {
+        let mut messages = opening(seed);
+        let first = rig.ask(&messages, ANSWER_TOKENS).await?;
+        messages.push(Message::new("assistant", first.text.clone()));
+        messages.push(Message::new("user", words(seed + 2, 20)));
+        conversations.push((messages, first));
+    }
+    rig.settled().await?;
+    rig.fleet.replace_router().await?;
+    let seconds = conversations.iter().map(|(messages, _)| rig.ask(messages, ANSWER_TOKENS));
+    for (second, (_, first)) in try_join_all(seconds).await?.into_iter().zip(&conversations) {
+        let held = first.prompt_tokens + first.completion_tokens - 1;
+        assert_eq!(second.worker, first.worker);
+        // Another conversation may have taken its slot; then whole blocks are restored.
+        assert!(second.cached_tokens >= held / BLOCK_SIZE_TOKENS * BLOCK_SIZE_TOKENS, "{second:?}, {held} held");
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn tenants_with_different_salts_share_nothing() -> anyhow::Result<()> {
     let rig = Rig::start(1, &[]).await?;
     let ask = async |salt: Option<&str>| -> anyhow::Result<(u64, String, Value)> {

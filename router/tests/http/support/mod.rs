@@ -12,6 +12,8 @@ pub mod worker;
 
 use std::future::Future;
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
@@ -190,6 +192,14 @@ pub async fn eventually<F: Future<Output = bool>>(what: &str, mut done: impl FnM
         assert!(Instant::now() < deadline, "waited for: {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// Writes a program that runs `script`.
+pub fn program(folder: &Path, script: &str) -> std::path::PathBuf {
+    let path = folder.join("trial");
+    std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("it is written");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("it can be made executable");
+    path
 }
 
 /// Returns a response's header, empty if it is absent.
