@@ -23,7 +23,7 @@ pub use fingerprint::fingerprint;
 pub use scalar::MetadataValue;
 pub use shards::{Model, model_name, shard_name, shard_path};
 pub use tokenizer::{TOKEN_BYTES_MAX, TOKENS_MAX, TokenizerError};
-pub use vocabulary::{VocabularyChanges, changed_vocabulary, vocabulary};
+pub use vocabulary::{TOOL_USE_TEMPLATE_KEY, VocabularyChanges, changed_vocabulary, vocabulary};
 pub use writer::{TensorSink, TensorType, Value, Writer};
 
 #[cfg(test)]

@@ -150,18 +150,22 @@ fn a_changed_vocabulary_declares_its_changes() {
         replace(&copy, &bytes);
         let header = check(&copy).unwrap();
         let settings = [header.has_tools_first(), header.has_sorted_tool_keys()];
-        (bytes, header.text("tokenizer.chat_template"), settings, header.chat_template_kwargs())
+        let texts =
+            [header.text("tokenizer.chat_template"), header.chat_template_kwargs(), header.vocabulary_declaration()];
+        (bytes, texts, settings)
     };
-    assert_eq!(changed(VocabularyChanges::default()), (vocabulary(&path).unwrap(), None, [false; 2], None));
+    assert_eq!(changed(VocabularyChanges::default()), (vocabulary(&path).unwrap(), [const { None }; 3], [false; 2]));
     let kwargs = "{\"a\": \"\\u0000é\"}";
-    let (_, template, settings, read) = changed(VocabularyChanges {
+    let (_, texts, settings) = changed(VocabularyChanges {
         chat_template: Some("{{ a }}\0b"),
         tools_first: true,
         tool_keys_sorted: false,
         chat_template_kwargs: Some(kwargs),
+        declaration: Some("{}"),
     });
-    assert_eq!((template.as_deref(), settings, read.as_deref()), (Some("{{ a }}"), [true, false], Some(kwargs)));
-    let (_, _, settings, _) = changed(VocabularyChanges { tool_keys_sorted: true, ..VocabularyChanges::default() });
+    assert_eq!(texts.each_ref().map(Option::as_deref), [Some("{{ a }}"), Some(kwargs), Some("{}")]);
+    assert_eq!(settings, [true, false]);
+    let (.., settings) = changed(VocabularyChanges { tool_keys_sorted: true, ..VocabularyChanges::default() });
     assert_eq!(settings, [false, true]);
 }
 

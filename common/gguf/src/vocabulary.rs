@@ -17,6 +17,9 @@ const SPLIT_KEYS: [&CStr; 3] = [c"split.no", c"split.count", c"split.tensors.cou
 /// Key of a model's chat template.
 const CHAT_TEMPLATE_KEY: &CStr = c"tokenizer.chat_template";
 
+/// Key of a model's chat template for requests with tools.
+pub const TOOL_USE_TEMPLATE_KEY: &str = "tokenizer.chat_template.tool_use";
+
 /// Key of a vocabulary whose chat template renders tools in front of the system text.
 const TOOLS_FIRST_KEY: &CStr = c"warmpath.tools_first";
 
@@ -26,10 +29,13 @@ const TOOL_KEYS_SORTED_KEY: &CStr = c"warmpath.tool_keys_sorted";
 /// Key of a vocabulary whose chat template gets default variables, as a JSON object.
 const CHAT_TEMPLATE_KWARGS_KEY: &CStr = c"warmpath.chat_template_kwargs";
 
-/// Settings of a worker that change its prompts and are not in its model's file.
+/// Key of a vocabulary's declaration: what llama.cpp makes of its settings, as a JSON object.
+const DECLARATION_KEY: &CStr = c"warmpath.vocabulary";
+
+/// What a worker adds to its model's metadata: settings that change its prompts, and a declaration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct VocabularyChanges<'a> {
-    /// Chat template, up to its first NUL, instead of the model's own.
+    /// Chat template, up to its first NUL, instead of the model's own, also for requests with tools.
     pub chat_template: Option<&'a str>,
     /// Whether tools are rendered in front of the system text.
     pub tools_first: bool,
@@ -37,6 +43,8 @@ pub struct VocabularyChanges<'a> {
     pub tool_keys_sorted: bool,
     /// Default variables of the chat template as a JSON object, up to its first NUL.
     pub chat_template_kwargs: Option<&'a str>,
+    /// What llama.cpp makes of the vocabulary's settings as a JSON object, up to its first NUL.
+    pub declaration: Option<&'a str>,
 }
 
 /// Returns the bytes of a GGUF file with all metadata of the model at `path` and no tensors.
@@ -51,13 +59,22 @@ pub fn vocabulary(path: &Path) -> Result<Vec<u8>, GgufError> {
 /// Errors: as [`check`], which runs first. Memory: proportional to the header.
 pub fn changed_vocabulary(path: &Path, changes: VocabularyChanges<'_>) -> Result<Vec<u8>, GgufError> {
     let copy = metadata(path)?;
-    let texts = [(CHAT_TEMPLATE_KEY, changes.chat_template), (CHAT_TEMPLATE_KWARGS_KEY, changes.chat_template_kwargs)];
+    let texts = [
+        (CHAT_TEMPLATE_KEY, changes.chat_template),
+        (CHAT_TEMPLATE_KWARGS_KEY, changes.chat_template_kwargs),
+        (DECLARATION_KEY, changes.declaration),
+    ];
     for (key, text) in texts {
         let Some(text) = text else { continue };
         let until_nul = text.split('\0').next().unwrap_or_default();
         let value = CString::new(until_nul).expect("the text ends before its first NUL");
         // SAFETY: the context is valid; ggml copies the key and the value, which are NUL-terminated.
         unsafe { sys::gguf_set_val_str(copy.raw(), key.as_ptr(), value.as_ptr()) };
+    }
+    if changes.chat_template.is_some() {
+        let key = CString::new(TOOL_USE_TEMPLATE_KEY).expect("it has no NUL");
+        // SAFETY: the context is valid, the key is NUL-terminated; a missing key is no error.
+        unsafe { sys::gguf_remove_key(copy.raw(), key.as_ptr()) };
     }
     let settings = [(TOOLS_FIRST_KEY, changes.tools_first), (TOOL_KEYS_SORTED_KEY, changes.tool_keys_sorted)];
     for (key, _) in settings.into_iter().filter(|(_, is_set)| *is_set) {
@@ -80,6 +97,11 @@ impl Header {
 
     fn has_setting(&self, key: &CStr) -> bool {
         key.to_str().is_ok_and(|key| self.unsigned(key) == Some(1))
+    }
+
+    /// Returns this vocabulary's [`VocabularyChanges::declaration`].
+    pub fn vocabulary_declaration(&self) -> Option<String> {
+        DECLARATION_KEY.to_str().ok().and_then(|key| self.text(key))
     }
 
     /// Returns this vocabulary's [`VocabularyChanges::chat_template_kwargs`].

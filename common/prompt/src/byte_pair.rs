@@ -38,14 +38,17 @@ pub(crate) struct BytePair {
 
 impl BytePair {
     /// Makes the tokenizer of a vocabulary; `None` if it is of another kind. Errors: why it is not known.
-    pub fn of(header: &Header, specials: &[Special]) -> Result<Option<Self>, UnsupportedVocabulary> {
+    pub fn of(
+        header: &Header,
+        tokens: &[Vec<u8>],
+        specials: &[Special],
+    ) -> Result<Option<Self>, UnsupportedVocabulary> {
         if header.text("tokenizer.ggml.model").as_deref() != Some("gpt2") {
             return Ok(None);
         }
         let pre = header.text("tokenizer.ggml.pre").unwrap_or_default();
-        let tokens = header.texts("tokenizer.ggml.tokens").unwrap_or_default();
         let merges = header.texts("tokenizer.ggml.merges");
-        let source = Source { pre: &pre, tokens: &tokens, merges: merges.as_deref() };
+        let source = Source { pre: &pre, tokens, merges: merges.as_deref() };
         let tokenizer = BytePairTokenizer::new(source)?;
         let user_defined = Partitioner::new(specials.iter().filter(|special| !special.control).cloned().collect());
         Ok(Some(Self { tokenizer, user_defined }))

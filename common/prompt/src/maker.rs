@@ -127,12 +127,32 @@ impl PromptMaker {
     /// rendered in front of the system text. If the model's own template is invalid, `open` succeeds and [`Self::chat`]
     /// returns the error.
     pub fn open(gguf: &Path, options: PromptOptions) -> Result<Self, OpenError> {
-        let vocabulary = Vocabulary::open(gguf)?;
-        let partitioner = Partitioner::new(vocabulary.specials());
+        Self::of(Vocabulary::open(gguf)?, gguf, options)
+    }
+
+    /// Loads a vocabulary like [`Self::open`], but without llama.cpp; `None` if the file does not declare what
+    /// llama.cpp would say of it.
+    ///
+    /// Nothing in the file can end or block the process. Cost: 20-200 ms. Errors: those of [`Self::open`].
+    pub fn open_declared(gguf: &Path, options: PromptOptions) -> Result<Option<Self>, OpenError> {
+        let vocabulary = Vocabulary::open_declared(gguf)?;
+        vocabulary.map(|vocabulary| Self::of(vocabulary, gguf, options)).transpose()
+    }
+
+    /// Returns the declaration with which [`Self::open_declared`] opens a vocabulary made of the file at `gguf`, from
+    /// which this maker was opened; `None` if it needs llama.cpp.
+    ///
+    /// Cost: that of reading the file's header, and of each token's text.
+    pub fn declaration(&self, gguf: &Path) -> Option<String> {
+        self.vocabulary.declaration(gguf)
+    }
+
+    fn of(vocabulary: Vocabulary, gguf: &Path, options: PromptOptions) -> Result<Self, OpenError> {
+        let partitioner = Partitioner::new(vocabulary.settings.specials.clone());
         let kwargs = options.chat_template_kwargs.as_ref().unwrap_or(&vocabulary.chat_template_kwargs);
         let mut templates = match &options.chat_template {
             Some(source) => {
-                FittedTemplate::new(source, (&vocabulary.info, &partitioner), &options.clock, kwargs.clone())
+                FittedTemplate::new(source, (vocabulary.info(), &partitioner), &options.clock, kwargs.clone())
                     .map(|default| Ok(Templates { default, tool_use: None, origin: TemplateOrigin::Given }))
                     .map_err(|source| OpenError::Template { path: gguf.to_owned(), source: Box::new(source) })?
             }
@@ -189,7 +209,7 @@ impl PromptMaker {
     /// Returns the tokens of `text` as llama.cpp's own tokenizer produces them, portion by portion.
     pub fn tokenize(&self, text: &str, add: AddSpecial, parse: ParseSpecial) -> Vec<Token> {
         let (prefix, suffix) = match add {
-            AddSpecial::Yes => (&self.vocabulary.prefix[..], &self.vocabulary.suffix[..]),
+            AddSpecial::Yes => (&self.vocabulary.settings.prefix[..], &self.vocabulary.settings.suffix[..]),
             AddSpecial::No => Default::default(),
         };
         let mut tokens = prefix.to_vec();
@@ -218,7 +238,7 @@ impl PromptMaker {
     /// Returns the length up to which tokenizing a text takes no longer than moving the work to another thread and back
     /// is worth. Units: bytes.
     pub fn quick_bytes_max(&self) -> usize {
-        if self.vocabulary.byte_pair.is_some() { QUICK_BYTES_MAX } else { QUICK_BYTES_MAX_OF_LLAMA }
+        if self.vocabulary.byte_pair().is_some() { QUICK_BYTES_MAX } else { QUICK_BYTES_MAX_OF_LLAMA }
     }
 
     /// Returns the text of `tokens`: control tokens are spelled out, invalid UTF-8 is replaced.
@@ -258,7 +278,7 @@ impl PromptMaker {
 
     /// Returns the vocabulary's properties.
     pub fn vocabulary(&self) -> &VocabularyInfo {
-        &self.vocabulary.info
+        self.vocabulary.info()
     }
 
     /// Returns the origin of the chat template in use; `None` if the model's own cannot be used.
@@ -366,7 +386,7 @@ impl PromptMaker {
 
     /// Removes a BOS and EOS that the template writes if the vocabulary adds them too, like llama.cpp.
     fn without_affixes(&self, mut text: String) -> String {
-        let info = &self.vocabulary.info;
+        let info = self.vocabulary.info();
         if info.add_bos && text.starts_with(&info.bos_text) {
             text.drain(..info.bos_text.len());
         }
@@ -435,16 +455,15 @@ impl Templates {
         kwargs: &TemplateKwargs,
     ) -> Result<Self, WrongTemplate> {
         let fitted = |source: &str| {
-            let template = FittedTemplate::new(source, (&vocabulary.info, partitioner), clock, kwargs.clone());
+            let template = FittedTemplate::new(source, (vocabulary.info(), partitioner), clock, kwargs.clone());
             template.map_err(|error| WrongTemplate { reason: error.to_string() })
         };
         // An empty template counts as absent.
-        let own = |name| {
-            let source = vocabulary.chat_template(name).filter(|source| !source.is_empty());
-            source.map(|source| fitted(&source)).transpose()
+        let own = |source: Option<String>| {
+            source.filter(|source| !source.is_empty()).map(|source| fitted(&source)).transpose()
         };
         let origin = TemplateOrigin::Model;
-        Ok(match (own(None)?, own(Some("tool_use"))?) {
+        Ok(match (own(vocabulary.chat_template())?, own(vocabulary.tool_use_template.clone())?) {
             (Some(default), tool_use) => Self { default, tool_use, origin },
             (None, Some(default)) => Self { default, tool_use: None, origin },
             (None, None) => Self { default: fitted(CHATML)?, tool_use: None, origin: TemplateOrigin::Default },

@@ -19,9 +19,7 @@ impl Spellings {
         let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(tokens.len()));
         for (token, text) in (0..).zip(tokens) {
             let start = bytes.len();
-            // Source: llama.cpp's own placeholder, in `llama_vocab::impl::load`.
-            let placeholder = text.is_empty().then(|| format!("[EMPTY_{token}]").into_bytes());
-            match unspell(placeholder.as_ref().unwrap_or(text), &mut bytes) {
+            match unspell(text, &mut bytes) {
                 Some(()) => ends.push((token, bytes.len())),
                 None => bytes.truncate(start),
             }

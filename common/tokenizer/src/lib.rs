@@ -31,7 +31,7 @@ use crate::tables::PRE_TOKENIZERS;
 pub struct Source<'a> {
     /// `tokenizer.ggml.pre`; empty if it is missing.
     pub pre: &'a str,
-    /// `tokenizer.ggml.tokens`.
+    /// `tokenizer.ggml.tokens`, with llama.cpp's placeholders for empty ones.
     pub tokens: &'a [Vec<u8>],
     /// `tokenizer.ggml.merges`, the first of which is applied first.
     pub merges: Option<&'a [Vec<u8>]>,

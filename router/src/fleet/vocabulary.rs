@@ -8,12 +8,13 @@
 
 use std::collections::HashMap;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
 use tokio::sync::mpsc;
+use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 use warmpath_common::model::{Fingerprint, MediaReading, ModelInfo};
 use warmpath_common::summary::VOCABULARY_PATH;
@@ -276,12 +277,19 @@ async fn obtain(fleet: &Fleet, key: VocabularyKey) -> Result<VocabularyState, Fe
     let file = tokio::time::timeout(VOCABULARY_TIMEOUT, download(&client, &url))
         .await
         .map_err(|_| FetchError::Timeout { url: url.to_string() })??;
-    if let TrialResult::Refused { reason } = trial::try_out(&fleet.trial, file.path()).await? {
-        return Err(FetchError::Refused { worker: worker.idx, url: url.to_string(), reason });
-    }
-    let path = file.path().to_owned();
-    let opened = tokio::task::spawn_blocking(move || open(&path)).await;
-    let maker = opened.map_err(|_| FetchError::Panicked { url: url.to_string() })??;
+    let panicked = |_| FetchError::Panicked { url: url.to_string() };
+    let refused = |reason| FetchError::Refused { worker: worker.idx, url: url.to_string(), reason };
+    let open_declared = opening(file.path(), PromptMaker::open_declared);
+    let declared = spawn_blocking(open_declared).await.map_err(panicked)?;
+    let maker = match declared.map_err(|error| refused(chain(&error)))? {
+        Some(maker) => maker,
+        None => {
+            if let TrialResult::Refused { reason } = trial::try_out(&fleet.trial, file.path()).await? {
+                return Err(refused(reason));
+            }
+            spawn_blocking(opening(file.path(), PromptMaker::open)).await.map_err(panicked)??
+        }
+    };
     let maker = match MediaLayouts::of(key, fleet.layouts_wanted.clone()) {
         Some(layouts) => maker.with_media(Arc::new(layouts)),
         None => maker,
@@ -314,8 +322,10 @@ async fn download(client: &WorkerClient, url: &url::Url) -> Result<tempfile::Nam
     Ok(file)
 }
 
-fn open(path: &Path) -> Result<PromptMaker, warmpath_prompt::OpenError> {
-    PromptMaker::open(&PathBuf::from(path), PromptOptions::default())
+/// Returns a function that opens the vocabulary at `path` in this way.
+fn opening<T, F: FnOnce(&Path, PromptOptions) -> T>(path: &Path, open: F) -> impl FnOnce() -> T + use<T, F> {
+    let path = path.to_owned();
+    move || open(&path, PromptOptions::default())
 }
 
 /// Compares a vocabulary with its worker's declaration.

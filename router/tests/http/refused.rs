@@ -10,6 +10,7 @@ use crate::support::{TestRouter, VOCABULARY, chat_body, config, eventually, prog
 use axum::body::Bytes;
 use warmpath_common::model::{Fingerprint, ModelInfo};
 use warmpath_gguf::{Value, Writer, check};
+use warmpath_prompt::{PromptMaker, PromptOptions};
 use warmpath_router::server::Server;
 
 /// An architecture that llama.cpp does not know, so it refuses the file before it reads the vocabulary.
@@ -112,6 +113,34 @@ async fn a_sound_vocabulary_of_the_same_model_is_taken_from_another_worker() {
     let is_ready = || async { router.fleet().await["vocabularies"][0]["state"] == "ready" };
     eventually("the vocabulary is ready", is_ready).await;
     assert_eq!((status(&router).await, router.state_of(1).await.as_str()), (200, "ready"));
+}
+
+/// Returns the tiny model's vocabulary, which declares itself as its worker's does.
+fn declared() -> Bytes {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("vocabulary.gguf");
+    std::fs::write(&path, &*VOCABULARY).expect("the vocabulary is written");
+    let maker = PromptMaker::open(&path, PromptOptions::default()).expect("it is sound");
+    with_text("warmpath.vocabulary", &maker.declaration(&path).expect("it needs no llama.cpp"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vocabulary_that_declares_itself_needs_no_trial_and_an_invalid_declaration_excludes_its_worker() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let sound = FakeWorker::start(1);
+    sound.with(|script| script.vocabulary = declared());
+    let invalid = stranger(2, with_text("warmpath.vocabulary", "{}"));
+    let mut config = config(&[&sound, &invalid], &[]);
+    config.fleet.trial.program = program(folder.path(), "exit 1");
+    let server = Server::start(config).await.expect("port 0 is free");
+    let router = TestRouter { server, client: reqwest::Client::builder().no_proxy().build().expect("a client") };
+    eventually("the invalid one is excluded", || async {
+        excluded(&router, 1).await.contains("declaration is invalid")
+    })
+    .await;
+    assert_eq!(status(&router).await, 200);
+    let vocabularies = router.fleet().await["vocabularies"].clone();
+    assert!(vocabularies.to_string().contains("\"ready\""), "{vocabularies}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

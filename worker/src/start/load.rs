@@ -201,24 +201,26 @@ fn embed_config(config: &Config) -> Option<EmbedConfig> {
 fn load_parts(config: &Config, mut progress: LoadProgress) -> Result<LoadedParts, RunError> {
     let path = &config.engine.model;
     let PromptConfig { chat_template, tools_first, tool_keys_sorted, chat_template_kwargs } = config.prompt.clone();
+    kernels::warn_of_weights(path, &config.engine.placement);
+    let defaults = request_defaults(config)?;
+    let options = PromptOptions {
+        chat_template: chat_template.clone(),
+        tools_first,
+        tool_keys_sorted,
+        chat_template_kwargs: Some(chat_template_kwargs.clone()),
+        ..PromptOptions::default()
+    };
+    let prompts = PromptMaker::open(path, options).map_err(RunError::Prompt)?;
     let kwargs = Some(chat_template_kwargs.to_json()).filter(|_| !chat_template_kwargs.given().is_empty());
+    let declaration = prompts.declaration(path);
     let changes = VocabularyChanges {
         chat_template: chat_template.as_deref(),
         tools_first,
         tool_keys_sorted,
         chat_template_kwargs: kwargs.as_deref(),
+        declaration: declaration.as_deref(),
     };
     let vocabulary = warmpath_gguf::changed_vocabulary(path, changes).map_err(RunError::Model)?;
-    kernels::warn_of_weights(path, &config.engine.placement);
-    let defaults = request_defaults(config)?;
-    let options = PromptOptions {
-        chat_template,
-        tools_first,
-        tool_keys_sorted,
-        chat_template_kwargs: Some(chat_template_kwargs),
-        ..PromptOptions::default()
-    };
-    let prompts = PromptMaker::open(path, options).map_err(RunError::Prompt)?;
     let (sender, updates) = mpsc::unbounded_channel();
     let report = move |share| progress.report(share);
     let computes = match embed_config(config) {

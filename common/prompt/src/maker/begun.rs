@@ -155,7 +155,7 @@ impl PromptMaker {
     pub fn tokens_within(&self, begun: &BegunPrompt, n_tokens_max: usize) -> Result<PromptTokens, TooManyTokens> {
         self.check_length(begun, n_tokens_max)?;
         let n_tokens_max = if begun.unseen_bytes <= COUNTED_BYTES_MAX { usize::MAX } else { n_tokens_max };
-        let mut made = PromptTokens { tokens: self.vocabulary.prefix.clone(), ..PromptTokens::default() };
+        let mut made = PromptTokens { tokens: self.vocabulary.settings.prefix.clone(), ..PromptTokens::default() };
         // The usual number for prose; the list grows if necessary.
         made.tokens.reserve(begun.cut.text.len() / 4);
         for part in &begun.parts {
@@ -183,7 +183,7 @@ impl PromptMaker {
                 return Err(TooManyTokens { n_tokens_min: made.tokens.len() });
             }
         }
-        made.tokens.extend_from_slice(&self.vocabulary.suffix);
+        made.tokens.extend_from_slice(&self.vocabulary.settings.suffix);
         Ok(made)
     }
 
@@ -194,7 +194,7 @@ impl PromptMaker {
         if begun.unseen_bytes <= COUNTED_BYTES_MAX {
             return Ok(());
         }
-        let mut n_tokens_min = self.vocabulary.prefix.len() + self.vocabulary.suffix.len();
+        let mut n_tokens_min = self.vocabulary.settings.prefix.len() + self.vocabulary.settings.suffix.len();
         for part in &begun.parts {
             n_tokens_min += match part {
                 Part::Special(_) | Part::Media(_) => 1,

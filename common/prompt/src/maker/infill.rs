@@ -95,7 +95,7 @@ impl PromptMaker {
     /// the part of the context that is left after the rest of the prompt and twice the response's maximum; the last
     /// extra texts have precedence.
     fn infill(&self, request: &InfillPrompt, context_tokens: u32, scope: Scope) -> Result<Vec<Token>, RawError> {
-        let fim = self.vocabulary.info.fim.ok_or(RawError::NoFim)?;
+        let fim = self.vocabulary.info().fim.ok_or(RawError::NoFim)?;
         self.check_plain(&request.prompt, context_tokens as usize)?;
         let known = self.vocabulary.tokenize_plain(&request.prompt);
         let mut prefix = self.vocabulary.tokenize_plain(end_of(&request.input_prefix, SIDE_BYTES_MAX));
@@ -112,8 +112,8 @@ impl PromptMaker {
         let n_extra = extra.len().min(n_extra_max);
 
         let mut tokens = extra[extra.len() - n_extra..].to_vec();
-        if self.vocabulary.info.add_bos {
-            tokens.extend(self.vocabulary.info.bos);
+        if self.vocabulary.info().add_bos {
+            tokens.extend(self.vocabulary.info().bos);
         }
         tokens.push(fim.prefix);
         tokens.extend(prefix);

@@ -9,9 +9,7 @@ use super::PromptMaker;
 use super::shortened::{FittedText, TextRoom, nearest_tokens, remove};
 use crate::error::TooManyTokens;
 use crate::partition::Piece;
-
-/// Name of the template for a pair, and its names for the two texts. Source: llama-server (`format_prompt_rerank`).
-const TEMPLATE: &str = "rerank";
+/// Names of the two texts in a model's template of a pair. Source: llama-server (`format_prompt_rerank`).
 const QUERY: &str = "{query}";
 const DOCUMENT: &str = "{document}";
 
@@ -89,8 +87,8 @@ impl PromptMaker {
     }
 
     fn pair_prompt(&self) -> &PairPrompt {
-        self.pair.get_or_init(|| match self.vocabulary.chat_template(Some(TEMPLATE)) {
-            Some(template) => PairPrompt(self.parts_of(&template)),
+        self.pair.get_or_init(|| match &self.vocabulary.rerank_template {
+            Some(template) => PairPrompt(self.parts_of(template)),
             None => PairPrompt(self.marked()),
         })
     }

@@ -66,7 +66,7 @@ impl PromptMaker {
             remove(&mut tokens, place, n_over, room.cut_end);
             return Ok(FittedText { tokens, is_cut: n_over > 0 });
         };
-        let (prefix, suffix) = (&self.vocabulary.prefix, &self.vocabulary.suffix);
+        let (prefix, suffix) = (&self.vocabulary.settings.prefix, &self.vocabulary.settings.suffix);
         let n_own_max = room.n_tokens_max.saturating_sub(prefix.len() + suffix.len());
         let tokenize = |part: &str| self.tokenize(part, AddSpecial::No, ParseSpecial::Yes);
         let mut own = nearest_tokens(text, n_own_max, room.cut_end, tokenize);

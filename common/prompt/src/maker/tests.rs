@@ -9,6 +9,7 @@ mod runs;
 mod salts;
 mod shortened;
 mod template_kwargs;
+mod tool_use;
 mod tools_first;
 mod words;
 
@@ -94,7 +95,7 @@ impl PromptMaker {
 
 /// Returns the tokens that llama-server gives for a rendered prompt.
 fn whole(maker: &PromptMaker, text: &str) -> Vec<Token> {
-    maker.vocabulary.tokenize(text, AddSpecial::Yes, ParseSpecial::Yes)
+    maker.vocabulary.llama().tokenize(text, AddSpecial::Yes, ParseSpecial::Yes)
 }
 
 const TEXTS: &[&str] = &[

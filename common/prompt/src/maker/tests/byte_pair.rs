@@ -13,7 +13,7 @@ use crate::vocabulary::{AddSpecial, ParseSpecial, Vocabulary};
 
 /// Vocabularies that are tokenized without llama.cpp.
 static BYTE_PAIRS: LazyLock<Vec<&(PathBuf, Vocabulary)>> =
-    LazyLock::new(|| ALL.iter().filter(|(_, vocabulary)| vocabulary.byte_pair.is_some()).collect());
+    LazyLock::new(|| ALL.iter().filter(|(_, vocabulary)| vocabulary.byte_pair().is_some()).collect());
 
 /// One vocabulary for each splitter: those that have no file of their own are Qwen2's with another name in it, since
 /// pieces do not depend on tokens.
@@ -35,12 +35,12 @@ fn with_pre(pre: &str) -> Vocabulary {
 }
 
 fn llama(vocabulary: &Vocabulary, text: &str) -> Vec<Token> {
-    vocabulary.tokenize(text, AddSpecial::No, ParseSpecial::No)
+    vocabulary.llama().tokenize(text, AddSpecial::No, ParseSpecial::No)
 }
 
 /// Asserts that a text has llama.cpp's tokens, and names the first line that has not.
 fn assert_same(name: &str, vocabulary: &Vocabulary, text: &str) {
-    let ours = |text: &str| vocabulary.byte_pair.as_ref().unwrap().tokenize(text);
+    let ours = |text: &str| vocabulary.byte_pair().unwrap().tokenize(text);
     if ours(text) == llama(vocabulary, text) {
         return;
     }
@@ -56,7 +56,7 @@ fn most_byte_level_vocabularies_are_tokenized_without_llama_cpp() {
     for name in ["command-r", "gpt-2", "llama-bpe", "qwen2", "qwen35", "refact", "starcoder"] {
         assert!(names.contains(&name), "{name}: {names:?}");
     }
-    assert!(SPLITTERS.iter().all(|(_, vocabulary)| vocabulary.byte_pair.is_some()));
+    assert!(SPLITTERS.iter().all(|(_, vocabulary)| vocabulary.byte_pair().is_some()));
 }
 
 /// Returns each character alone and behind a space, an apostrophe, a letter, a digit and a line break, in lines that
@@ -96,7 +96,7 @@ fn every_character_has_llama_cpp_s_tokens_in_every_context() {
 fn the_spelling_of_every_token_has_llama_cpp_s_tokens() {
     for (path, vocabulary) in BYTE_PAIRS.iter() {
         let spelled = |token| String::from_utf8_lossy(&vocabulary.piece(token)).into_owned() + "\u{4}";
-        let spellings: Vec<String> = (0..vocabulary.info.n_vocab).map(spelled).collect();
+        let spellings: Vec<String> = (0..vocabulary.info().n_vocab).map(spelled).collect();
         for some in spellings.chunks(256) {
             assert_same(&path.display().to_string(), vocabulary, &some.concat());
         }
@@ -130,7 +130,7 @@ proptest! {
     #[test]
     fn hard_texts_have_llama_cpp_s_tokens_with_every_splitter(text in hard()) {
         for (name, vocabulary) in SPLITTERS.iter() {
-            let ours = vocabulary.byte_pair.as_ref().unwrap().tokenize(&text);
+            let ours = vocabulary.byte_pair().unwrap().tokenize(&text);
             prop_assert_eq!(ours, llama(vocabulary, &text), "{}: {:?}", name, text);
         }
     }
@@ -141,7 +141,7 @@ proptest! {
     #[test]
     fn prose_has_llama_cpp_s_tokens_in_every_vocabulary(text in prose()) {
         for (path, vocabulary) in BYTE_PAIRS.iter() {
-            let ours = vocabulary.byte_pair.as_ref().unwrap().tokenize(&text);
+            let ours = vocabulary.byte_pair().unwrap().tokenize(&text);
             prop_assert_eq!(ours, llama(vocabulary, &text), "{}: {:?}", path.display(), text);
         }
     }

@@ -20,17 +20,18 @@ fn sources() -> Vec<(PathBuf, String)> {
 /// Returns a prompt's tokens from the pieces of its text, each tokenized by llama.cpp; `None` if the template refuses.
 fn without_memory(maker: &PromptMaker, request: &ChatPrompt) -> Option<Vec<Token>> {
     let cut = maker.cut(maker.rendered(request).ok()?);
-    let mut tokens = maker.vocabulary.prefix.clone();
+    let mut tokens = maker.vocabulary.settings.prefix.clone();
     for piece in &cut.pieces {
         match piece {
             Piece::Special { token, .. } => tokens.push(*token),
             Piece::Text(range) => {
-                tokens.extend(maker.vocabulary.tokenize(&cut.fragment(range), AddSpecial::No, ParseSpecial::No));
+                let llama = maker.vocabulary.llama();
+                tokens.extend(llama.tokenize(&cut.fragment(range), AddSpecial::No, ParseSpecial::No));
             }
             Piece::Media(_) => unreachable!("no chat here has one"),
         }
     }
-    tokens.extend(&maker.vocabulary.suffix);
+    tokens.extend(&maker.vocabulary.settings.suffix);
     Some(tokens)
 }
 
@@ -49,7 +50,7 @@ proptest! {
             let mut maker = maker.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             let mut n_rendered = 0;
             for (path, source) in sources() {
-                let fitted = (&maker.vocabulary.info, &maker.partitioner);
+                let fitted = (maker.vocabulary.info(), &maker.partitioner);
                 let clock: Clock = Arc::new(|| jiff::Zoned::new(jiff::Timestamp::UNIX_EPOCH, jiff::tz::TimeZone::UTC));
                 let Ok(default) = FittedTemplate::new(&source, fitted, &clock, TemplateKwargs::default()) else { continue };
                 maker.templates = Ok(Templates { default, tool_use: None, origin: TemplateOrigin::Given });

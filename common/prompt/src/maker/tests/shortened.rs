@@ -21,7 +21,7 @@ fn check_text(maker: &PromptMaker, room: &TextRoom) {
     let text = long_text();
     let whole = maker.text(&text);
     let FittedText { tokens, is_cut } = maker.fitted_text(&RawPrompt::Text(text), room).unwrap();
-    let (prefix, suffix) = (&maker.vocabulary.prefix, &maker.vocabulary.suffix);
+    let (prefix, suffix) = (&maker.vocabulary.settings.prefix, &maker.vocabulary.settings.suffix);
     assert_eq!((tokens.len(), is_cut), (room.n_tokens_max, true));
     assert!(tokens.starts_with(prefix) && tokens.ends_with(suffix), "{tokens:?}");
     let own = &tokens[prefix.len()..tokens.len() - suffix.len()];

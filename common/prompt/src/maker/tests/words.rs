@@ -100,7 +100,7 @@ fn tokens_that_llama_cpp_finds_first_forbid_cuts_that_they_may_adjoin() {
 const USER_DEFINED: i32 = 4;
 
 fn whole(vocabulary: &Vocabulary, text: &str) -> Vec<Token> {
-    vocabulary.tokenize(text, AddSpecial::No, ParseSpecial::No)
+    vocabulary.llama().tokenize(text, AddSpecial::No, ParseSpecial::No)
 }
 
 fn in_portions(vocabulary: &Vocabulary, text: &str, bytes_min: usize) -> Vec<Token> {

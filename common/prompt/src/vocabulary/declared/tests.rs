@@ -1,0 +1,94 @@
+//! Tests that a declared vocabulary is the one that llama.cpp loads, and that none can do harm.
+
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+use proptest::prelude::*;
+use warmpath_gguf::{VocabularyChanges, changed_vocabulary};
+
+use super::*;
+use crate::vocabulary::Vocabulary;
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/fixtures/vocab")
+}
+
+/// GPT-2's header, tokens and properties.
+static GPT2: LazyLock<(Header, Vec<Vec<u8>>, VocabularyInfo)> = LazyLock::new(|| {
+    let path = fixtures().join("gpt-2.gguf");
+    let header = warmpath_gguf::check(&path).unwrap();
+    let texts = header.texts("tokenizer.ggml.tokens").unwrap();
+    (header, texts, Vocabulary::open(&path).unwrap().info().clone())
+});
+
+/// Opens the vocabulary of the file at `path` with this declaration.
+fn open_with(path: &Path, declaration: &str) -> Result<Option<Vocabulary>, String> {
+    let changes = VocabularyChanges { declaration: Some(declaration), ..VocabularyChanges::default() };
+    let folder = tempfile::tempdir().unwrap();
+    let changed = folder.path().join("declared.gguf");
+    std::fs::write(&changed, changed_vocabulary(path, changes).unwrap()).unwrap();
+    Vocabulary::open_declared(&changed).map_err(|error| error.to_string())
+}
+
+#[test]
+fn declared_vocabularies_are_those_that_llama_cpp_loads() {
+    let mut names = Vec::new();
+    for file in std::fs::read_dir(fixtures()).unwrap() {
+        let path = file.unwrap().path();
+        let Ok(loaded) = Vocabulary::open(&path) else { continue };
+        assert!(Vocabulary::open_declared(&path).unwrap().is_none(), "{}: it declares nothing", path.display());
+        let Some(declaration) = loaded.declaration(&path) else { continue };
+        let declared = open_with(&path, &declaration).unwrap().expect("it declares itself");
+        assert_eq!(declared.settings, loaded.settings);
+        assert!((0..=loaded.info().n_vocab).all(|token| declared.piece(token) == loaded.piece(token)
+            && declared.answer_piece(token) == loaded.answer_piece(token)));
+        for text in ["It's <|im_end|> 12345\n\n  naïve 中文", ""] {
+            assert_eq!(declared.tokenize_plain(text), loaded.tokenize_plain(text));
+        }
+        assert_eq!(declared.chat_template(), loaded.chat_template());
+        assert_eq!(declared.tool_use_template, loaded.tool_use_template);
+        assert_eq!(declared.least_tokens.is_some(), loaded.least_tokens.is_some());
+        names.push(path.file_stem().unwrap().to_string_lossy().into_owned());
+    }
+    for name in ["command-r", "gpt-2", "llama-bpe", "qwen2", "qwen35", "refact", "starcoder"] {
+        assert!(names.iter().any(|declared| declared == name), "{name}: {names:?}");
+    }
+}
+
+#[test]
+fn declarations_of_other_vocabularies_are_refused() {
+    let path = fixtures().join("gpt-2.gguf");
+    let of = |name: &str| {
+        let path = fixtures().join(name);
+        Vocabulary::open(&path).unwrap().declaration(&path).unwrap()
+    };
+    let reason = |declaration: &str| open_with(&path, declaration).unwrap_err();
+    assert!(reason("{").contains("its declaration is invalid"));
+    assert!(reason(&of("qwen2.gguf")).contains("151936 tokens are declared, and it has 50257"));
+    let beyond = of("gpt-2.gguf").replace(r#""prefix":[]"#, r#""prefix":[50257]"#);
+    assert!(reason(&beyond).contains("token 50257 is declared, and there are 50257 tokens"), "{beyond}");
+    // SentencePiece cannot be declared.
+    let spm = fixtures().join("llama-spm.gguf");
+    assert_eq!(Vocabulary::open(&spm).unwrap().declaration(&spm), None);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+    #[test]
+    fn no_declaration_does_harm(special in 0..60_000_u32, control: bool, strips: bool, unused in 0..50_257_u32, text in "\\PC{0,30}") {
+        let (header, texts, info) = &*GPT2;
+        let info = info.clone();
+        let specials = vec![DeclaredSpecial { token: special, control, lstrip: strips, rstrip: strips }];
+        let declaration = Declaration { info, prefix: vec![1], suffix: vec![], specials, unused: [unused].into() };
+        let json = serde_json::to_string(&declaration).unwrap();
+        let made = DeclaredVocabulary::new(header, texts, declaration);
+        prop_assert_eq!(made.is_ok(), special < 50_257);
+        if let Ok(Some(vocabulary)) = open_with(&fixtures().join("gpt-2.gguf"), &json) {
+            vocabulary.tokenize_plain(&text);
+            for token in [special, unused, u32::MAX] {
+                vocabulary.piece(token);
+                vocabulary.answer_piece(token);
+            }
+        }
+    }
+}
