@@ -43,15 +43,15 @@ impl Spellings {
 /// The bytes of all merges, those of a merge's left and right text one behind the other.
 pub(crate) struct Pairs {
     bytes: Vec<u8>,
-    /// The rank of each merge, and the ends of its left and right text.
-    ends: Vec<(u32, [usize; 2])>,
+    /// The ends of each merge's left and right text, in the order of their ranks.
+    ends: Vec<[usize; 2]>,
 }
 
 /// Symbols and merges of a vocabulary.
 pub(crate) struct Symbols<'p> {
     /// The bytes of each symbol.
     pub texts: Vec<&'p [u8]>,
-    pub merges: Vec<((Symbol, Symbol), Merge)>,
+    pub merges: Vec<Merge>,
 }
 
 /// Every byte, for the symbols of single ones.
@@ -70,7 +70,7 @@ impl Pairs {
     /// Source: llama.cpp's `llama_vocab::impl::load`. A text that spells no bytes can never be found in another one.
     pub fn read(merges: &[Vec<u8>]) -> Self {
         let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(merges.len()));
-        for (rank, merge) in (0..).zip(merges) {
+        for merge in merges {
             let start = bytes.len();
             let Some(space) = merge.iter().skip(1).position(|byte| *byte == b' ') else { continue };
             let (left, right) = (&merge[..=space], &merge[space + 2..]);
@@ -79,7 +79,7 @@ impl Pairs {
                 unspell(right, &mut bytes).map(|()| [end_of_left, bytes.len()])
             });
             match unspelled {
-                Some([left, right]) if start < left && left < right => ends.push((rank, [left, right])),
+                Some([left, right]) if start < left && left < right => ends.push([left, right]),
                 _ => bytes.truncate(start),
             }
         }
@@ -99,10 +99,10 @@ impl Pairs {
             })
         };
         let (mut merges, mut start) = (Vec::with_capacity(self.ends.len()), 0);
-        for &(rank, [left, right]) in &self.ends {
-            let pair = (number(&self.bytes[start..left]), number(&self.bytes[left..right]));
-            merges.push((pair, Merge { rank, merged: number(&self.bytes[start..right]) }));
-            start = right;
+        for &[end_of_left, end] in &self.ends {
+            let (left, right) = (number(&self.bytes[start..end_of_left]), number(&self.bytes[end_of_left..end]));
+            merges.push(Merge { left, right, merged: number(&self.bytes[start..end]) });
+            start = end;
         }
         Symbols { texts, merges }
     }

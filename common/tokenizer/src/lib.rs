@@ -127,7 +127,7 @@ impl BytePairTokenizer {
             ignore_merges,
             pieces: Pieces::new(&tokens),
             merged: source.tokens.iter().map(|_| AtomicU8::new(merged::UNKNOWN)).collect(),
-            merges: Merges::new(symbols.merges.into_iter()),
+            merges: Merges::new(&symbols.merges),
             token_of,
             spelled,
         })
