@@ -17,8 +17,8 @@ use tokio::time::Instant;
 
 use crate::chat_load::Shape;
 use crate::client::{ChatClient, Message};
+use crate::corpora::Corpus;
 use crate::fleet::{Fleet, FleetArgs};
-use crate::prompts::words;
 use crate::summary;
 
 /// Longest time for a worker to end after SIGTERM.
@@ -214,11 +214,13 @@ impl Load {
     fn start(fleet: &Fleet, shape: &Shape) -> anyhow::Result<Self> {
         let client = ChatClient::new(&fleet.router.base_url(), None)?;
         let mut load = Self { started: Instant::now(), seen: Arc::default(), tasks: JoinSet::new() };
+        let corpus = Arc::new(shape.text.corpus()?);
         for lane in 0..shape.concurrency.max(1) {
             let (client, shape, seen, started) = (client.clone(), shape.clone(), Arc::clone(&load.seen), load.started);
+            let corpus = Arc::clone(&corpus);
             load.tasks.spawn(async move {
                 for round in 0.. {
-                    converse(&client, &shape, (lane, round), (&seen, started)).await;
+                    converse(&client, (&shape, &corpus), (lane, round), (&seen, started)).await;
                 }
             });
         }
@@ -233,15 +235,15 @@ impl Load {
 
 async fn converse(
     client: &ChatClient,
-    shape: &Shape,
+    (shape, corpus): (&Shape, &Corpus),
     (lane, round): (usize, usize),
     (seen, started): (&Mutex<(Vec<Sample>, usize)>, Instant),
 ) {
     let seed = shape.seed * 1_000_000_000 + (lane % shape.tenants.max(1)) as u64 * 10_000_000;
     let own = seed + 1 + ((lane * 10_000 + round) * shape.turns) as u64;
-    let mut messages = vec![Message::new("system", words(seed, shape.system_words))];
+    let mut messages = vec![Message::new("system", corpus.words(seed, shape.system_words))];
     for turn in 0..shape.turns {
-        messages.push(Message::new("user", words(own + turn as u64, shape.user_words)));
+        messages.push(Message::new("user", corpus.words(own + turn as u64, shape.user_words)));
         let answer = client.ask(&messages, shape.answer_tokens).await;
         let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
         let Ok(answer) = answer else {

@@ -14,8 +14,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::client::{Answer, ChatClient, Message};
+use crate::corpora::{Corpus, TextKind};
 use crate::figures::{Answered, Measure, Unit};
-use crate::prompts::words;
 use crate::summary::Summary;
 
 /// Flags of `chat`.
@@ -46,10 +46,13 @@ pub struct Shape {
     /// Turns of each conversation.
     #[arg(long, default_value_t = 4)]
     pub turns: usize,
-    /// Words of a system prompt.
+    /// Kind of the system prompts' and users' text. Real text has more tokens than as many made words.
+    #[arg(long, value_enum, default_value_t = TextKind::Made)]
+    pub text: TextKind,
+    /// Words of a system prompt; of real text, seven bytes for each.
     #[arg(long, default_value_t = 600)]
     pub system_words: usize,
-    /// Words of a user's message.
+    /// Words of a user's message, as above.
     #[arg(long, default_value_t = 30)]
     pub user_words: usize,
     /// Tokens of an answer.
@@ -171,11 +174,12 @@ pub async fn drive(client: &ChatClient, shape: &Shape) -> anyhow::Result<Outcome
 pub async fn drive_spread(clients: &[ChatClient], shape: &Shape) -> anyhow::Result<Answers> {
     let started = Instant::now();
     let n_conversations = shape.tenants * shape.users;
+    let corpus = shape.text.corpus()?;
     let bar = ProgressBar::new((n_conversations * shape.turns) as u64);
     bar.set_style(ProgressStyle::with_template("{bar:40} {pos}/{len} requests, {elapsed}")?);
     bar.enable_steady_tick(Duration::from_millis(200));
     let answers = stream::iter(0..n_conversations)
-        .map(|conversation_idx| converse(shape, clients, conversation_idx, (&bar, started)))
+        .map(|conversation_idx| converse((shape, &corpus), clients, conversation_idx, (&bar, started)))
         .buffer_unordered(shape.concurrency.max(1))
         .try_collect::<Vec<_>>()
         .await?;
@@ -184,18 +188,18 @@ pub async fn drive_spread(clients: &[ChatClient], shape: &Shape) -> anyhow::Resu
 }
 
 async fn converse(
-    shape: &Shape,
+    (shape, corpus): (&Shape, &Corpus),
     clients: &[ChatClient],
     conversation_idx: usize,
     (bar, started): (&ProgressBar, Instant),
 ) -> anyhow::Result<Vec<(Duration, Answer)>> {
     let (user, tenant) = (conversation_idx / shape.tenants, conversation_idx % shape.tenants);
     let seed = shape.seed * 1_000_000_000 + tenant as u64 * 10_000_000;
-    let mut messages = vec![Message::new("system", words(seed, shape.system_words))];
+    let mut messages = vec![Message::new("system", corpus.words(seed, shape.system_words))];
     let mut answers = Vec::with_capacity(shape.turns);
     for turn in 0..shape.turns {
-        let text = words(seed + 1 + (user * shape.turns + turn) as u64, shape.user_words);
-        messages.push(Message::new("user", text));
+        let seed = seed + 1 + (user * shape.turns + turn) as u64;
+        messages.push(Message::new("user", corpus.words(seed, shape.user_words)));
         let answer = clients[(conversation_idx + turn) % clients.len()]
             .ask(&messages, shape.answer_tokens)
             .await

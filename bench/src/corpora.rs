@@ -82,6 +82,11 @@ impl Corpus {
         self.text.as_deref().unwrap_or_default()
     }
 
+    /// Returns as many words, or as much text as so many made words are.
+    pub fn words(&self, seed: u64, n_words: usize) -> String {
+        self.sample(seed, n_words * WORD_BYTES)
+    }
+
     /// Returns at most `n_bytes` of text that depend on `seed` only.
     pub fn sample(&self, seed: u64, n_bytes: usize) -> String {
         let Some(text) = &self.text else { return words(seed, n_bytes / WORD_BYTES) };

@@ -9,6 +9,7 @@ use anyhow::{Context as _, ensure};
 use serde_json::json;
 use warmpath_bench::chat_load::{Shape, drive};
 use warmpath_bench::client::ChatClient;
+use warmpath_bench::corpora::TextKind;
 use warmpath_bench::model::Preset;
 use warmpath_tests::rig::{Rig, WorkerLine, root};
 use warmpath_tests::tools;
@@ -30,7 +31,17 @@ const PICTURED: &[WorkerLine<'_>] = &[
 const PICTURED_FOR: Duration = Duration::from_secs(300);
 
 fn shape(seed: u64) -> Shape {
-    Shape { tenants: 2, users: 2, turns: 3, system_words: 60, user_words: 10, answer_tokens: 4, concurrency: 2, seed }
+    Shape {
+        tenants: 2,
+        users: 2,
+        turns: 3,
+        text: TextKind::Made,
+        system_words: 60,
+        user_words: 10,
+        answer_tokens: 4,
+        concurrency: 2,
+        seed,
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

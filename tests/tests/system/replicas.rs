@@ -14,6 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use warmpath_bench::chat_load::{Shape, drive_spread};
 use warmpath_bench::client::{ChatClient, Message};
+use warmpath_bench::corpora::TextKind;
 use warmpath_bench::fleet::Server;
 use warmpath_bench::prompts::words;
 use warmpath_bench::replicas::n_workers_of;
@@ -75,6 +76,7 @@ async fn eight_routers_reuse_as_much_as_one() -> anyhow::Result<()> {
         tenants: 3,
         users: 4,
         turns: 4,
+        text: TextKind::Made,
         system_words: 200,
         user_words: 20,
         answer_tokens: 8,
