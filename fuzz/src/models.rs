@@ -13,7 +13,9 @@ use jiff::tz::TimeZone;
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 use warmpath_gguf::{GgufError, check, fingerprint, vocabulary};
-use warmpath_prompt::{ChatTemplate, Clock, RENDERED_BYTES_MAX, forward_logs};
+use warmpath_prompt::{
+    AddSpecial, ChatTemplate, Clock, ParseSpecial, PromptMaker, PromptOptions, RENDERED_BYTES_MAX, forward_logs,
+};
 
 /// Folder of files in memory; without it, files are where temporary files are.
 const MEMORY_FOLDER: &str = "/dev/shm";
@@ -21,7 +23,8 @@ const MEMORY_FOLDER: &str = "/dev/shm";
 /// Start of the keys that a vocabulary lacks, because it is one file.
 const SPLIT_KEYS: &str = "split.";
 
-/// Checks a model's file and its vocabulary: the vocabulary of an accepted file is accepted and has the same keys.
+/// Checks a model's file and its vocabulary: the vocabulary of an accepted file is accepted and has the same keys. One
+/// that declares itself is used as a router does.
 pub(crate) fn gguf(input: &[u8]) {
     // ggml writes a line about each file that it refuses.
     forward_logs();
@@ -31,6 +34,10 @@ pub(crate) fn gguf(input: &[u8]) {
     let vocabulary = vocabulary(file.path()).expect("an accepted file has a vocabulary");
     let found = keys(self::file(&vocabulary).path()).expect("a vocabulary is accepted");
     assert_eq!(found, expected, "keys of the vocabulary, and of its model");
+    if let Ok(Some(maker)) = PromptMaker::open_declared(file.path(), PromptOptions::default()) {
+        let tokens = maker.tokenize("a b <s> é", AddSpecial::Yes, ParseSpecial::Yes);
+        maker.detokenize(&tokens);
+    }
 }
 
 /// Returns a file with these bytes, which is deleted when it is dropped.

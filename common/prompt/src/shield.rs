@@ -77,11 +77,18 @@ impl Shield {
 
     /// Returns whether a text contains a dangerous character.
     fn is_dangerous(&self, text: &str) -> bool {
+        self.hazards_in(text).next().is_some()
+    }
+
+    /// Returns the places of the dangerous characters in a text.
+    fn hazards_in<'t>(&'t self, text: &'t str) -> Box<dyn Iterator<Item = (usize, char)> + 't> {
+        let bytes = text.as_bytes();
+        let at = |at: usize| (at, char::from(bytes[at]));
         // Most vocabularies have few of these characters, which can be searched many bytes at a time.
-        match (&self.hazards[..], text.as_bytes()) {
-            ([a], bytes) if a.is_ascii() => memchr::memchr(*a as u8, bytes).is_some(),
-            ([a, b], bytes) if a.is_ascii() && b.is_ascii() => memchr::memchr2(*a as u8, *b as u8, bytes).is_some(),
-            (hazards, _) => text.contains(hazards),
+        match self.hazards[..] {
+            [a] if a.is_ascii() => Box::new(memchr::memchr_iter(a as u8, bytes).map(at)),
+            [a, b] if a.is_ascii() && b.is_ascii() => Box::new(memchr::memchr2_iter(a as u8, b as u8, bytes).map(at)),
+            _ => Box::new(text.char_indices().filter(|(_, character)| self.hazards.contains(character))),
         }
     }
 
@@ -112,16 +119,13 @@ impl Shield {
         let mut exempt = self.exempt(text).into_iter().peekable();
         let mut shielded = String::with_capacity(text.len() + text.len() / 8);
         let mut copied = 0;
-        for (at, hazard) in text.match_indices(&self.hazards[..]) {
+        for (at, hazard) in self.hazards_in(text) {
             while exempt.next_if(|range| range.end <= at).is_some() {}
             let free = exempt.peek().is_some_and(|range| range.contains(&at));
-            let Some(stand_in) = hazard.chars().next().and_then(|hazard| stand_ins.to.get(&hazard)).filter(|_| !free)
-            else {
-                continue;
-            };
+            let Some(stand_in) = stand_ins.to.get(&hazard).filter(|_| !free) else { continue };
             shielded.push_str(&text[copied..at]);
             shielded.push(*stand_in);
-            copied = at + hazard.len();
+            copied = at + hazard.len_utf8();
         }
         shielded.push_str(&text[copied..]);
         shielded.into()
@@ -144,11 +148,11 @@ impl StandIns {
     pub fn restore(&self, text: &str) -> String {
         let mut restored = String::with_capacity(text.len());
         let mut copied = 0;
-        for (at, stand_in) in text.match_indices(is_stand_in) {
-            let Some(hazard) = stand_in.chars().next().and_then(|stand_in| self.from.get(&stand_in)) else { continue };
+        for (at, stand_in) in stand_ins_in(text) {
+            let Some(hazard) = self.from.get(&stand_in) else { continue };
             restored.push_str(&text[copied..at]);
             restored.push(*hazard);
-            copied = at + stand_in.len();
+            copied = at + stand_in.len_utf8();
         }
         restored + &text[copied..]
     }
@@ -180,10 +184,7 @@ impl Survey<'_> {
 
     fn text(&mut self, text: &str) {
         self.dangerous = self.dangerous || self.shield.is_dangerous(text);
-        // Every placeholder has four bytes in UTF-8, or three that start with 0xef.
-        if !text.is_ascii() && text.bytes().any(|byte| byte >= 0xef) {
-            self.taken.extend(text.chars().filter(|character| is_stand_in(*character)));
-        }
+        self.taken.extend(stand_ins_in(text).map(|(_, stand_in)| stand_in));
     }
 }
 
@@ -205,6 +206,13 @@ fn retain_apart(ranges: &mut Vec<Range<usize>>, others: &[Range<usize>]) {
 /// Returns every placeholder, the best first: noncharacters, which no honest text contains, then private characters.
 fn stand_ins() -> impl Iterator<Item = char> {
     ('\u{fdd0}'..='\u{fdef}').chain('\u{f0000}'..='\u{ffffd}')
+}
+
+/// Returns the placeholders in a text, with their places.
+fn stand_ins_in(text: &str) -> impl Iterator<Item = (usize, char)> {
+    // The first bytes of all of them, searched many bytes at a time.
+    let starts = memchr::memchr2_iter(0xef, 0xf3, text.as_bytes());
+    starts.filter_map(|at| Some((at, text[at..].chars().next().filter(|character| is_stand_in(*character))?)))
 }
 
 fn is_stand_in(character: char) -> bool {

@@ -159,14 +159,11 @@ pub(crate) struct Vocabulary {
 const RERANK_TEMPLATE_KEY: &str = "tokenizer.chat_template.rerank";
 
 impl Vocabulary {
-    /// Opens the vocabulary of the GGUF file at `path`.
+    /// Opens the vocabulary of the GGUF file at `path` with llama.cpp.
     pub fn open(path: &Path) -> Result<Self, OpenError> {
         let header = check(path)?;
         let texts = texts(&header);
-        let (source, settings) = match header.vocabulary_declaration() {
-            Some(declaration) => declared(path, (&header, &texts), &declaration)?,
-            None => loaded(path, (&header, &texts))?,
-        };
+        let (source, settings) = loaded(path, (&header, &texts))?;
         Self::of(path, (&header, &texts), source, settings)
     }
 
@@ -200,16 +197,12 @@ impl Vocabulary {
         })
     }
 
-    /// Returns the declaration for this vocabulary, whose file is at `path`; `None` if it needs llama.cpp.
+    /// Returns the declaration for this vocabulary, which llama.cpp has loaded from the file at `path`; `None` if
+    /// llama.cpp is needed to tokenize.
     pub fn declaration(&self, path: &Path) -> Option<String> {
+        let Source::Llama { llama, byte_pair: Some(_) } = &self.source else { return None };
         let header = check(path).ok()?;
-        match &self.source {
-            Source::Llama { llama, byte_pair: Some(_) } => {
-                declared::declaration(&header, &texts(&header), (llama, &self.settings))
-            }
-            Source::Llama { byte_pair: None, .. } => None,
-            Source::Declared { .. } => header.vocabulary_declaration(),
-        }
+        declared::declaration(&header, &texts(&header), (llama, &self.settings))
     }
 
     /// Returns the vocabulary's properties.
