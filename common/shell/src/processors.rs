@@ -1,11 +1,12 @@
 //! Turns at the processors for work that may take long, such as tokenizing.
 //!
 //! Work runs on a thread of its own while it has a turn, and there is one turn for each processor. Between two portions
-//! it gives its turn to the work that has waited longest, and queues for another turn. So short work waits for at most
-//! one portion of long work.
+//! it gives its turn, if that has lasted a while, to the work that has waited longest, and queues for another turn. So
+//! short work waits for at most a turn and a portion of long work.
 
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -17,6 +18,11 @@ use tokio_util::sync::CancellationToken;
 /// Source: own choice, an eighth of tokio's threads for blocking work; work that has a turn needs one of these threads,
 /// too.
 const PAUSES_MAX: usize = 64;
+
+/// Shortest turn while other work waits.
+///
+/// Source: own choice: many times what it takes to change threads, and less than a client notices.
+const TURN_MIN: Duration = Duration::from_millis(2);
 
 /// Turns at the machine's processors.
 #[derive(Debug, Clone)]
@@ -31,6 +37,7 @@ struct ProcessorPermit {
     processors: Processors,
     /// Absent while another turn is awaited.
     permit: Option<OwnedSemaphorePermit>,
+    since: Instant,
     runtime: Handle,
 }
 
@@ -73,22 +80,24 @@ impl Processors {
     /// Waits for a processor.
     async fn turn(&self) -> ProcessorPermit {
         let permit = Arc::clone(&self.turns).acquire_owned().await.ok();
-        ProcessorPermit { processors: self.clone(), permit, runtime: Handle::current() }
+        ProcessorPermit { processors: self.clone(), permit, since: Instant::now(), runtime: Handle::current() }
     }
 }
 
 impl ProcessorPermit {
-    /// Gives the turn to work that already waits; blocks the thread until this work gets another turn.
+    /// Gives the turn, if it has lasted [`TURN_MIN`], to work that already waits; blocks the thread until this work
+    /// gets another turn.
     ///
     /// Panics: in an asynchronous task, which must not block.
     fn give_way(&mut self) {
         let Processors { turns, pauses } = &self.processors;
-        if turns.available_permits() > 0 {
+        if turns.available_permits() > 0 || self.since.elapsed() < TURN_MIN {
             return;
         }
         let Ok(_pause) = pauses.try_acquire() else { return };
         drop(self.permit.take());
         self.permit = self.runtime.block_on(Arc::clone(turns).acquire_owned()).ok();
+        self.since = Instant::now();
     }
 }
 
@@ -129,12 +138,27 @@ mod tests {
         let mut waiter = pin!(processors.turn());
         assert!(poll!(waiter.as_mut()).is_pending());
         let gave_way = spawn_blocking(move || {
+            long.since -= TURN_MIN;
             long.give_way();
             long
         });
         let long = gave_way.await.expect("no panic");
         assert!(poll!(waiter.as_mut()).is_pending(), "no thread was blocked for it");
         drop(long);
+        waiter.await;
+    }
+
+    #[tokio::test]
+    async fn a_turn_that_has_just_begun_is_kept() {
+        let processors = Processors::new(1, 1);
+        let mut short = processors.turn().await;
+        short.since += Duration::from_secs(3600);
+        let mut waiter = pin!(processors.turn());
+        assert!(poll!(waiter.as_mut()).is_pending());
+        // In a task it would block, and panic.
+        short.give_way();
+        assert!(poll!(waiter.as_mut()).is_pending());
+        drop(short);
         waiter.await;
     }
 }
