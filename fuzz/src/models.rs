@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 use warmpath_gguf::{GgufError, check, fingerprint, vocabulary};
 use warmpath_prompt::{
-    AddSpecial, ChatTemplate, Clock, ParseSpecial, PromptMaker, PromptOptions, RENDERED_BYTES_MAX, forward_logs,
+    AddSpecial, ChatTemplate, Clock, DeclaredVocabulary, ParseSpecial, PromptMaker, PromptOptions, RENDERED_BYTES_MAX,
+    forward_logs,
 };
 
 /// Folder of files in memory; without it, files are where temporary files are.
@@ -34,7 +35,8 @@ pub(crate) fn gguf(input: &[u8]) {
     let vocabulary = vocabulary(file.path()).expect("an accepted file has a vocabulary");
     let found = keys(self::file(&vocabulary).path()).expect("a vocabulary is accepted");
     assert_eq!(found, expected, "keys of the vocabulary, and of its model");
-    if let Ok(Some(maker)) = PromptMaker::open_declared(file.path(), PromptOptions::default()) {
+    let Ok(Some(declared)) = DeclaredVocabulary::open(file.path()) else { return };
+    if let Ok(maker) = PromptMaker::of_declared(declared, PromptOptions::default()) {
         let tokens = maker.tokenize("a b <s> é", AddSpecial::Yes, ParseSpecial::Yes);
         maker.detokenize(&tokens);
     }

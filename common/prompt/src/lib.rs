@@ -44,7 +44,8 @@ pub use dropped_reasoning::{DroppedReasoning, TemplateSwitch};
 pub use error::{OpenError, PromptError, TokenCount, TooManyTokens};
 pub use fragments::{CacheCounters, Scope};
 pub use maker::{
-    BegunPrompt, CutEnd, FittedText, Prompt, PromptMaker, PromptOptions, RawError, TemplateOrigin, TextRoom,
+    BegunPrompt, CutEnd, DeclaredVocabulary, FittedText, Prompt, PromptMaker, PromptOptions, RawError, TemplateOrigin,
+    TextRoom,
 };
 pub use media::{KnownMedia, MediaContent, MediaReader, MediaRun, Medium, PromptTokens, has_media, is_readable};
 pub use template::{

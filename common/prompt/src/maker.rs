@@ -3,6 +3,7 @@
 //! There is one [`PromptMaker`] per model, shared by all requests. Not here: each of these steps.
 
 mod begun;
+mod declared;
 mod infill;
 mod options;
 mod prefixes;
@@ -37,6 +38,7 @@ use crate::unread;
 use crate::vocabulary::{AddSpecial, ParseSpecial, Vocabulary, VocabularyInfo};
 
 pub use begun::BegunPrompt;
+pub use declared::DeclaredVocabulary;
 pub use infill::RawError;
 pub use options::PromptOptions;
 use rerank::PairPrompt;
@@ -128,23 +130,6 @@ impl PromptMaker {
     /// returns the error.
     pub fn open(gguf: &Path, options: PromptOptions) -> Result<Self, OpenError> {
         Self::of(Vocabulary::open(gguf)?, gguf, options)
-    }
-
-    /// Loads a vocabulary like [`Self::open`], but without llama.cpp; `None` if the file does not declare what
-    /// llama.cpp would say of it.
-    ///
-    /// Nothing in the file can end or block the process. Cost: 20-200 ms. Errors: those of [`Self::open`].
-    pub fn open_declared(gguf: &Path, options: PromptOptions) -> Result<Option<Self>, OpenError> {
-        let vocabulary = Vocabulary::open_declared(gguf)?;
-        vocabulary.map(|vocabulary| Self::of(vocabulary, gguf, options)).transpose()
-    }
-
-    /// Returns the declaration with which [`Self::open_declared`] opens a vocabulary made of the file at `gguf`, from
-    /// which this maker was opened; `None` if it needs llama.cpp.
-    ///
-    /// Cost: that of reading the file's header, and of each token's text.
-    pub fn declaration(&self, gguf: &Path) -> Option<String> {
-        self.vocabulary.declaration(gguf)
     }
 
     fn of(vocabulary: Vocabulary, gguf: &Path, options: PromptOptions) -> Result<Self, OpenError> {
@@ -485,4 +470,4 @@ fn put_tools_first(templates: &mut Result<Templates, WrongTemplate>) -> Result<(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

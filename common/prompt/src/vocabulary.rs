@@ -20,7 +20,7 @@ use crate::partition::Special;
 use crate::template_kwargs::TemplateKwargs;
 use crate::words::{self, allows_cuts};
 
-use declared::DeclaredVocabulary;
+use declared::DeclaredTokens;
 use llama::{LlamaVocabulary, WORD_PIECE};
 
 /// Length of a portion, if the text may be cut at its end: cancelled work ends after a portion. Units: bytes.
@@ -132,7 +132,7 @@ enum Source {
     /// llama.cpp has loaded the vocabulary; it tokenizes unless there is a tokenizer with the same tokens.
     Llama { llama: LlamaVocabulary, byte_pair: Option<BytePair> },
     /// llama.cpp is not needed.
-    Declared { declared: DeclaredVocabulary, byte_pair: BytePair },
+    Declared { declared: DeclaredTokens, byte_pair: BytePair },
 }
 
 /// An open vocabulary.
@@ -382,7 +382,7 @@ fn declared(
     declaration: &str,
 ) -> Result<(Source, Settings), OpenError> {
     let refused = |reason| OpenError::Vocabulary { path: path.to_owned(), reason };
-    let (declared, settings) = DeclaredVocabulary::read(header, texts, declaration).map_err(refused)?;
+    let (declared, settings) = DeclaredTokens::read(header, texts, declaration).map_err(refused)?;
     let byte_pair = BytePair::of(header, texts, &settings.specials).map_err(|reason| refused(reason.to_string()))?;
     let byte_pair = byte_pair.ok_or_else(|| refused("it declares itself and is not byte-level".to_owned()))?;
     Ok((Source::Declared { declared, byte_pair }, settings))

@@ -18,7 +18,7 @@ use std::time::Duration;
 use rlimit::Resource;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::process::Command;
-use warmpath_prompt::{PromptMaker, PromptOptions};
+use warmpath_prompt::{DeclaredVocabulary, OpenError, PromptMaker, PromptOptions};
 use warmpath_shell::chain;
 
 use crate::config::{TRIAL_MEMORY_BYTES_MAX, TRIAL_PROCESSOR_TIME_MAX, TrialConfig};
@@ -160,8 +160,13 @@ pub fn try_here(path: &Path) -> Result<TrialResult, TrialError> {
     })?;
     let path = path.to_owned();
     let tried = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(move || {
-        let maker = PromptMaker::open(&path, PromptOptions::default()).map_err(|error| chain(&error))?;
-        probe::run(&maker);
+        let refused = |error: OpenError| chain(&error);
+        let options = PromptOptions::default();
+        match DeclaredVocabulary::open(&path).map_err(refused)? {
+            // No text can harm its tokenizer.
+            Some(declared) => probe::chats(&PromptMaker::of_declared(declared, options).map_err(refused)?),
+            None => probe::all(&PromptMaker::open(&path, options).map_err(refused)?),
+        }
         Ok(())
     });
     Ok(match tried.map_err(TrialError::Thread)?.join() {

@@ -18,7 +18,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 use warmpath_common::model::{Fingerprint, MediaReading, ModelInfo};
 use warmpath_common::summary::VOCABULARY_PATH;
-use warmpath_prompt::{PromptMaker, PromptOptions};
+use warmpath_prompt::{DeclaredVocabulary, PromptMaker, PromptOptions};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::compatibility::Mismatch;
 use warmpath_router_core::fleet::{ConnectionState, FleetView, WorkerView};
@@ -277,19 +277,18 @@ async fn obtain(fleet: &Fleet, key: VocabularyKey) -> Result<VocabularyState, Fe
     let file = tokio::time::timeout(VOCABULARY_TIMEOUT, download(&client, &url))
         .await
         .map_err(|_| FetchError::Timeout { url: url.to_string() })??;
+    // A vocabulary that declares itself is read while its templates are tried.
+    let declared = spawn_blocking(reading(file.path(), DeclaredVocabulary::open));
+    if let TrialResult::Refused { reason } = trial::try_out(&fleet.trial, file.path()).await? {
+        return Err(FetchError::Refused { worker: worker.idx, url: url.to_string(), reason });
+    }
     let panicked = |_| FetchError::Panicked { url: url.to_string() };
-    let refused = |reason| FetchError::Refused { worker: worker.idx, url: url.to_string(), reason };
-    let open_declared = opening(file.path(), PromptMaker::open_declared);
-    let declared = spawn_blocking(open_declared).await.map_err(panicked)?;
-    let maker = match declared.map_err(|error| refused(chain(&error)))? {
-        Some(maker) => maker,
-        None => {
-            if let TrialResult::Refused { reason } = trial::try_out(&fleet.trial, file.path()).await? {
-                return Err(refused(reason));
-            }
-            spawn_blocking(opening(file.path(), PromptMaker::open)).await.map_err(panicked)??
-        }
-    };
+    let declared = declared.await.map_err(panicked)??;
+    let open = reading(file.path(), |path| match declared {
+        Some(declared) => PromptMaker::of_declared(declared, PromptOptions::default()),
+        None => PromptMaker::open(path, PromptOptions::default()),
+    });
+    let maker = spawn_blocking(open).await.map_err(panicked)??;
     let maker = match MediaLayouts::of(key, fleet.layouts_wanted.clone()) {
         Some(layouts) => maker.with_media(Arc::new(layouts)),
         None => maker,
@@ -322,10 +321,10 @@ async fn download(client: &WorkerClient, url: &url::Url) -> Result<tempfile::Nam
     Ok(file)
 }
 
-/// Returns a function that opens the vocabulary at `path` in this way.
-fn opening<T, F: FnOnce(&Path, PromptOptions) -> T>(path: &Path, open: F) -> impl FnOnce() -> T + use<T, F> {
+/// Returns a function that reads the vocabulary at `path` in this way.
+fn reading<T, F: FnOnce(&Path) -> T>(path: &Path, read: F) -> impl FnOnce() -> T + use<T, F> {
     let path = path.to_owned();
-    move || open(&path, PromptOptions::default())
+    move || read(&path)
 }
 
 /// Compares a vocabulary with its worker's declaration.

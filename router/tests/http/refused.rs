@@ -77,6 +77,7 @@ async fn a_worker_whose_vocabulary_would_end_the_router_is_excluded_and_others_a
         (with_text("tokenizer.ggml.pre", "no such"), "cannot load the vocabulary"),
         // Templates end no process: minijinja's fuel pays for the memory that they take, too.
         (Bytes::from_static(b"GGUF"), "cannot load the vocabulary"),
+        (with_text("warmpath.vocabulary", "{}"), "its declaration is invalid"),
     ];
     for (vocabulary, says) in cases {
         let (worker, stranger) = (FakeWorker::start(1), stranger(2, vocabulary));
@@ -116,31 +117,12 @@ async fn a_sound_vocabulary_of_the_same_model_is_taken_from_another_worker() {
 }
 
 /// Returns the tiny model's vocabulary, which declares itself as its worker's does.
-fn declared() -> Bytes {
+pub fn declared() -> Bytes {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("vocabulary.gguf");
     std::fs::write(&path, &*VOCABULARY).expect("the vocabulary is written");
     let maker = PromptMaker::open(&path, PromptOptions::default()).expect("it is sound");
     with_text("warmpath.vocabulary", &maker.declaration(&path).expect("it needs no llama.cpp"))
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_vocabulary_that_declares_itself_needs_no_trial_and_an_invalid_declaration_excludes_its_worker() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let sound = FakeWorker::start(1);
-    sound.with(|script| script.vocabulary = declared());
-    let invalid = stranger(2, with_text("warmpath.vocabulary", "{}"));
-    let mut config = config(&[&sound, &invalid], &[]);
-    config.fleet.trial.program = program(folder.path(), "exit 1");
-    let server = Server::start(config).await.expect("port 0 is free");
-    let router = TestRouter { server, client: reqwest::Client::builder().no_proxy().build().expect("a client") };
-    eventually("the invalid one is excluded", || async {
-        excluded(&router, 1).await.contains("declaration is invalid")
-    })
-    .await;
-    assert_eq!(status(&router).await, 200);
-    let vocabularies = router.fleet().await["vocabularies"].clone();
-    assert!(vocabularies.to_string().contains("\"ready\""), "{vocabularies}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,5 +1,6 @@
 //! Where requests go: to the worker with their prefix, by load if nothing is known, elsewhere when a worker fails.
 
+use crate::refused::declared;
 use crate::support::worker::{Behaviour, FakeWorker, chat_keys, idle};
 use crate::support::{TestRouter, chat_body, error_of, eventually, header, long_text};
 use serde_json::json;
@@ -176,6 +177,19 @@ async fn no_reuse_is_predicted_for_a_request_that_forbids_it() {
     let response = router.post("/v1/chat/completions", body.to_string()).await;
     assert_eq!(header(&response, "x-warmpath-route"), "cold");
     assert_eq!(header(&response, "x-warmpath-predicted-cached-tokens"), "0");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vocabulary_that_declares_itself_gives_the_block_keys_of_its_worker() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
+    workers.iter().for_each(|worker| worker.with(|script| script.vocabulary = declared()));
+    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let text = long_text("bread");
+    workers[1].hold(&text, None, 0);
+    knows_blocks(&router, 1, chat_keys(&text, "").len()).await;
+    let response = router.chat(&text).await;
+    assert_eq!(header(&response, "x-warmpath-worker"), "0000000000000002");
+    assert_eq!(header(&response, "x-warmpath-route"), "prefix");
 }
 
 #[tokio::test(flavor = "multi_thread")]

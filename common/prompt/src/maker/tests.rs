@@ -11,7 +11,7 @@ mod shortened;
 mod template_kwargs;
 mod tool_use;
 mod tools_first;
-mod words;
+pub(crate) mod words;
 
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;

@@ -35,7 +35,7 @@ struct DeclaredSpecial {
 
 /// A declared vocabulary.
 #[derive(Debug)]
-pub(crate) struct DeclaredVocabulary {
+pub(crate) struct DeclaredTokens {
     /// Text of each token, spelled as the file spells it.
     texts: Vec<Vec<u8>>,
     /// Special tokens, and whether each is a control token.
@@ -45,7 +45,7 @@ pub(crate) struct DeclaredVocabulary {
     pub chat_template: Option<String>,
 }
 
-impl DeclaredVocabulary {
+impl DeclaredTokens {
     /// Reads a vocabulary with the tokens `texts` and this declaration. Errors: a reason why it is invalid.
     pub fn read(header: &Header, texts: &[Vec<u8>], declaration: &str) -> Result<(Self, Settings), String> {
         let declaration: Declaration =
@@ -135,7 +135,7 @@ pub(super) fn declaration(
     };
     let text = serde_json::to_string(&declaration).ok()?;
     // Everything that follows from it is compared.
-    let (declared, declared_settings) = DeclaredVocabulary::new(header, texts, declaration).ok()?;
+    let (declared, declared_settings) = DeclaredTokens::new(header, texts, declaration).ok()?;
     let has_piece = |token: Token| {
         let kinds = [ControlTokens::Spelled, ControlTokens::Empty];
         kinds.into_iter().all(|control| declared.piece(token, control) == llama.piece(token, control))

@@ -35,7 +35,7 @@ const WORDS_MAX: usize = 1024;
 const WORD_BYTES_MAX: usize = 200;
 
 /// Uses `maker` in every way that a router does.
-pub(super) fn run(maker: &PromptMaker) {
+pub(super) fn all(maker: &PromptMaker) {
     pieces(maker);
     texts(maker);
     chats(maker);
@@ -70,7 +70,8 @@ fn texts(maker: &PromptMaker) {
     }
 }
 
-fn chats(maker: &PromptMaker) {
+/// Uses the chat templates of `maker`.
+pub(super) fn chats(maker: &PromptMaker) {
     let words = maker.chat_template().map(words).unwrap_or_default();
     let worded = words.iter().flat_map(|word| saying(word)).chain(saying(&words.join(" ")));
     for chat in conversations().into_iter().chain(worded) {

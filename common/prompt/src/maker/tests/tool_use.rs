@@ -53,7 +53,8 @@ fn requests_with_tools_are_rendered_by_the_template_for_tools_unless_an_operator
             let opened = PromptMaker::open(&served, PromptOptions::default()).unwrap();
             assert_eq!(opened.chat_template_fingerprint(), maker.chat_template_fingerprint());
             assert_eq!(rendered(&opened), rendered(&maker));
-            let declared = PromptMaker::open_declared(&served, PromptOptions::default()).unwrap();
+            let declared = DeclaredVocabulary::open(&served).unwrap();
+            let declared = declared.map(|open| PromptMaker::of_declared(open, PromptOptions::default()).unwrap());
             assert_eq!(declared.map(|maker| rendered(&maker)), declaration.map(|_| rendered(&maker)));
         }
     }

@@ -11,7 +11,7 @@ use super::fixtures;
 use crate::vocabulary::{AddSpecial, ParseSpecial, Vocabulary};
 
 /// Every vocabulary that can be opened.
-pub(super) static ALL: LazyLock<Vec<(PathBuf, Vocabulary)>> = LazyLock::new(|| {
+pub(crate) static ALL: LazyLock<Vec<(PathBuf, Vocabulary)>> = LazyLock::new(|| {
     let files = std::fs::read_dir(fixtures().join("vocab")).unwrap().map(|file| file.unwrap().path());
     files.filter_map(|path| Some((path.clone(), Vocabulary::open(&path).ok()?))).collect()
 });

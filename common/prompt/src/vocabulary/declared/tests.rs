@@ -1,25 +1,18 @@
 //! Tests that a declared vocabulary is the one that llama.cpp loads, and that none can do harm.
 
 use std::path::{Path, PathBuf};
-use std::sync::LazyLock;
 
 use proptest::prelude::*;
 use warmpath_gguf::{VocabularyChanges, changed_vocabulary};
 
 use super::*;
+use crate::maker::tests::words::ALL;
 use crate::vocabulary::Vocabulary;
 
-fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/fixtures/vocab")
+/// Returns the vocabulary in the file with this name.
+fn loaded(name: &str) -> &'static (PathBuf, Vocabulary) {
+    ALL.iter().find(|(path, _)| path.ends_with(name)).unwrap()
 }
-
-/// GPT-2's header, tokens and properties.
-static GPT2: LazyLock<(Header, Vec<Vec<u8>>, VocabularyInfo)> = LazyLock::new(|| {
-    let path = fixtures().join("gpt-2.gguf");
-    let header = warmpath_gguf::check(&path).unwrap();
-    let texts = header.texts("tokenizer.ggml.tokens").unwrap();
-    (header, texts, Vocabulary::open(&path).unwrap().info().clone())
-});
 
 /// Opens the vocabulary of the file at `path` with this declaration.
 fn open_with(path: &Path, declaration: &str) -> Result<Option<Vocabulary>, String> {
@@ -33,12 +26,10 @@ fn open_with(path: &Path, declaration: &str) -> Result<Option<Vocabulary>, Strin
 #[test]
 fn declared_vocabularies_are_those_that_llama_cpp_loads() {
     let mut names = Vec::new();
-    for file in std::fs::read_dir(fixtures()).unwrap() {
-        let path = file.unwrap().path();
-        let Ok(loaded) = Vocabulary::open(&path) else { continue };
-        assert!(Vocabulary::open_declared(&path).unwrap().is_none(), "{}: it declares nothing", path.display());
-        let Some(declaration) = loaded.declaration(&path) else { continue };
-        let declared = open_with(&path, &declaration).unwrap().expect("it declares itself");
+    for (path, loaded) in ALL.iter() {
+        assert!(Vocabulary::open_declared(path).unwrap().is_none(), "{}: it declares nothing", path.display());
+        let Some(declaration) = loaded.declaration(path) else { continue };
+        let declared = open_with(path, &declaration).unwrap().expect("it declares itself");
         assert_eq!(declared.settings, loaded.settings);
         assert!((0..=loaded.info().n_vocab).all(|token| declared.piece(token) == loaded.piece(token)
             && declared.answer_piece(token) == loaded.answer_piece(token)));
@@ -57,33 +48,35 @@ fn declared_vocabularies_are_those_that_llama_cpp_loads() {
 
 #[test]
 fn declarations_of_other_vocabularies_are_refused() {
-    let path = fixtures().join("gpt-2.gguf");
+    let path = &loaded("gpt-2.gguf").0;
     let of = |name: &str| {
-        let path = fixtures().join(name);
-        Vocabulary::open(&path).unwrap().declaration(&path).unwrap()
+        let (path, vocabulary) = loaded(name);
+        vocabulary.declaration(path).unwrap()
     };
-    let reason = |declaration: &str| open_with(&path, declaration).unwrap_err();
+    let reason = |declaration: &str| open_with(path, declaration).unwrap_err();
     assert!(reason("{").contains("its declaration is invalid"));
     assert!(reason(&of("qwen2.gguf")).contains("151936 tokens are declared, and it has 50257"));
     let beyond = of("gpt-2.gguf").replace(r#""prefix":[]"#, r#""prefix":[50257]"#);
     assert!(reason(&beyond).contains("token 50257 is declared, and there are 50257 tokens"), "{beyond}");
     // SentencePiece cannot be declared.
-    let spm = fixtures().join("llama-spm.gguf");
-    assert_eq!(Vocabulary::open(&spm).unwrap().declaration(&spm), None);
+    let (path, vocabulary) = loaded("llama-spm.gguf");
+    assert_eq!(vocabulary.declaration(path), None);
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 20, ..ProptestConfig::default() })]
     #[test]
     fn no_declaration_does_harm(special in 0..60_000_u32, control: bool, strips: bool, unused in 0..50_257_u32, text in "\\PC{0,30}") {
-        let (header, texts, info) = &*GPT2;
-        let info = info.clone();
+        let (path, vocabulary) = loaded("gpt-2.gguf");
+        let header = warmpath_gguf::check(path).unwrap();
+        let texts = header.texts("tokenizer.ggml.tokens").unwrap();
+        let info = vocabulary.info().clone();
         let specials = vec![DeclaredSpecial { token: special, control, lstrip: strips, rstrip: strips }];
         let declaration = Declaration { info, prefix: vec![1], suffix: vec![], specials, unused: [unused].into() };
         let json = serde_json::to_string(&declaration).unwrap();
-        let made = DeclaredVocabulary::new(header, texts, declaration);
+        let made = DeclaredTokens::new(&header, &texts, declaration);
         prop_assert_eq!(made.is_ok(), special < 50_257);
-        if let Ok(Some(vocabulary)) = open_with(&fixtures().join("gpt-2.gguf"), &json) {
+        if let Ok(Some(vocabulary)) = open_with(path, &json) {
             vocabulary.tokenize_plain(&text);
             for token in [special, unused, u32::MAX] {
                 vocabulary.piece(token);
