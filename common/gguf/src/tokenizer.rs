@@ -88,6 +88,16 @@ pub enum TokenizerError {
 const KINDS: [&str; 9] = ["llama", "bert", "gpt2", "t5", "rwkv", "plamo2", "gemma4", "hybriddna", "whitespace"];
 
 impl Header {
+    /// Returns the text of each token, as llama.cpp has them: with its placeholder for an empty one. Absent if there is
+    /// no list of texts.
+    pub fn token_texts(&self) -> Option<Vec<Vec<u8>>> {
+        let mut texts = self.texts("tokenizer.ggml.tokens")?;
+        for (token, text) in texts.iter_mut().enumerate().filter(|(_, text)| text.is_empty()) {
+            *text = format!("[EMPTY_{token}]").into_bytes();
+        }
+        Some(texts)
+    }
+
     /// Checks the vocabulary, so that llama.cpp neither aborts while it loads it nor fails on a text later.
     ///
     /// Errors: every [`TokenizerError`]. Cost: proportional to the vocabulary.
@@ -132,8 +142,8 @@ impl Tokens {
     /// Reads the tokens of a vocabulary. Errors: `Shape`, `Count`, `Length`, `Long`, `Alike`.
     fn read(header: &Header) -> Result<Self, TokenizerError> {
         let shape = |reason: &str| TokenizerError::Shape { reason: reason.to_owned() };
-        let mut texts = header
-            .texts("tokenizer.ggml.tokens")
+        let texts = header
+            .token_texts()
             .ok_or_else(|| shape("it has no vocabulary: tokenizer.ggml.tokens is not a list of texts"))?;
         let n_tokens = texts.len();
         if !(1..=TOKENS_MAX).contains(&n_tokens) {
@@ -150,11 +160,7 @@ impl Tokens {
             }
         }
         let mut places = HashMap::with_capacity(n_tokens);
-        for (token, text) in texts.iter_mut().enumerate() {
-            if text.is_empty() {
-                // Source: llama.cpp's own placeholder.
-                *text = format!("[EMPTY_{token}]").into_bytes();
-            }
+        for (token, text) in texts.iter().enumerate() {
             if text.len() > TOKEN_BYTES_MAX {
                 return Err(TokenizerError::Long { token, n_bytes: text.len() });
             }

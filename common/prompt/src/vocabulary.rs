@@ -162,7 +162,7 @@ impl Vocabulary {
     /// Opens the vocabulary of the GGUF file at `path` with llama.cpp.
     pub fn open(path: &Path) -> Result<Self, OpenError> {
         let header = check(path)?;
-        let texts = texts(&header);
+        let texts = header.token_texts().unwrap_or_default();
         let (source, settings) = loaded(path, (&header, &texts))?;
         Self::of(path, (&header, &texts), source, settings)
     }
@@ -171,7 +171,7 @@ impl Vocabulary {
     pub fn open_declared(path: &Path) -> Result<Option<Self>, OpenError> {
         let header = check(path)?;
         let Some(declaration) = header.vocabulary_declaration() else { return Ok(None) };
-        let texts = texts(&header);
+        let texts = header.token_texts().unwrap_or_default();
         let (source, settings) = declared(path, (&header, &texts), &declaration)?;
         Self::of(path, (&header, &texts), source, settings).map(Some)
     }
@@ -202,7 +202,7 @@ impl Vocabulary {
     pub fn declaration(&self, path: &Path) -> Option<String> {
         let Source::Llama { llama, byte_pair: Some(_) } = &self.source else { return None };
         let header = check(path).ok()?;
-        declared::declaration(&header, &texts(&header), (llama, &self.settings))
+        declared::declaration(&header, &header.token_texts()?, (llama, &self.settings))
     }
 
     /// Returns the vocabulary's properties.
@@ -335,17 +335,6 @@ fn check(path: &Path) -> Result<Header, OpenError> {
     let refused = |reason| OpenError::Vocabulary { path: path.to_owned(), reason };
     header.check_tokenizer().map_err(|error| refused(error.to_string()))?;
     Ok(header)
-}
-
-/// Returns the tokens' texts as llama.cpp has them.
-fn texts(header: &Header) -> Vec<Vec<u8>> {
-    let texts = header.texts("tokenizer.ggml.tokens").unwrap_or_default();
-    // Source: llama.cpp's placeholder, in `llama_vocab::impl::load`.
-    let named = |(token, text): (usize, Vec<u8>)| match text.is_empty() {
-        true => format!("[EMPTY_{token}]").into_bytes(),
-        false => text,
-    };
-    texts.into_iter().enumerate().map(named).collect()
 }
 
 /// Loads a vocabulary with llama.cpp.

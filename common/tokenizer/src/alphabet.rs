@@ -27,7 +27,7 @@ pub fn byte_of(character: char) -> Option<u8> {
 
 /// Appends the bytes that `spelling` spells to `bytes`; `None`, with an unspecified part of them appended, if it is not
 /// UTF-8 or has other characters.
-pub fn unspell(spelling: &[u8], bytes: &mut Vec<u8>) -> Option<()> {
+pub(crate) fn unspell(spelling: &[u8], bytes: &mut Vec<u8>) -> Option<()> {
     for character in str::from_utf8(spelling).ok()?.chars() {
         bytes.push(byte_of(character)?);
     }

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use serde::{Deserialize, Serialize};
 use warmpath_common::ids::Token;
 use warmpath_gguf::Header;
-use warmpath_tokenizer::alphabet::{byte_of, unspell};
+use warmpath_tokenizer::alphabet::byte_of;
 
 use super::{ControlTokens, LlamaVocabulary, Settings, VocabularyInfo};
 use crate::partition::Special;
@@ -86,18 +86,16 @@ impl DeclaredTokens {
             Some(true) if control == ControlTokens::Empty => Vec::new(),
             Some(_) => text.clone(),
             None if self.unused.contains(&token) => Vec::new(),
-            None => {
-                let mut bytes = Vec::with_capacity(text.len());
-                unspell(text, &mut bytes).map_or_else(|| unspelled_in_part(text), |()| bytes)
-            }
+            None => unspelled(text),
         }
     }
 }
 
-/// Returns the bytes of a token with characters that spell none, as llama.cpp's `llama_decode_text` writes them.
-fn unspelled_in_part(text: &[u8]) -> Vec<u8> {
+/// Returns the bytes that a token's text spells; characters that spell none are as llama.cpp's `llama_decode_text`
+/// writes them.
+fn unspelled(text: &[u8]) -> Vec<u8> {
     let text = String::from_utf8_lossy(text);
-    let mut bytes = Vec::new();
+    let mut bytes = Vec::with_capacity(text.len());
     for character in text.chars() {
         match byte_of(character) {
             Some(byte) => bytes.push(byte),

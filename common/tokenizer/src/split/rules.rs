@@ -42,9 +42,7 @@ impl Text<'_> {
         if let Some(word) = self.word_start(start, LETTER) {
             return self.run(word, LETTER);
         }
-        self.number::<DIGITS_MAX>(start)
-            .or_else(|| self.other_run(start, WORDS_AND_SPACES, b"\r\n"))
-            .unwrap_or_else(|| self.lines_or_spaces(start))
+        self.no_word::<DIGITS_MAX>(start, WORDS_AND_SPACES, b"\r\n")
     }
 
     /// As [`Self::llama3`] with single digits, and with `[\p{L}\p{M}]` in place of `\p{L}`.
@@ -56,9 +54,7 @@ impl Text<'_> {
         if let Some(word) = self.word_start(start, LETTER | MARK) {
             return self.run(word, LETTER | MARK);
         }
-        self.number::<1>(start)
-            .or_else(|| self.other_run(start, WORDS_AND_SPACES | MARK, b"\r\n"))
-            .unwrap_or_else(|| self.lines_or_spaces(start))
+        self.no_word::<1>(start, WORDS_AND_SPACES | MARK, b"\r\n")
     }
 
     /// Words by case, with a contraction behind them; otherwise as [`Self::llama3`], with `/` like a line break.
@@ -68,9 +64,7 @@ impl Text<'_> {
             let end = self.cased_word(word);
             return self.folded_contraction(end).unwrap_or(end);
         }
-        self.number::<3>(start)
-            .or_else(|| self.other_run(start, WORDS_AND_SPACES, b"\r\n/"))
-            .unwrap_or_else(|| self.lines_or_spaces(start))
+        self.no_word::<3>(start, WORDS_AND_SPACES, b"\r\n/")
     }
 
     /// As [`Self::gpt4o`] without contractions, with single digits.
@@ -79,9 +73,7 @@ impl Text<'_> {
         if let Some(word) = self.cased_word_start(start) {
             return self.cased_word(word);
         }
-        self.number::<1>(start)
-            .or_else(|| self.other_run(start, WORDS_AND_SPACES, b"\r\n/"))
-            .unwrap_or_else(|| self.lines_or_spaces(start))
+        self.no_word::<1>(start, WORDS_AND_SPACES, b"\r\n/")
     }
 
     /// The third of DeepSeek's expressions; what it does not match is one piece.
@@ -139,9 +131,7 @@ impl Text<'_> {
             }
             return self.folded_contraction(end).unwrap_or(end);
         }
-        self.number::<3>(start)
-            .or_else(|| self.other_run(start, WORDS_AND_SPACES, b"\r\n"))
-            .unwrap_or_else(|| self.lines_or_spaces(start))
+        self.no_word::<3>(start, WORDS_AND_SPACES, b"\r\n")
     }
 
     /// `[0-9][0-9][0-9]`, and what is between.
@@ -219,6 +209,14 @@ impl Text<'_> {
             }
             at += letter.n_bytes;
         }
+    }
+
+    /// What is behind the alternatives for words: a number, a run of others with some of `tail` behind it, white space.
+    #[inline]
+    fn no_word<const DIGITS_MAX: usize>(self, start: usize, words_and_spaces: Class, tail: &[u8]) -> usize {
+        self.number::<DIGITS_MAX>(start)
+            .or_else(|| self.other_run(start, words_and_spaces, tail))
+            .unwrap_or_else(|| self.lines_or_spaces(start))
     }
 
     /// `\p{N}{1,MAX}`
