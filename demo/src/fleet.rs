@@ -407,7 +407,10 @@ async fn start_worker(spec: &FleetSpec, worker_idx: usize, listen: &str) -> anyh
     Server::start(&name, &spec.bin_dir.join("warmpath-worker"), &args).await
 }
 
-async fn start_router(spec: &FleetSpec, workers: &[Server]) -> anyhow::Result<Server> {
+/// Starts a router in front of workers, which takes requests and may not be ready yet.
+///
+/// Errors: it does not start.
+pub async fn start_router(spec: &FleetSpec, workers: &[Server]) -> anyhow::Result<Server> {
     let mut args = Vec::new();
     for flag in ["--listen", "--admin-listen"] {
         args.extend([flag.to_owned(), "127.0.0.1:0".to_owned()]);

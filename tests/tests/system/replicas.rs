@@ -4,8 +4,9 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use futures::future::try_join_all;
 use serde_json::Value;
@@ -15,7 +16,7 @@ use tokio::sync::Notify;
 use warmpath_bench::chat_load::{Shape, drive_spread};
 use warmpath_bench::client::{ChatClient, Message};
 use warmpath_bench::corpora::TextKind;
-use warmpath_bench::fleet::Server;
+use warmpath_bench::fleet::{Server, start_router};
 use warmpath_bench::prompts::words;
 use warmpath_bench::replicas::n_workers_of;
 use warmpath_common::summary::STREAM_PATH;
@@ -92,6 +93,67 @@ async fn eight_routers_reuse_as_much_as_one() -> anyhow::Result<()> {
     println!("hit ratio with {N_ROUTERS} routers {:.4}, with one {:.4}", hit_ratios[0], hit_ratios[1]);
     assert!(hit_ratios[1] > 0.7, "{hit_ratios:?}");
     assert!(hit_ratios[0] > hit_ratios[1] * 0.99, "{hit_ratios:?}");
+    Ok(())
+}
+
+/// Conversations that run at once while routers are replaced, each with the users of one system prompt.
+const N_LANES: usize = 3;
+
+/// Holds conversations of four turns one after the other; requests go to the routers in `clients` in turn. `asked`
+/// counts the answers. Returns the tokens of all prompts, and those of them that were cached.
+async fn converse(lane: usize, clients: &Mutex<Vec<ChatClient>>, asked: &AtomicUsize) -> anyhow::Result<(u64, u64)> {
+    let seed = 1_000 * (lane as u64 + 1);
+    let mut sum = (0, 0);
+    for user in 0..8 {
+        let mut messages = vec![Message::new("system", words(seed, 200))];
+        for turn in 0..4 {
+            messages.push(Message::new("user", words(seed + 10 * user + turn + 1, 20)));
+            let nth = asked.fetch_add(1, Ordering::SeqCst);
+            let client = {
+                let clients = clients.lock().unwrap_or_else(PoisonError::into_inner);
+                clients[nth % clients.len()].clone()
+            };
+            let answer = client.ask(&messages, 8).await?;
+            sum = (sum.0 + answer.prompt_tokens, sum.1 + answer.cached_tokens);
+            messages.push(Message::new("assistant", answer.text));
+        }
+    }
+    Ok(sum)
+}
+
+/// Returns the hit ratio of conversations through two routers, each of which is replaced once while they run.
+async fn hit_ratio_of_two_routers(is_replaced: bool) -> anyhow::Result<f64> {
+    let mut rig = Rig::start(3, &[]).await?;
+    let mut other = rig.fleet.replica().await?;
+    let client = |router: &Server| ChatClient::new(&router.base_url(), None);
+    let clients = Mutex::new(vec![client(&rig.fleet.router)?, client(&other)?]);
+    let asked = AtomicUsize::new(0);
+    let replace = async {
+        for (idx, router) in [&mut rig.fleet.router, &mut other].into_iter().enumerate().filter(|_| is_replaced) {
+            while asked.load(Ordering::SeqCst) < 20 * (idx + 1) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            // The new one gets requests at once, before it is ready; the old one ends its own.
+            let new = start_router(&rig.fleet.spec, &rig.fleet.workers).await?;
+            clients.lock().unwrap_or_else(PoisonError::into_inner)[idx] = client(&new)?;
+            let status = std::mem::replace(router, new).terminate(Duration::from_secs(60)).await?;
+            anyhow::ensure!(status.success(), "the old router ended with {status}");
+        }
+        Ok(())
+    };
+    let lanes = try_join_all((0..N_LANES).map(|lane| converse(lane, &clients, &asked)));
+    let (sums, ()) = tokio::try_join!(lanes, replace)?;
+    let (prompt, cached) = sums.iter().fold((0, 0), |(prompt, cached), sum| (prompt + sum.0, cached + sum.1));
+    Ok(cached as f64 / prompt as f64)
+}
+
+#[tokio::test]
+async fn routers_that_are_replaced_under_load_one_after_the_other_lose_no_reuse() -> anyhow::Result<()> {
+    let undisturbed = hit_ratio_of_two_routers(false).await?;
+    let replaced = hit_ratio_of_two_routers(true).await?;
+    println!("hit ratio {undisturbed:.4}, with routers that are replaced {replaced:.4}");
+    assert!(undisturbed > 0.7, "{undisturbed}");
+    assert!(replaced > undisturbed - 0.005, "{replaced}, undisturbed {undisturbed}");
     Ok(())
 }
 
