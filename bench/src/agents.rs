@@ -183,8 +183,9 @@ async fn compare(args: &AgentsArgs, session: &Session, prefixes: &Prefixes) -> a
         threads: args.threads,
         self_test_cache: self_test_cache.path().to_owned(),
     };
-    let (n_slots, slot_context_tokens, tools_first) = (args.slots, args.slot_ctx, args.tools_first);
-    let setup = Setup { n_slots, slot_context_tokens, tools_first, ..Setup::default() };
+    let (n_slots, slot_context_tokens) = (args.slots, args.slot_ctx);
+    let worker_flags = args.tools_first.then(|| "--tools-first".to_owned()).into_iter().collect();
+    let setup = Setup { n_slots, slot_context_tokens, worker_flags, ..Setup::default() };
     let peer = programs.peer.is_some().then_some(Contender::PeerDefaults);
     let mut outcomes = Vec::new();
     for contender in [Contender::Worker].into_iter().chain(peer) {

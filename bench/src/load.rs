@@ -24,6 +24,7 @@ use self::drive::{Limits, drive};
 use self::outcome::{Outcome, Slo, Tally};
 use self::requests::{Pace, Prompt, Requests};
 use crate::client::{ChatClient, Endpoint, Message};
+use crate::corpora::TextKind;
 use crate::sim::shapes::TraceShape;
 use crate::sim::trace::Trace;
 
@@ -62,6 +63,9 @@ pub struct LoadArgs {
     /// Length of prompts and answers as a share of the trace's lengths; use less than 1 for a small model.
     #[arg(long, value_name = "SHARE", default_value_t = 1.0, value_parser = share)]
     scale: f64,
+    /// Kind of the prompts' text, of about as many tokens as the trace's prompts.
+    #[arg(long, value_enum, default_value_t = TextKind::Made)]
+    text: TextKind,
     /// Requests to send; when the trace ends, it begins again with other texts. The default is the file once, or 200,
     /// and no limit with --duration.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -115,6 +119,8 @@ pub struct Report {
     /// File or shape of the trace.
     trace: String,
     scale: f64,
+    /// Kind of the prompts' text.
+    text: String,
     seed: u64,
     /// Result.
     #[serde(flatten)]
@@ -159,7 +165,7 @@ pub async fn measure(args: &LoadArgs) -> anyhow::Result<Report> {
         Some(path) => Trace::read(path, args.block_tokens)?,
         None => args.shape.trace(MADE_REQUESTS, args.seed)?,
     };
-    let requests = Requests::new(trace, args.scale, args.seed)?;
+    let requests = Requests::new(trace, args.text.corpus()?, (args.scale, args.seed))?;
     let n_requests = match (args.requests, args.duration) {
         (Some(n), _) => Some(usize::try_from(n)?),
         (None, Some(_)) => None,
@@ -212,6 +218,7 @@ impl LoadArgs {
             speedup: matches!(self.pace(), Pace::Trace(_)).then_some(self.speedup),
             trace: self.trace.as_ref().map_or_else(|| self.shape.name().to_owned(), name),
             scale: self.scale,
+            text: self.text.to_string(),
             seed: self.seed,
             outcome,
         }

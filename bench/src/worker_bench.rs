@@ -12,6 +12,7 @@ pub mod long_prompt;
 pub mod measured;
 pub mod outcome;
 pub mod scenario;
+pub mod settings;
 pub mod shapes;
 pub mod state;
 pub mod tables;
@@ -162,6 +163,7 @@ impl Bench {
             Scenario::LongPrompt => self.long_prompt(outcome).await,
             Scenario::Restart => self.restart(outcome).await,
             Scenario::SharedRam50 => self.footprint(outcome).await,
+            Scenario::Settings => self.settings(outcome).await,
             _ => self.reuse(scenario, outcome).await,
         }
         eprintln!("  {:.0} s", started.elapsed().as_secs_f64());
@@ -285,6 +287,18 @@ impl Bench {
             Ok(Compared { row, verdicts, measures: footprint.measures() })
         };
         self.compare(outcome, (Scenario::SharedRam50, title, Footprint::section()), measure).await;
+    }
+
+    async fn settings(&self, outcome: &mut Outcome) {
+        match settings::measure(&self.programs, self.texts(0)).await {
+            Ok(regret) => {
+                regret.record(&mut outcome.figures);
+                let (section, verdicts) = regret.table();
+                outcome.show(settings::TITLE, section);
+                outcome.judge(Scenario::Settings, verdicts);
+            }
+            Err(error) => outcome.fail(Scenario::Settings, Contender::Worker, &error),
+        }
     }
 
     /// Measures every contender of a scenario, one row of its section each, and judges them together.

@@ -1,9 +1,9 @@
 //! The requests of a load: the prompts of a trace as texts, and when each of them starts.
 //!
 //! Not here: sending them (`drive`). Equal blocks of a trace become equal texts, so prompts share the prefixes of the
-//! trace. A word stands for a token, because it is one in most vocabularies. A prompt is made when it is needed: all
-//! texts of a long trace together may be larger than the memory.
+//! trace. A prompt is made when it is needed: all texts of a long trace together may be larger than the memory.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::ensure;
@@ -11,7 +11,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng as _;
 
 use super::drive::Planned;
-use crate::prompts::words;
+use crate::corpora::Corpus;
 use crate::sim::shapes::exponential;
 use crate::sim::trace::{self, Trace, mix};
 
@@ -46,18 +46,20 @@ pub struct Prompt {
 #[derive(Debug, Clone)]
 pub struct Requests {
     trace: Trace,
+    corpus: Arc<Corpus>,
     scale: f64,
     seed: u64,
 }
 
 impl Requests {
-    /// Returns the requests of a trace whose lengths are multiplied by `scale`; the seed chooses the words.
+    /// Returns the requests of a trace whose lengths are multiplied by `scale`; the seed chooses their texts in
+    /// `corpus`.
     ///
     /// Errors: a trace that lasts for months.
-    pub fn new(trace: Trace, scale: f64, seed: u64) -> anyhow::Result<Self> {
+    pub fn new(trace: Trace, corpus: Corpus, (scale, seed): (f64, u64)) -> anyhow::Result<Self> {
         let duration_s = trace.duration_s();
         ensure!(duration_s <= TRACE_S_MAX, "the trace lasts {duration_s} s, more than {TRACE_S_MAX} s");
-        Ok(Self { trace, scale, seed })
+        Ok(Self { trace, corpus: Arc::new(corpus), scale, seed })
     }
 
     /// Returns the number of requests of the trace.
@@ -104,13 +106,13 @@ impl Requests {
         let mut begin = 0_u32;
         for id in &request.ids {
             let end = begin.saturating_add(self.trace.block_tokens).min(request.prompt_tokens);
-            let n_words = scaled(end) - scaled(begin);
-            if n_words > 0 {
-                texts.push(words(mix(pass_seed ^ u64::from(*id)), n_words));
+            let n_tokens = scaled(end) - scaled(begin);
+            if n_tokens > 0 {
+                texts.push(self.corpus.tokens(mix(pass_seed ^ u64::from(*id)), n_tokens));
             }
             begin = end;
         }
-        let text = if texts.is_empty() { words(pass_seed, 1) } else { texts.join(" ") };
+        let text = if texts.is_empty() { self.corpus.tokens(pass_seed, 1) } else { texts.join(" ") };
         Prompt { text, answer_tokens: scaled(request.answer_tokens).max(1) as u32 }
     }
 }
@@ -118,6 +120,7 @@ impl Requests {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::corpora::TextKind;
     use crate::sim::trace::Line;
 
     /// Returns two requests, 2 s apart, of blocks of 8 tokens; the first block is the same.
@@ -130,7 +133,8 @@ mod tests {
             hash_ids: hash_ids.to_vec(),
         };
         let lines = vec![line(500.0, 20, &[0, 1, 2]), line(2500.0, 12, &[0, 3])];
-        Requests::new(Trace::new(lines, 8).expect("the trace is valid"), scale, 1).expect("it is short")
+        let corpus = TextKind::Made.corpus().expect("nothing is fetched");
+        Requests::new(Trace::new(lines, 8).expect("the trace is valid"), corpus, (scale, 1)).expect("it is short")
     }
 
     fn texts(requests: Requests, n: usize) -> Vec<Vec<String>> {

@@ -63,8 +63,8 @@ pub struct Setup {
     pub cache_ram_mib: Option<u64>,
     /// Folder for state that survives the process; llama-server has none.
     pub cache_disk: Option<PathBuf>,
-    /// Whether the worker renders tools in front of the system text; llama-server cannot.
-    pub tools_first: bool,
+    /// Further flags of the worker.
+    pub worker_flags: Vec<String>,
 }
 
 /// Number of slots that llama-server has by default.
@@ -93,8 +93,8 @@ pub fn settings(contender: Contender, setup: &Setup, peer_chosen: &[String]) -> 
     if let Some(dir) = setup.cache_disk.as_ref().filter(|_| contender == Contender::Worker) {
         args.extend(["--cache-disk".to_owned(), dir.display().to_string()]);
     }
-    if setup.tools_first && !contender.is_peer() {
-        args.push("--tools-first".to_owned());
+    if !contender.is_peer() {
+        args.extend_from_slice(&setup.worker_flags);
     }
     args
 }
@@ -233,9 +233,9 @@ mod tests {
     }
 
     #[test]
-    fn limits_go_to_all_but_a_folder_and_the_order_of_tools_only_to_the_worker() {
-        let cache_disk = Some("/d".into());
-        let setup = Setup { cache_ram_mib: Some(32), cache_disk, tools_first: true, ..Setup::default() };
+    fn limits_go_to_all_but_a_folder_and_further_flags_only_to_the_worker() {
+        let (cache_disk, worker_flags) = (Some("/d".into()), vec!["--tools-first".to_owned()]);
+        let setup = Setup { cache_ram_mib: Some(32), cache_disk, worker_flags, ..Setup::default() };
         assert!(line(Contender::Worker, &setup).ends_with("--cache-ram 32 --cache-disk /d --tools-first"));
         assert!(line(Contender::PeerChosen, &setup).ends_with("--chosen --cache-ram 32"));
     }

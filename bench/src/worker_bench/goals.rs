@@ -79,7 +79,8 @@ pub fn judge(scenario: Scenario, measured: &BTreeMap<Contender, Measured>) -> Ve
         | Scenario::Constrained
         | Scenario::LongPrompt
         | Scenario::Restart
-        | Scenario::SharedRam50 => Vec::new(),
+        | Scenario::SharedRam50
+        | Scenario::Settings => Vec::new(),
     }
 }
 

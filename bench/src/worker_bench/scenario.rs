@@ -41,11 +41,13 @@ pub enum Scenario {
     /// Fifty conversations that share a prefix of 2,000 tokens: how much memory they take.
     #[value(name = "shared-ram-50")]
     SharedRam50,
+    /// The setting of attention and buffer that the self-test chooses, beside the fastest one.
+    Settings,
 }
 
 impl Scenario {
     /// All scenarios.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::ExactRepeat,
         Self::GrownPrompt,
         Self::SixTurnChat,
@@ -60,6 +62,7 @@ impl Scenario {
         Self::LongPrompt,
         Self::Restart,
         Self::SharedRam50,
+        Self::Settings,
     ];
 
     /// Returns the name on the command line and in tables.
@@ -79,6 +82,7 @@ impl Scenario {
             Self::LongPrompt => "long-prompt",
             Self::Restart => "restart",
             Self::SharedRam50 => "shared-ram-50",
+            Self::Settings => "settings",
         }
     }
 

@@ -69,7 +69,8 @@ impl Traffic<'_> {
             | Scenario::Constrained
             | Scenario::LongPrompt
             | Scenario::Restart
-            | Scenario::SharedRam50 => Ok(Pass::default()),
+            | Scenario::SharedRam50
+            | Scenario::Settings => Ok(Pass::default()),
         }
     }
 
