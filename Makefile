@@ -154,7 +154,7 @@ report: build fixtures ## Measure all in turn and write a page with plots (half 
 doc: setup ## Build the API documentation
 	@$(STAGE) doc $(CARGO) doc --workspace --no-deps
 
-pages: setup deploy-tools ## Write what repeats what programs say: command lines, metrics, OpenAPI, the chart's values, dashboards
+pages: setup deploy-tools ## Write what repeats what programs say: metrics, OpenAPI, the chart's values, dashboards
 	UPDATE_PAGES=1 $(CARGO) test --quiet --workspace --test pages
 	target/tools/bin/helm-docs --log-level error --sort-values-order file --chart-search-root helm/warmpath
 	target/venv/bin/python -B deploy/grafana/make.py

@@ -15,6 +15,8 @@ import unittest
 
 import yaml
 
+from programs import flags, variables
+
 ROOT = pathlib.Path(__file__).parents[2]
 CHART = ROOT / "helm/warmpath"
 SCHEMAS = ROOT / "target/tools/schemas"
@@ -389,17 +391,6 @@ def pods(documents):
             yield template["spec"], template["metadata"]["labels"], document
 
 
-@functools.cache
-def usage(program):
-    """Returns what docs/command-lines.md says of a program; that page is made from `-h` and tested to be so."""
-    page = (ROOT / "docs/command-lines.md").read_text()
-    return page.split(f"\n## {program}\n", 1)[1].split("\n## ", 1)[0]
-
-
-def flags(program):
-    return set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", usage(program)))
-
-
 def documented_metrics():
     page = (ROOT / "docs/metrics.md").read_text()
     kinds = dict(re.findall(r"^\| `(warmpath_\w+)` \| (\w+) \|", page, re.M))
@@ -532,7 +523,7 @@ class Chart(unittest.TestCase):
                 given = {arg.split("=", 1)[0] for arg in container["args"]}
                 self.assertEqual(given - flags(program), set())
                 named = {variable["name"] for variable in container.get("env", [])}
-                known = set(re.findall(r"\[env:\s+(\w+)=", usage(program)))
+                known = variables(program)
                 self.assertEqual({name for name in named if name.startswith("WARMPATH_")} - known, set())
 
     @each_row

@@ -13,17 +13,12 @@ import unittest
 
 import yaml
 
+from programs import variables
+
 ROOT = pathlib.Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 DOCKERFILES = sorted(DEPLOY.glob("Dockerfile.*"))
 UNITS = sorted(DEPLOY.glob("systemd/*.service"))
-
-
-def variables(program):
-    """Returns the variables that a program reads, from docs/command-lines.md."""
-    page = (ROOT / "docs/command-lines.md").read_text()
-    usage = page.split(f"\n## {program}\n", 1)[1].split("\n## ", 1)[0]
-    return set(re.findall(r"\[env:\s+(\w+)=", usage))
 
 
 def assignments(text):

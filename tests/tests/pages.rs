@@ -1,18 +1,17 @@
-//! The generated pages are up to date: command lines, metrics, the router's OpenAPI document; and the fields in
-//! docs/api.md are those of the document.
+//! The generated pages are up to date: metrics, the router's OpenAPI document; and the fields in docs/api.md are those
+//! of the document.
 //!
 //! Pages that people write are not compared.
 //!
-//! Each page is generated again from `-h` and from the doc comments in `metrics.rs`, and compared; `make pages` writes
+//! Each page is generated again, from the doc comments in `metrics.rs` or the types, and compared; `make pages` writes
 //! it instead.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
-use warmpath_tests::rig::{bin_dir, root};
+use warmpath_tests::rig::root;
 use warmpath_worker::openapi::{DescribedServer, document};
 
 /// Compares a page with the expected text, or writes it if `UPDATE_PAGES` is set.
@@ -25,43 +24,6 @@ fn check(page: &str, wanted: &str) -> anyhow::Result<()> {
     let different = found.lines().zip(wanted.lines()).position(|(found, wanted)| found != wanted);
     ensure!(found == wanted, "{page} is out of date (line {:?}): run `make pages`", different.map(|idx| idx + 1));
     Ok(())
-}
-
-/// Returns a program's help text, in lines of at most 110 characters.
-fn usage(program: &str, subcommand: &[&str]) -> anyhow::Result<String> {
-    let mut command = Command::new(bin_dir()?.join(program));
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("WARMPATH_")) {
-        command.env_remove(name);
-    }
-    let output = command.args(subcommand).arg("-h").env("COLUMNS", "110").env("NO_COLOR", "1").output()?;
-    ensure!(output.status.success(), "{program} {subcommand:?} -h ended with {}", output.status);
-    let text = String::from_utf8(output.stdout)?;
-    Ok(text.lines().map(|line| format!("{}\n", line.trim_end())).collect())
-}
-
-/// Returns the names of a program's subcommands, except `help`.
-fn subcommands(usage: &str) -> Vec<String> {
-    let lines = usage.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
-    let named = lines.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
-    let names = named.filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help");
-    names.map(str::to_owned).collect()
-}
-
-#[test]
-fn command_lines_are_documented() -> anyhow::Result<()> {
-    let mut page =
-        "# Command lines\n\nMade from `-h` by `make pages`. Every flag that names a variable can be set there and in a \
-                    [configuration\nfile](operations.md#the-configuration-file) as well; a flag on the command line \
-                    wins.\n"
-            .to_owned();
-    for program in ["warmpath", "warmpath-worker", "warmpath-router", "warmpath-demo", "warmpath-bench"] {
-        let usage_text = usage(program, &[])?;
-        write!(page, "\n## {program}\n\n```text\n{usage_text}```\n")?;
-        for subcommand in subcommands(&usage_text) {
-            write!(page, "\n### {program} {subcommand}\n\n```text\n{}```\n", usage(program, &[&subcommand])?)?;
-        }
-    }
-    check("docs/command-lines.md", &page)
 }
 
 /// A metric: name without the crate's prefix, kind, labels, help.

@@ -26,6 +26,8 @@ fn check(script: &str, needs: &str) -> anyhow::Result<()> {
 
 #[test]
 fn the_chart_renders_its_values_with_every_feature_on_and_off() -> anyhow::Result<()> {
+    // The programs say which flags they know.
+    bin_dir()?;
     check("tests/python/test_chart.py", "helm")
 }
 
@@ -48,5 +50,7 @@ fn releases_are_complete_and_install_on_their_platforms() -> anyhow::Result<()> 
 
 #[test]
 fn units_compose_and_images_use_known_flags_and_variables() -> anyhow::Result<()> {
+    // The programs say which variables they read.
+    bin_dir()?;
     check("tests/python/test_units.py", "python3")
 }
