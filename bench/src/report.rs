@@ -48,15 +48,15 @@ pub struct ReportArgs {
     /// Results to show instead of measuring.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["quick", "parts", "model"])]
     from: Option<PathBuf>,
-    /// Folder of the page, its plots and its results. The default is docs and bench/results for a full report, and
-    /// target/report for a quick one, for parts, and where a command fails.
+    /// Folder of the page, its plots and its results. The default is target/report; the results of a full report in
+    /// which no command failed go to bench/results.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
 
 /// Name of the page.
 const PAGE: &str = "report.md";
-/// Folder of logs and of reports that are not full ones.
+/// Folder of pages, of logs, and of the results of reports that are not full ones.
 const FOLDER: &str = "target/report";
 
 /// Measures, or reads results, and writes the page.
@@ -101,7 +101,7 @@ fn folders(out: Option<&Path>, results: &Results) -> Folders {
     let root = Path::new(ROOT).canonicalize().unwrap_or_else(|_| ROOT.into());
     match out {
         Some(out) => Folders { page: out.to_owned(), results: out.to_owned() },
-        None if results.is_whole() => Folders { page: root.join("docs"), results: root.join("bench/results") },
+        None if results.is_whole() => Folders { page: root.join(FOLDER), results: root.join("bench/results") },
         None => Folders { page: root.join(FOLDER), results: root.join(FOLDER) },
     }
 }
@@ -129,17 +129,11 @@ fn write_page(
 
 /// Returns the path of the results as seen from the page.
 fn results_link(folder: &Path, path: &Path) -> String {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let (folder, beside) = (folder.canonicalize().ok(), path.parent().and_then(|parent| parent.canonicalize().ok()));
-    match (folder, beside) {
-        (Some(folder), Some(beside)) if folder == beside => name.into_owned(),
-        (Some(folder), Some(beside)) if folder.parent() == beside.parent().and_then(Path::parent) => {
-            let parts = beside.components().rev().take(2).map(|part| part.as_os_str().to_string_lossy());
-            let parts: Vec<_> = parts.collect();
-            format!("../{}/{}/{name}", parts[1], parts[0])
-        }
-        _ => path.display().to_string(),
+    let beside = path.parent().and_then(|parent| parent.canonicalize().ok());
+    if beside.is_some() && beside == folder.canonicalize().ok() {
+        return path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     }
+    path.display().to_string()
 }
 
 /// Measures every part and returns the results; an interrupt ends the measurements.

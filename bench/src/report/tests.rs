@@ -82,7 +82,7 @@ fn a_page_is_written_beside_its_plots_and_links_to_its_results() {
     let page = write_page(&docs, (&results, &path), None).expect("the page is written");
     assert_eq!(page, docs.join("report.md"));
     let text = std::fs::read_to_string(&page).expect("it is there");
-    assert!(text.contains("[../bench/results/r.json](../bench/results/r.json)"), "{text}");
+    assert!(text.contains(&format!("]({})", path.display())), "{text}");
     for image in text.split("](images/").skip(1).map(|rest| rest.split(')').next().unwrap_or_default()) {
         assert!(docs.join("images").join(image).exists(), "{image}");
     }
@@ -93,10 +93,10 @@ fn a_page_is_written_beside_its_plots_and_links_to_its_results() {
 }
 
 #[test]
-fn only_a_full_report_changes_the_documentation() {
+fn only_the_results_of_a_full_report_are_kept() {
     let mut whole = results();
     whole.parts = Part::DEFAULT.iter().map(|&part| results_of(part, Vec::new()).parts.remove(0)).collect();
-    let is_kept = |results: &Results| folders(None, results).page.ends_with("docs");
+    let is_kept = |results: &Results| folders(None, results).results.ends_with("bench/results");
     assert!(whole.is_whole() && is_kept(&whole));
     assert!(!is_kept(&results()), "parts are missing");
     let mut without = whole.clone();
