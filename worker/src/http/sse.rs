@@ -3,6 +3,7 @@
 //! Not here: the content of the events.
 
 use std::convert::Infallible;
+use std::io::{self, Write};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -11,13 +12,38 @@ use axum::response::Response;
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use serde::Serialize;
+use serde_json::ser::Formatter;
 use warmpath_shell::event_stream;
 
 /// Writes one event as one `data:` line, because its JSON has no line breaks.
 pub fn write_event(out: &mut Vec<u8>, content: &impl Serialize) {
     out.extend_from_slice(b"data: ");
-    serde_json::to_writer(&mut *out, content).expect("the objects of an answer all have a JSON form");
+    let mut serializer = serde_json::Serializer::with_formatter(&mut *out, OneLine);
+    content.serialize(&mut serializer).expect("the objects of an answer all have a JSON form");
     out.extend_from_slice(b"\n\n");
+}
+
+/// JSON in which the characters are escaped that JSON allows and at which some clients end a line.
+///
+/// Source: `findings/line-separators-in-streams.sh`.
+struct OneLine;
+
+impl Formatter for OneLine {
+    fn write_string_fragment<W: ?Sized + Write>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
+        let mut rest = fragment;
+        while let Some(at) = rest.find(['\u{85}', '\u{2028}', '\u{2029}']) {
+            writer.write_all(&rest.as_bytes()[..at])?;
+            let end = rest[at..].chars().next().unwrap_or_default();
+            write!(writer, "\\u{:04x}", u32::from(end))?;
+            rest = &rest[at + end.len_utf8()..];
+        }
+        writer.write_all(rest.as_bytes())
+    }
+
+    fn write_raw_fragment<W: ?Sized + Write>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
+        // Outside strings JSON has none of them.
+        self.write_string_fragment(writer, fragment)
+    }
 }
 
 /// Writes one event with its name, for dialects whose clients read `event:` lines.
@@ -80,6 +106,25 @@ mod tests {
     use tokio_stream::wrappers::UnboundedReceiverStream;
 
     use super::*;
+
+    #[test]
+    fn an_event_has_no_character_at_which_a_client_ends_a_line() {
+        let content = serde_json::json!({"a\u{2028}": "b\u{85}\n\u{2029}ü", "c": ["\u{2028}\u{2028}"]});
+        let raw = serde_json::value::RawValue::from_string(content.to_string()).expect("it is JSON");
+        for of_raw in [false, true] {
+            let mut out = Vec::new();
+            if of_raw {
+                write_event(&mut out, &raw)
+            } else {
+                write_event(&mut out, &content)
+            }
+            let event = String::from_utf8(out).expect("it is text");
+            assert!(event.starts_with("data: ") && event.ends_with("\n\n") && event.contains('ü'), "{event}");
+            let line = event["data: ".len()..].trim_end_matches('\n');
+            assert!(!line.contains(['\n', '\r', '\u{85}', '\u{2028}', '\u{2029}']), "{line:?}");
+            assert_eq!(serde_json::from_str::<serde_json::Value>(line).expect("it is JSON"), content);
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_silent_stream_gets_comments_and_loses_nothing() {
