@@ -4,6 +4,7 @@
 //! specification says; a known keyword that is not supported is refused. Not here: numbers (`numbers`), constants
 //! (`constants`), formats (`formats`), whether alternatives exclude each other (`one_of`).
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
@@ -156,8 +157,9 @@ impl<'a> SchemaNode<'a> {
     fn pattern_properties(&self, walk: &mut SchemaWalk<'_>, value: &Value) -> Result<Value, SchemaError> {
         let at = self.at.then("patternProperties");
         let map = value.as_object().ok_or_else(|| at.refuse("`patternProperties` must be an object"))?;
-        map.keys().try_for_each(|key| check_pattern(key, &at))?;
-        named_schemas(walk, value, &at)
+        let compiled = map.keys().map(|key| compiled_pattern(key, &at)).collect::<Result<Vec<_>, _>>()?;
+        let Value::Object(schemas) = named_schemas(walk, value, &at)? else { return Ok(json!({})) };
+        Ok(compiled.into_iter().zip(schemas.into_iter().map(|(_, schema)| schema)).collect())
     }
 
     fn format(&mut self, value: &Value) -> Result<(), SchemaError> {
@@ -310,12 +312,14 @@ fn allows_every_name(schema: &Value) -> bool {
 
 fn pattern(walk: &mut SchemaWalk<'_>, value: &Value, at: &At<'_>) -> Result<Value, SchemaError> {
     let pattern = value.as_str().ok_or_else(|| at.refuse("`pattern` must be a string"))?;
-    check_pattern(pattern, at)?;
     walk.budget.take_text(pattern, at)?;
-    Ok(value.clone())
+    compiled_pattern(pattern, at).map(Value::String)
 }
 
-fn check_pattern(pattern: &str, at: &At<'_>) -> Result<(), SchemaError> {
+/// Returns the compiler's form of a pattern, which is an expression of ECMA-262.
+///
+/// Source: the compiler reads patterns as the crate `regex-syntax` does: `findings/schema-patterns.sh`.
+fn compiled_pattern(pattern: &str, at: &At<'_>) -> Result<String, SchemaError> {
     if pattern.len() > PATTERN_BYTES_MAX {
         return Err(
             at.refuse(format!("a pattern has {} bytes, at most {PATTERN_BYTES_MAX} are allowed", pattern.len()))
@@ -324,7 +328,35 @@ fn check_pattern(pattern: &str, at: &At<'_>) -> Result<(), SchemaError> {
     if excludes_what_is_escaped(pattern) {
         return Err(at.refuse("a class of a pattern that excludes quotes or backslashes is not supported"));
     }
-    Ok(())
+    let pattern = with_dots_as_classes(pattern);
+    jsonschema_regex::to_rust_regex(&pattern).map(Cow::into_owned).map_err(|()| {
+        let reason = match regex_syntax::ast::parse::Parser::new().parse(&pattern) {
+            Err(error) => error.kind().to_string(),
+            Ok(_) => "it is none of ECMA-262".to_owned(),
+        };
+        at.refuse(format!("the pattern is not a supported expression: {reason}"))
+    })
+}
+
+/// Returns a pattern with a class in place of each dot: those of the compiler match some ends of lines.
+fn with_dots_as_classes(pattern: &str) -> String {
+    let mut out = String::with_capacity(pattern.len());
+    let (mut is_escaped, mut is_in_class) = (false, false);
+    for c in pattern.chars() {
+        match c {
+            _ if is_escaped => {}
+            '[' => is_in_class = true,
+            ']' => is_in_class = false,
+            '.' if !is_in_class => {
+                out.push_str(r"[^\n\r\u2028\u2029]");
+                continue;
+            }
+            _ => {}
+        }
+        is_escaped = c == '\\' && !is_escaped;
+        out.push(c);
+    }
+    out
 }
 
 /// Returns whether a pattern may have a negated class that excludes quotes or backslashes. The compiler would allow

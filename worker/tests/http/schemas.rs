@@ -155,7 +155,7 @@ async fn fields_that_conflict_with_a_schema_are_refused_by_name() {
             json!({ "response_format": by_name(&json!({ "items": { "$ref": "http://127.0.0.1:1/x" } })) }),
             &format!("{schema}.items.$ref"),
         ),
-        (json!({ "response_format": by_name(&json!({ "pattern": "(" })) }), schema),
+        (json!({ "response_format": by_name(&json!({ "pattern": "(" })) }), &format!("{schema}.pattern")),
         (json!({ "response_format": by_name(&json!(false)) }), schema),
         (json!({ "json_schema": { "const": 1, "type": "string" } }), "json_schema"),
     ];

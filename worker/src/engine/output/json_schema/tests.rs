@@ -166,6 +166,48 @@ fn the_format_of_each_template_is_found_in_its_grammar() {
 }
 
 #[test]
+fn a_pattern_allows_the_texts_that_ecma_262_allows() {
+    let patterns = [
+        "^[^+--]$",
+        "^[+--]$",
+        "^[^a&&b]$",
+        "^[^a~~a]$",
+        r"^[^ -~&&\w]$",
+        "^[A-Z&&]$",
+        "^[a[]$",
+        "^[a-]$",
+        r"^[\w-]$",
+        "^.$",
+        r"^\.$",
+        r"^[.]$",
+        r"^\s$",
+        r"^[a\s]$",
+        r"^\S$",
+        r"^\d$",
+        r"^\w$",
+        "a.b",
+        r"^\u0041$",
+        r"^[\u2028a]$",
+    ];
+    let texts = [
+        "", "a", "b", "A", "Z", "7", ",", "-", "+", "&", "~", "[", "]", ".", " ", "!", "\t", "\n", "\r", "\u{85}",
+        "\u{a0}", "\u{2028}", "\u{feff}", "\u{663}", "é", "a\nb", "axb",
+    ];
+    for pattern in patterns {
+        let schema = json!({"type": "string", "pattern": pattern});
+        let Ok(normalized) = crate::schema::normalize(&schema) else { continue };
+        let compiled = COMPILER.compile(&normalized).unwrap_or_else(|error| panic!("{pattern}: {error}"));
+        let reference = regress::Regex::with_flags(pattern, "u").expect("it is one of ECMA-262");
+        for text in texts {
+            let mut constraint = compiled.begin();
+            let is_allowed =
+                constraint.take_text(json!(text).to_string().as_bytes()).is_ok() && constraint.is_complete();
+            assert_eq!(is_allowed, reference.find(text).is_some(), "{pattern} {text:?} {normalized}");
+        }
+    }
+}
+
+#[test]
 fn common_tool_schemas_are_followed_in_every_format() {
     let place = json!({"type": "object", "properties": {"x": {"type": "number", "minimum": 0, "maximum": 9}, "on": {"type": "boolean"}}, "required": ["x"]});
     let schema = json!({
