@@ -26,6 +26,7 @@ use warmpath_shell::image_urls::ImageUrls;
 use warmpath_shell::listen::{
     self, ConnectionLimits, Connections, HEAD_BYTES_MAX, ListenerOptions, WORKER_HEAD_BYTES_MAX,
 };
+use warmpath_shell::log::timed;
 use warmpath_shell::tls::{CurrentServer, ServerFiles, TlsError};
 use warmpath_shell::trace::Tracer;
 use warmpath_shell::trace::export::{TraceConfig, TraceError};
@@ -219,7 +220,8 @@ fn check_draft_model(config: &Config) -> Result<(), RunError> {
 /// Errors: like [`check_files`], `Panicked`.
 async fn checked(config: &Config) -> Result<Option<Reservation>, RunError> {
     let config = config.clone();
-    tokio::task::spawn_blocking(move || check_files(&config)).await.map_err(RunError::Panicked)?
+    let check = move || timed("checking files", || check_files(&config));
+    tokio::task::spawn_blocking(check).await.map_err(RunError::Panicked)?
 }
 
 /// Checks the files of the model and of the draft model, and reserves the folder for stored state.

@@ -9,7 +9,7 @@ use std::io::{self, IsTerminal as _, Write};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
@@ -42,6 +42,14 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
+}
+
+/// Runs a step of a program's start, and logs its time at debug level.
+pub fn timed<T>(step: &str, run: impl FnOnce() -> T) -> T {
+    let began = Instant::now();
+    let result = run();
+    tracing::debug!(step, ms = began.elapsed().as_millis(), "start");
+    result
 }
 
 /// A running log; dropping it waits for its last lines.

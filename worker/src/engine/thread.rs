@@ -15,6 +15,7 @@ use tokio::sync::{mpsc, watch};
 use tracing::error;
 use warmpath_common::lora::AdapterInfo;
 use warmpath_gguf::GgufError;
+use warmpath_shell::log::timed;
 use warmpath_worker_core::summary_writer::EngineUpdate;
 
 use super::admin::{INQUIRIES_MAX, WaitingQuery};
@@ -125,7 +126,7 @@ pub(super) fn start(
 }
 
 fn run(config: &EngineConfig, progress: Progress, inside: EngineEnds, ready: &SyncSender<Result<Ready, StartError>>) {
-    let loaded = llama::load(config, progress).and_then(|mut model| {
+    let loaded = timed("loading the model", || llama::load(config, progress)).and_then(|mut model| {
         let adapters = Adapters::load(&mut model, &config.adapters)?;
         Ok((Arc::new(model), adapters))
     });
@@ -170,20 +171,24 @@ fn prepare<'m>(
     let files = warmpath_gguf::Model::open(&config.model).map_err(refuse)?;
     let model_fingerprint = files.fingerprint().map_err(refuse)?;
     let rope_factors = RopeFactors::of(&files, config);
-    let Settled { config: settled, report, retry } = self_test::settle(model, config, model_fingerprint);
+    let settled = timed("self-test", || self_test::settle(model, config, model_fingerprint));
+    let Settled { config: settled, report, retry } = settled;
     let config = &settled;
-    let mut llama = Llama::open(model, config)?;
+    let mut llama = timed("making the context", || Llama::open(model, config))?;
     let unsupported = |reason| StartError::Unsupported { path: config.model.clone(), reason };
-    let memory = llama.probe_memory(model).map_err(unsupported)?;
+    let memory = timed("probing the memory's kind", || llama.probe_memory(model)).map_err(unsupported)?;
     let counters = &inside.view.counters;
-    let encoder = setup::encoder(shared, config, (memory, llama.batch_limits().1), counters)?;
+    let limits = (memory, llama.batch_limits().1);
+    let encoder = timed("loading the projector", || setup::encoder(shared, config, limits, counters))?;
     let reads_media = encoder.is_some();
     let probed = Probed { memory, reads_media, model_fingerprint, rope_factors, adapters: infos };
     let mut facts = llama.facts(model, config, probed);
     setup::check_shifts(config.shifts, &facts).map_err(unsupported)?;
-    let draft_model = DraftModel::open(draft_model, (model, &mut llama), (config, &facts))?;
+    let open_draft_model = || DraftModel::open(draft_model, (model, &mut llama), (config, &facts));
+    let draft_model = timed("loading the draft model", open_draft_model)?;
     let calm = report.as_ref().filter(|report| report.is_calm());
-    let (cache, identity) = setup::cache(model, &mut llama, (config, &facts, calm), &inside.view)?;
+    let open_cache = || setup::cache(model, &mut llama, (config, &facts, calm), &inside.view);
+    let (cache, identity) = timed("opening the store", open_cache)?;
     facts.exchange = setup::exchange(&cache, identity, &facts);
     let engine = EngineState {
         schedule: setup::scheduler((&llama, encoder), (config, &facts, calm), counters),

@@ -10,13 +10,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::{mpsc, watch};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 use warmpath_common::block_hash::HASH_VERSION;
 use warmpath_common::model::{Capability, Fingerprint, KvTransfer, MemoryKind, ModelInfo, Pooling};
 use warmpath_common::openai::ChatPrompt;
 use warmpath_common::summary::Stamp;
 use warmpath_gguf::VocabularyChanges;
 use warmpath_prompt::{MediaReader, PromptMaker, PromptOptions};
+use warmpath_shell::log::timed;
 
 use super::{RunError, WorkerIdentity, kernels};
 use crate::app_state::{Phase, Preparing, Serving, VocabularyFile};
@@ -81,11 +82,14 @@ pub async fn load(job: LoadJob) -> Result<LoadedModel, RunError> {
     let _stop = StopOnDrop(Arc::clone(&stop));
     let LoadJob { config, identity, phase, metrics } = job;
     let progress = LoadProgress::new(phase, stop);
+    let began = Instant::now();
     let cpu_variant = backends::load(&config.backends).await.map_err(RunError::Backends)?;
+    debug!(step = "loading backends", ms = began.elapsed().as_millis(), "start");
     metrics.cpu_variant_info.with_label_values(&[&cpu_variant]).set(1);
     // Memory is planned before weights are read, so a model that does not fit is refused within seconds.
-    let planned = tokio::task::spawn_blocking(move || fitting(settle(config)?, plan_memory)).await;
-    let (config, memory) = planned.map_err(RunError::Panicked)??;
+    let planned =
+        tokio::task::spawn_blocking(move || timed("planning memory", || fitting(settle(config)?, plan_memory)));
+    let (config, memory) = planned.await.map_err(RunError::Panicked)??;
     let worker_config = config.clone();
     let loaded = tokio::task::spawn_blocking(move || load_parts(&worker_config, progress)).await;
     let parts = loaded.map_err(RunError::Panicked)??;
@@ -210,9 +214,10 @@ fn load_parts(config: &Config, mut progress: LoadProgress) -> Result<LoadedParts
         chat_template_kwargs: Some(chat_template_kwargs.clone()),
         ..PromptOptions::default()
     };
-    let prompts = PromptMaker::open(path, options).map_err(RunError::Prompt)?;
+    let prompts = timed("opening vocabulary and templates", || PromptMaker::open(path, options));
+    let prompts = prompts.map_err(RunError::Prompt)?;
     let kwargs = Some(chat_template_kwargs.to_json()).filter(|_| !chat_template_kwargs.given().is_empty());
-    let declaration = prompts.declaration(path);
+    let declaration = timed("declaring the vocabulary", || prompts.declaration(path));
     let changes = VocabularyChanges {
         chat_template: chat_template.as_deref(),
         tools_first,
@@ -220,7 +225,8 @@ fn load_parts(config: &Config, mut progress: LoadProgress) -> Result<LoadedParts
         chat_template_kwargs: kwargs.as_deref(),
         declaration: declaration.as_deref(),
     };
-    let vocabulary = warmpath_gguf::changed_vocabulary(path, changes).map_err(RunError::Model)?;
+    let vocabulary = timed("copying the vocabulary", || warmpath_gguf::changed_vocabulary(path, changes));
+    let vocabulary = vocabulary.map_err(RunError::Model)?;
     let (sender, updates) = mpsc::unbounded_channel();
     let report = move |share| progress.report(share);
     let computes = match embed_config(config) {
