@@ -14,14 +14,13 @@ use warmpath_common::ids::Token;
 use warmpath_common::lora::Applied;
 use warmpath_common::model::ModelInfo;
 use warmpath_common::openai::ChatPrompt;
-use warmpath_prompt::{AddSpecial, MediaRun, ParseSpecial, PromptMaker, unless_cancelled};
+use warmpath_prompt::{AddSpecial, MediaRun, ParseSpecial, unless_cancelled};
 use warmpath_shell::processors::Processors;
 
-use crate::engine::{EngineError, EngineHandle, Generation, MemoryUse};
+use crate::engine::{EngineError, EngineHandle, Generation};
 use crate::error::RequestError;
-use crate::model_kind::LoadedModel;
+use crate::model_kind::{CommonState, LoadedModel};
 use crate::room::SlotRoom;
-use crate::summary::SummaryPublisher;
 use crate::tools::ReasoningOutput;
 
 /// Length up to which every prompt is counted to its end, if no response to it is generated. Units: contexts of a slot.
@@ -56,32 +55,18 @@ pub enum Phase {
 
 /// State of a loaded worker that generates text.
 pub struct Serving {
+    /// State that an embedding worker has, too.
+    pub common: CommonState,
     /// Runs the model.
     pub engine: EngineHandle,
-    /// Converts requests to tokens.
-    pub prompts: PromptMaker,
     /// Default generation parameters of requests.
     pub defaults: Generation,
     /// Field that gets reasoning unless a request says so.
     pub reasoning_output: ReasoningOutput,
     /// Default silence of a stream after which it sends a keep-alive comment.
     pub silence_max: Option<Duration>,
-    /// Declaration of the model for routers.
-    pub model: ModelInfo,
-    /// File of the model.
-    pub model_path: PathBuf,
     /// Files of the adapters.
     pub adapter_files: Vec<PathBuf>,
-    /// Time of loading. Units: seconds since 1970.
-    pub loaded_at_s: u64,
-    /// The model's metadata for routers.
-    pub vocabulary: VocabularyFile,
-    /// Publisher of the cached blocks and the load.
-    pub publisher: SummaryPublisher,
-    /// Pool for the work before the engine.
-    pub preparing: Preparing,
-    /// Memory that the model takes; `None` if unknown.
-    pub memory: Option<MemoryUse>,
 }
 
 /// A GGUF file of the model's metadata without tensors.
@@ -146,7 +131,7 @@ impl Pool {
 impl Serving {
     /// Returns the maximum number of running and waiting sequences. A request with more is never accepted.
     pub fn n_places(&self) -> usize {
-        self.preparing.computing.n_places
+        self.common.preparing.computing.n_places
     }
 
     /// Returns the result of `work` on this state, run on a thread for long work.
@@ -157,7 +142,7 @@ impl Serving {
         work: impl FnOnce(&Self) -> Result<T, RequestError> + Send + 'static,
     ) -> Result<T, RequestError> {
         let serving = Arc::clone(self);
-        self.preparing.computing.run(move || work(&serving)).await
+        self.common.preparing.computing.run(move || work(&serving)).await
     }
 
     /// Returns the result of `work` like [`Self::prepare`], in the pool of requests that only count.
@@ -168,7 +153,7 @@ impl Serving {
         work: impl FnOnce(&Self) -> Result<T, RequestError> + Send + 'static,
     ) -> Result<T, RequestError> {
         let serving = Arc::clone(self);
-        self.preparing.counting.run(move || work(&serving)).await
+        self.common.preparing.counting.run(move || work(&serving)).await
     }
 
     /// Returns the number of tokens of a chat's prompt.
@@ -177,7 +162,7 @@ impl Serving {
     pub fn count_tokens(&self, chat: &ChatPrompt) -> Result<usize, RequestError> {
         let room = self.room();
         let n_tokens_max = (room.context_tokens as usize).saturating_mul(COUNTED_CONTEXTS_MAX);
-        let prompt = self.prompts.chat_within(chat, n_tokens_max);
+        let prompt = self.common.prompts.chat_within(chat, n_tokens_max);
         Ok(prompt.map_err(|error| RequestError::of_chat(error, room))?.tokens.len())
     }
 
@@ -190,13 +175,13 @@ impl Serving {
         if n_held < self.n_places() {
             return Ok(());
         }
-        let queue_max = self.n_places() - usize::from(self.model.n_slots);
+        let queue_max = self.n_places() - usize::from(self.common.model.n_slots);
         Err(EngineError::QueueFull { queue_max }.into())
     }
 
     /// Returns the context of a slot.
     pub fn room(&self) -> SlotRoom {
-        SlotRoom { is_limited: self.engine.facts().is_limited, ..SlotRoom::of(&self.model) }
+        SlotRoom { is_limited: self.engine.facts().is_limited, ..SlotRoom::of(&self.common.model) }
     }
 
     /// Checks that a slot can run a prompt with these runs of media tokens.
@@ -209,18 +194,19 @@ impl Serving {
 
     /// Returns the tokens of a text that is not a prompt by itself.
     pub fn tokenize_plain(&self, text: &str) -> Vec<Token> {
-        self.prompts.tokenize(text, AddSpecial::No, ParseSpecial::No)
+        self.common.prompts.tokenize(text, AddSpecial::No, ParseSpecial::No)
     }
 
     /// Returns the root of the chains of prompts with this adapter, or without one, and this salt.
     pub fn chain_root(&self, adapter: Option<Applied>, salt: &str) -> BlockHash {
-        let lora = self.model.lora_root(adapter);
-        ChainRoot { model_fingerprint: &self.model.fingerprint.0, lora: &lora, cache_salt: salt.as_bytes() }.hash()
+        let lora = self.common.model.lora_root(adapter);
+        ChainRoot { model_fingerprint: &self.common.model.fingerprint.0, lora: &lora, cache_salt: salt.as_bytes() }
+            .hash()
     }
 
     /// Returns a fingerprint of the weights and the KV layout, which changes whenever responses may change.
     pub fn system_fingerprint(&self) -> String {
-        let (model, layout) = (self.model.fingerprint.to_string(), self.model.kv_fingerprint.to_string());
+        let (model, layout) = (self.common.model.fingerprint.to_string(), self.common.model.kv_fingerprint.to_string());
         format!("b{}-{}", &model[..8], &layout[..4])
     }
 
@@ -228,7 +214,7 @@ impl Serving {
     ///
     /// Errors: `ModelUnknown`.
     pub fn check_model(&self, model: Option<&str>) -> Result<(), RequestError> {
-        check_model(&self.model, model)
+        check_model(&self.common.model, model)
     }
 }
 
@@ -253,7 +239,7 @@ mod tests {
     use tokio::sync::oneshot;
     use warmpath_bench::model::Preset;
     use warmpath_bench::model::cache::cached_model;
-    use warmpath_prompt::PromptOptions;
+    use warmpath_prompt::{PromptMaker, PromptOptions};
 
     use super::*;
 

@@ -118,7 +118,7 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(ResponseSpec, Vec<Sub
     let wanted_schema = wanted.wanted_schema()?;
     let leaves_ignore_eos = wanted.leaves_ignore_eos();
     let tokenize = |text: &str| serving.tokenize_plain(text);
-    let n_vocab = serving.model.n_vocab;
+    let n_vocab = serving.common.model.n_vocab;
     // Only drafts use a prediction, so it is not tokenized otherwise.
     let tokenize_predicted = |text: &str| if serving.engine.facts().drafts { tokenize(text) } else { Vec::new() };
     let drafts = wanted.draft_wish(&tokenize_predicted)?;
@@ -159,8 +159,8 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(ResponseSpec, Vec<Sub
         fingerprint: prompts.first_mut().and_then(|prompt| prompt.fingerprint.take()),
         left_out: prompts.first_mut().map(|prompt| std::mem::take(&mut prompt.left_out)).unwrap_or_default(),
     };
-    let adapter = lora::resolve(&serving.model, options.model.as_deref(), options.lora.as_deref())?;
-    let hinted = arrival.wanted_slot.filter(|slot| slot.0 < serving.model.n_slots);
+    let adapter = lora::resolve(&serving.common.model, options.model.as_deref(), options.lora.as_deref())?;
+    let hinted = arrival.wanted_slot.filter(|slot| slot.0 < serving.common.model.n_slots);
     let draft = PreparedRequest {
         prompts,
         n,
@@ -171,7 +171,7 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(ResponseSpec, Vec<Sub
         cache_prompt: options.cache_prompt != Some(false),
         priority: options.priority()?.min(arrival.priority_max.unwrap_or(PRIORITY_ABS_MAX)),
         shifts: options.shifts()?,
-        wanted_slot: options.wanted_slot(serving.model.n_slots)?.or(hinted),
+        wanted_slot: options.wanted_slot(serving.common.model.n_slots)?.or(hinted),
         expected_tokens: arrival.expected_tokens,
         request_id: arrival.id,
         peer: arrival.peer,
@@ -247,7 +247,7 @@ fn submit(serving: &Serving, mut draft: PreparedRequest) -> Result<Vec<Submitted
                 adapter: draft.adapter,
                 generation,
                 cache_prompt: draft.cache_prompt,
-                shifts: draft.shifts.resolve(&prompt.tokens, serving.prompts.vocabulary().bos),
+                shifts: draft.shifts.resolve(&prompt.tokens, serving.common.prompts.vocabulary().bos),
                 expected_tokens: draft.expected_tokens,
                 wanted_slot: draft.wanted_slot.filter(|_| submitted.is_empty()),
                 breakpoints: prompt.breakpoints.clone(),

@@ -4,7 +4,7 @@
 //! and the summary, has the same interface for both. Not here: loading (`start`), running a request (`http`,
 //! `lifecycle`).
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,45 +30,32 @@ pub enum LoadedModel {
 
 /// State of an embedding worker.
 pub struct Embedding {
+    /// State that a generating worker has, too.
+    pub common: CommonState,
     /// Runs the model.
     pub embedder: EmbedHandle,
     /// Default norm of vectors.
     pub norm: Norm,
-    /// Tokenizer.
-    pub prompts: PromptMaker,
+}
+
+/// State common to every loaded worker.
+pub struct CommonState {
     /// Declaration of the model for routers.
     pub model: ModelInfo,
+    /// Tokenizer and templates.
+    pub prompts: PromptMaker,
+    /// Publisher of the cached blocks and the load.
+    pub publisher: SummaryPublisher,
+    /// The model's metadata for routers.
+    pub vocabulary: VocabularyFile,
     /// File of the model.
     pub model_path: PathBuf,
     /// Time of loading. Units: seconds since 1970.
     pub loaded_at_s: u64,
-    /// The model's metadata for routers.
-    pub vocabulary: VocabularyFile,
-    /// Publisher of the load.
-    pub publisher: SummaryPublisher,
-    /// Pool for the work before the embedder.
+    /// Pools for the work before the model.
     pub preparing: Preparing,
-    /// Memory that the model takes; `None` if unknown.
-    pub memory: Option<MemoryUse>,
-}
-
-/// State common to every loaded worker.
-#[derive(Clone, Copy)]
-pub struct Base<'a> {
-    /// Declaration of the model for routers.
-    pub model: &'a ModelInfo,
-    /// Tokenizer and templates.
-    pub prompts: &'a PromptMaker,
-    /// Publisher of the cached blocks and the load.
-    pub publisher: &'a SummaryPublisher,
-    /// The model's metadata for routers.
-    pub vocabulary: &'a VocabularyFile,
-    /// File of the model.
-    pub model_path: &'a Path,
-    /// Time of loading. Units: seconds since 1970.
-    pub loaded_at_s: u64,
     /// Description of the model.
-    pub description: &'a str,
+    pub description: String,
     /// Number of the model's parameters.
     pub n_params: u64,
     /// Size of the model's tensors.
@@ -79,32 +66,10 @@ pub struct Base<'a> {
 
 impl LoadedModel {
     /// Returns the common state.
-    pub fn base(&self) -> Base<'_> {
+    pub fn common(&self) -> &CommonState {
         match self {
-            Self::Generator(serving) => Base {
-                model: &serving.model,
-                prompts: &serving.prompts,
-                publisher: &serving.publisher,
-                vocabulary: &serving.vocabulary,
-                model_path: &serving.model_path,
-                loaded_at_s: serving.loaded_at_s,
-                description: &serving.engine.facts().description,
-                n_params: serving.engine.facts().n_params,
-                model_bytes: serving.engine.facts().model_bytes,
-                memory: serving.memory,
-            },
-            Self::Embedder(embedding) => Base {
-                model: &embedding.model,
-                prompts: &embedding.prompts,
-                publisher: &embedding.publisher,
-                vocabulary: &embedding.vocabulary,
-                model_path: &embedding.model_path,
-                loaded_at_s: embedding.loaded_at_s,
-                description: &embedding.embedder.facts().description,
-                n_params: embedding.embedder.facts().n_params,
-                model_bytes: embedding.embedder.facts().model_bytes,
-                memory: embedding.memory,
-            },
+            Self::Generator(serving) => &serving.common,
+            Self::Embedder(embedding) => &embedding.common,
         }
     }
 
@@ -131,33 +96,15 @@ impl LoadedModel {
         }
     }
 
-    /// Returns the result of `work` on this state, run on a thread for long work.
+    /// Returns the result of `work` on this state, run on a thread for long work, in the pool of requests that only count.
     ///
     /// Errors: `PreparingFull` if every place is taken, the work's own, `Internal` if it panics.
-    pub async fn prepare<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(Base<'_>) -> Result<T, RequestError> + Send + 'static,
-    ) -> Result<T, RequestError> {
-        let served = self.clone();
-        self.preparing().computing.run(move || work(served.base())).await
-    }
-
-    /// Returns the result of `work` like [`Self::prepare`], in the pool of requests that only count.
-    ///
-    /// Errors: those of [`Self::prepare`].
     pub async fn count<T: Send + 'static>(
         &self,
-        work: impl FnOnce(Base<'_>) -> Result<T, RequestError> + Send + 'static,
+        work: impl FnOnce(&CommonState) -> Result<T, RequestError> + Send + 'static,
     ) -> Result<T, RequestError> {
         let served = self.clone();
-        self.preparing().counting.run(move || work(served.base())).await
-    }
-
-    fn preparing(&self) -> &Preparing {
-        match self {
-            Self::Generator(serving) => &serving.preparing,
-            Self::Embedder(embedding) => &embedding.preparing,
-        }
+        self.common().preparing.counting.run(move || work(served.common())).await
     }
 
     /// Returns the counters after the last batch, and the totals of the caches.
@@ -176,7 +123,7 @@ impl LoadedModel {
             Self::Generator(serving) => {
                 let handed_over = async {
                     if let Some(transfers) = transfers.filter(|_| serving.engine.facts().exchange.is_some()) {
-                        transfers.handed_over(&serving.engine, || serving.publisher.has_subscribers()).await;
+                        transfers.handed_over(&serving.engine, || serving.common.publisher.has_subscribers()).await;
                     }
                 };
                 serving.engine.drain(within, handed_over).await;

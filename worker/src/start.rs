@@ -40,7 +40,7 @@ use crate::engine::{StartError, check_adapter};
 use crate::http::{App, admin_router, router};
 use crate::kv_transfer::{Access, StateFetcher};
 use crate::metrics::Metrics;
-use crate::model_kind::{Base, LoadedModel};
+use crate::model_kind::{CommonState, LoadedModel};
 use crate::store::{self, Reservation};
 
 /// Time limit for sending the last parts of responses after the engine has ended.
@@ -385,7 +385,7 @@ fn serve_http(
 }
 
 fn announce(served: &LoadedModel, took: Duration) {
-    let Base { model, description, prompts, .. } = served.base();
+    let CommonState { model, description, prompts, .. } = served.common();
     let took_s = took.as_secs_f64();
     match served {
         LoadedModel::Generator(serving) => {

@@ -187,7 +187,7 @@ impl ObjectHead {
             shape,
             id: format!("{}{}", shape.id_prefix(), identity.id()),
             created: identity.created,
-            model: serving.model.names.first().cloned().unwrap_or_default(),
+            model: serving.common.model.names.first().cloned().unwrap_or_default(),
             system_fingerprint: serving.system_fingerprint(),
             serving,
         }
@@ -208,7 +208,7 @@ impl ObjectHead {
     }
 
     fn logprobs(&self, told: ListedTokens<'_>, end: &mut TextEnd) -> Logprobs {
-        let prompts = &self.serving.prompts;
+        let prompts = &self.serving.common.prompts;
         let pieces = Pieces { spelled: &|token| prompts.piece(token), said: &|token| prompts.answer_piece(token) };
         logprobs::describe(self.shape, told, pieces, end)
     }

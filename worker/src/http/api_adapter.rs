@@ -151,7 +151,7 @@ pub async fn create<W: DialectWriter>(
     let left_out = LeftOut { tools: tools.left_out().to_vec(), parts: answer.form().left_out.parts.clone() };
     let (facts, delivery) = (Facts::of(answer), answer.form().delivery);
     let beginning = Beginning {
-        model: serving.model.names.first().cloned().unwrap_or_default(),
+        model: serving.common.model.names.first().cloned().unwrap_or_default(),
         identity: answer.form().identity.clone(),
         prompt_tokens: answer.prompt_tokens(),
         cached_tokens: answer.cached_tokens(),

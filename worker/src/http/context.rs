@@ -139,7 +139,7 @@ impl FromRequestParts<App> for RequestContext {
 /// Errors: `OtherModel`.
 fn check_model(app: &App, given: &HeaderMap) -> Result<(), RequestError> {
     let (Some(meant), Ok(served)) = (given.get(headers::MODEL_FINGERPRINT), app.served()) else { return Ok(()) };
-    let own = served.base().model.fingerprint.to_string();
+    let own = served.common().model.fingerprint.to_string();
     if meant.as_bytes() == own.as_bytes() { Ok(()) } else { Err(RequestError::OtherModel) }
 }
 

@@ -25,7 +25,7 @@ use crate::app_state::check_model;
 use crate::embedder::vector::{Norm, to_base64};
 use crate::embedder::{Embedded, TextFault};
 use crate::error::RequestError;
-use crate::model_kind::{Base, Embedding};
+use crate::model_kind::Embedding;
 
 /// Maximum number of texts of one request. Source: OpenAI's API reference.
 pub(super) const TEXTS_MAX: usize = 2048;
@@ -144,16 +144,14 @@ pub async fn create(
     uri: Uri,
     body: Body,
 ) -> Result<Response, RequestError> {
-    let served = app.open()?;
-    let embedding = served.embedder()?;
-    if embedding.model.embedding.is_none_or(|own| own.pooling == Pooling::Rank) {
+    let embedding = app.open()?.embedder()?;
+    if embedding.common.model.embedding.is_none_or(|own| own.pooling == Pooling::Rank) {
         return Err(RequestError::NotEnabled { what: "embedding texts", flag: "a --pooling other than rank" });
     }
-    let (reader, is_openai) = (served.embedder()?, uri.path() == OPENAI_PATH);
-    let shape = if is_openai { EmbeddingsFormat::OpenAi } else { EmbeddingsFormat::LlamaServer };
+    let shape = if uri.path() == OPENAI_PATH { EmbeddingsFormat::OpenAi } else { EmbeddingsFormat::LlamaServer };
     let scope = Scope::of(context.cache_salt.clone()?.as_deref().unwrap_or_default());
-    let read = move |base: Base<'_>| read((&reader, base), (&body, scope), shape);
-    let (wish, embedded) = compute(&app, &context, (&served, &embedding), read).await?;
+    let read = move |embedding: &Embedding| read(embedding, (&body, scope), shape);
+    let (wish, embedded) = compute(&app, &context, &embedding, read).await?;
     // Scaling and formatting thousands of numbers takes milliseconds.
     let n_cut = wish.n_cut;
     let spelled = move || spell(&embedding, &wish, embedded);
@@ -164,19 +162,20 @@ pub async fn create(
 }
 
 fn read(
-    (embedding, base): (&Embedding, Base<'_>),
+    embedding: &Embedding,
     (body, scope): (&Body, Scope),
     shape: EmbeddingsFormat,
 ) -> Result<(CheckedEmbeddings, Vec<Vec<Token>>), RequestError> {
+    let common = &embedding.common;
     let fields: EmbeddingsRequest = body.parse()?;
-    check_model(base.model, fields.model.as_deref())?;
+    check_model(&common.model, fields.model.as_deref())?;
     // The field `content` selects llama-server's format.
     let (field, param, shape) = match (fields.input, fields.content) {
         (Some(input), _) => (input, "input", shape),
         (None, Some(content)) => (content, "content", EmbeddingsFormat::LlamaServer),
         (None, None) => return Err(RequestError::field("input", "`input` is missing")),
     };
-    let own = base.model.embedding.map_or((Pooling::None, 0), |own| (own.pooling, own.dimensions as usize));
+    let own = common.model.embedding.map_or((Pooling::None, 0), |own| (own.pooling, own.dimensions as usize));
     let (pooling, n_dimensions) = own;
     if shape == EmbeddingsFormat::OpenAi && pooling == Pooling::None {
         let reason = "this worker returns a vector for each token (pooling none), which OpenAI's format does not allow; use /embeddings";
@@ -206,17 +205,18 @@ fn read(
     };
     let inputs = InputTexts::read(field, param);
     let inputs = inputs.map_err(|unusable| RequestError::field(unusable.param(), unusable.to_string()))?;
-    let room = fields.truncation.resolve(base.model.context_tokens, LongText::Refused)?;
-    let FittedTexts { texts, n_cut } = tokens((embedding, base), (inputs, param), scope, room)?;
+    let room = fields.truncation.resolve(common.model.context_tokens, LongText::Refused)?;
+    let FittedTexts { texts, n_cut } = tokens(embedding, (inputs, param), scope, room)?;
     Ok((CheckedEmbeddings { shape, encoding, dimensions, norm, n_cut }, texts))
 }
 
 fn tokens(
-    (embedding, base): (&Embedding, Base<'_>),
+    embedding: &Embedding,
     (inputs, param): (InputTexts, &str),
     scope: Scope,
     room: Option<TextRoom>,
 ) -> Result<FittedTexts, RequestError> {
+    let common = &embedding.common;
     let n_texts = inputs.texts.len();
     if n_texts > TEXTS_MAX {
         let reason = format!("`{param}` has {n_texts} texts; at most {TEXTS_MAX} are allowed");
@@ -227,10 +227,11 @@ fn tokens(
     for (idx, text) in inputs.texts.iter().enumerate() {
         let param = if is_list { format!("{param}[{idx}]") } else { param.to_owned() };
         let text = match &room {
-            Some(room) => base.prompts.fitted_text(text, room),
-            None => {
-                base.prompts.raw(text, base.model.context_tokens, scope).map(|whole| FittedText::whole(whole.tokens))
-            }
+            Some(room) => common.prompts.fitted_text(text, room),
+            None => common
+                .prompts
+                .raw(text, common.model.context_tokens, scope)
+                .map(|whole| FittedText::whole(whole.tokens)),
         };
         let text = text.map_err(|error| match error {
             RawError::NoFim => RequestError::field(&param, "an infill prompt cannot be embedded"),
@@ -251,7 +252,7 @@ pub fn check_text(embedding: &Embedding, tokens: &[Token], param: String) -> Res
     embedding.embedder.check(tokens).map_err(|fault| match fault {
         TextFault::Empty => RequestError::field(&param, format!("`{param}` has no tokens")),
         TextFault::Token(token) => {
-            let n_vocab = embedding.model.n_vocab;
+            let n_vocab = embedding.common.model.n_vocab;
             RequestError::field(&param, format!("`{param}` has token {token}; the vocabulary has {n_vocab} tokens"))
         }
         TextFault::TooLong { n_tokens } => too_long(embedding, param, TokenCount::Exactly(n_tokens)),
@@ -260,12 +261,12 @@ pub fn check_text(embedding: &Embedding, tokens: &[Token], param: String) -> Res
 
 /// Returns the error of a text that is too long.
 pub fn too_long(embedding: &Embedding, param: String, n_tokens: TokenCount) -> RequestError {
-    RequestError::TextTooLong { param, n_tokens, text_tokens_max: embedding.model.context_tokens }
+    RequestError::TextTooLong { param, n_tokens, text_tokens_max: embedding.common.model.context_tokens }
 }
 
 fn spell(embedding: &Embedding, wish: &CheckedEmbeddings, mut embedded: Vec<Embedded>) -> Response {
     let usage = TextUsage::of(&embedded);
-    let is_pooled = embedding.model.embedding.is_some_and(|own| own.pooling != Pooling::None);
+    let is_pooled = embedding.common.model.embedding.is_some_and(|own| own.pooling != Pooling::None);
     for vector in embedded.iter_mut().flat_map(|text| &mut text.vectors) {
         vector.truncate(wish.dimensions);
         // As in llama-server: vectors of single tokens are not scaled.
@@ -290,7 +291,8 @@ fn spell(embedding: &Embedding, wish: &CheckedEmbeddings, mut embedded: Vec<Embe
                 embedding: spelled(vectors.into_iter().next().unwrap_or_default()),
             };
             let data = vectors.map(item).collect();
-            Json(EmbeddingsAnswer { object: "list", data, model: &embedding.model.names[0], usage }).into_response()
+            Json(EmbeddingsAnswer { object: "list", data, model: &embedding.common.model.names[0], usage })
+                .into_response()
         }
     }
 }

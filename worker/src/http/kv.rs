@@ -94,7 +94,7 @@ pub async fn list(State(app): State<App>, uri: Uri) -> Result<Json<HotList>, Req
     let wanted = Query::<HotListQuery>::try_from_uri(&uri);
     let Query(wanted) = wanted.map_err(|error| RequestError::Query { reason: error.body_text() })?;
     let prefixes = serving.engine.hot_prefixes(wanted.tokens.min(LIST_TOKENS_MAX)).await?;
-    let block_size_tokens = serving.model.block_size_tokens;
+    let block_size_tokens = serving.common.model.block_size_tokens;
     // Hashing some hundred thousand tokens would delay other connections.
     let packed = tokio::task::spawn_blocking(move || pack(&prefixes, block_size_tokens)).await;
     let prefixes = packed.map_err(|error| RequestError::Internal { reason: error.to_string() })?;
@@ -109,7 +109,7 @@ pub async fn prefetch(State(app): State<App>, body: Body) -> Result<Json<Value>,
     let Prefetch { prefixes } = body.parse()?;
     let unpacked = unpack(prefixes.iter().map(|item| &item.prefix));
     let unpacked = unpacked.map_err(|error| RequestError::field("prefixes", error.to_string()))?;
-    let block_size_tokens = serving.model.block_size_tokens as usize;
+    let block_size_tokens = serving.common.model.block_size_tokens as usize;
     let mut wanted = Vec::new();
     for (item, prefix) in prefixes.iter().zip(unpacked) {
         let n_blocks = prefix.tokens.len() / block_size_tokens;
@@ -120,7 +120,7 @@ pub async fn prefetch(State(app): State<App>, body: Body) -> Result<Json<Value>,
             )
         })?;
         // Longer prefixes cannot be part of a prompt.
-        if prefix.tokens.len() <= serving.model.context_tokens as usize {
+        if prefix.tokens.len() <= serving.common.model.context_tokens as usize {
             wanted.push((hint, prefix));
         }
     }

@@ -185,7 +185,7 @@ impl LlamaServerStream {
         let totals = self.answer.totals_of(index);
         let stopping_word = self.answer.finished_of(index).and_then(|finished| finished.stopping_word.as_deref());
         let mut settings =
-            props::generation_params(&self.serving.prompts.vocabulary().end_of_generation, &form.generation);
+            props::generation_params(&self.serving.common.prompts.vocabulary().end_of_generation, &form.generation);
         settings["stream"] = json!(form.delivery != Delivery::Whole);
         let mut object = json!({
             "index": index,
@@ -193,7 +193,7 @@ impl LlamaServerStream {
             "tokens": choice.tokens,
             "id_slot": self.answer.started_of(index).map(|started| started.slot),
             "stop": true,
-            "model": self.serving.model.names.first(),
+            "model": self.serving.common.model.names.first(),
             "tokens_predicted": totals.completion_tokens,
             "tokens_evaluated": totals.prompt_tokens,
             "generation_settings": settings,
@@ -215,7 +215,7 @@ impl LlamaServerStream {
     fn add_probabilities(&self, object: &mut Value, probabilities: &[TokenProbabilities]) {
         let Some(wish) = self.answer.form().generation.probabilities else { return };
         if !probabilities.is_empty() {
-            let prompts = &self.serving.prompts;
+            let prompts = &self.serving.common.prompts;
             let pieces = Pieces { spelled: &|token| prompts.piece(token), said: &|token| prompts.answer_piece(token) };
             object["completion_probabilities"] = logprobs::native(probabilities, pieces, wish.source);
         }

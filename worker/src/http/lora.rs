@@ -15,7 +15,7 @@ use crate::error::RequestError;
 /// Responds with every adapter; `scale` is the scale in requests that name no adapter.
 pub async fn list(State(app): State<App>) -> Result<Json<Value>, RequestError> {
     let serving = app.serving()?;
-    let model = &serving.model;
+    let model = &serving.common.model;
     let in_force = |id: usize| {
         model
             .adapter_in_force
@@ -40,7 +40,7 @@ pub async fn list(State(app): State<App>) -> Result<Json<Value>, RequestError> {
 pub async fn set(State(app): State<App>, body: Body) -> Result<Json<Value>, RequestError> {
     let serving = app.admitting()?;
     let wanted: Vec<RequestedAdapter> = body.parse_list()?;
-    if chosen(serving.model.adapters.len(), &wanted)? != serving.model.adapter_in_force {
+    if chosen(serving.common.model.adapters.len(), &wanted)? != serving.common.model.adapter_in_force {
         let what = "changing the default adapter of a running worker";
         return Err(RequestError::NotEnabled {
             what,

@@ -12,18 +12,18 @@ use warmpath_shell::refusal::Name;
 use super::state::App;
 use crate::app_state::check_model;
 use crate::error::RequestError;
-use crate::model_kind::Base;
+use crate::model_kind::CommonState;
 
 /// Responds with every name of the model.
 pub async fn list(State(app): State<App>, headers: HeaderMap, uri: Uri) -> Result<Json<Value>, RequestError> {
     let served = app.served()?;
-    let base = served.base();
-    let names = base.model.all_names().filter(|name| !is_pattern(name));
+    let common = served.common();
+    let names = common.model.all_names().filter(|name| !is_pattern(name));
     if anthropic_models::is_spoken(uri.path(), &headers) {
-        let page = anthropic_models::page(&names.map(|name| listed(base, name)).collect::<Vec<_>>(), &uri);
+        let page = anthropic_models::page(&names.map(|name| listed(common, name)).collect::<Vec<_>>(), &uri);
         return page.map(Json).map_err(|error| RequestError::field(error.param, error.to_string()));
     }
-    let models: Vec<Value> = names.map(|name| describe(base, &name)).collect();
+    let models: Vec<Value> = names.map(|name| describe(common, &name)).collect();
     Ok(Json(json!({"object": "list", "data": models})))
 }
 
@@ -35,25 +35,25 @@ pub async fn show(
     uri: Uri,
 ) -> Result<Json<Value>, RequestError> {
     let served = app.served()?;
-    let base = served.base();
-    check_model(base.model, Some(&name))?;
+    let common = served.common();
+    check_model(&common.model, Some(&name))?;
     if anthropic_models::is_spoken(uri.path(), &headers) {
-        return Ok(Json(anthropic_models::model(&listed(base, name))));
+        return Ok(Json(anthropic_models::model(&listed(common, name))));
     }
-    Ok(Json(describe(base, &name)))
+    Ok(Json(describe(common, &name)))
 }
 
-fn listed(base: Base<'_>, id: String) -> Listed {
-    Listed { id, created_s: base.loaded_at_s, context_tokens: base.model.context_tokens }
+fn listed(common: &CommonState, id: String) -> Listed {
+    Listed { id, created_s: common.loaded_at_s, context_tokens: common.model.context_tokens }
 }
 
-fn describe(base: Base<'_>, name: &str) -> Value {
-    let model = base.model;
+fn describe(common: &CommonState, name: &str) -> Value {
+    let model = &common.model;
     json!({
         "id": name,
         "object": "model",
         "parent": model.adapter_named(name).map(|_| &model.names[0]),
-        "created": base.loaded_at_s,
+        "created": common.loaded_at_s,
         "owned_by": "warmpath",
         "capabilities": model.capabilities,
         "modalities": model.modalities(),
@@ -61,15 +61,15 @@ fn describe(base: Base<'_>, name: &str) -> Value {
         "status": llama_server::status(),
         "aliases": model.names,
         "meta": {
-            "description": base.description,
+            "description": common.description,
             "fingerprint": model.fingerprint,
             "n_vocab": model.n_vocab,
             "n_ctx": model.context_tokens,
             "n_ctx_train": model.n_ctx_train,
             "n_embd_out": model.embedding.map(|embedding| embedding.dimensions),
             "pooling": model.embedding.map(|embedding| embedding.pooling),
-            "n_params": base.n_params,
-            "size": base.model_bytes,
+            "n_params": common.n_params,
+            "size": common.model_bytes,
         },
     })
 }

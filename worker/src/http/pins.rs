@@ -46,14 +46,14 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
     let serving = app.admitting()?;
     let pin = serving.prepare(move |serving| read(serving, &context, &body)).await?;
     let pinned = serving.engine.pin(pin).await?;
-    Ok(Json(describe(&pinned, serving.model.block_size_tokens)))
+    Ok(Json(describe(&pinned, serving.common.model.block_size_tokens)))
 }
 
 /// Responds with the pins, the oldest first.
 pub async fn list(State(app): State<App>) -> Result<Json<Value>, RequestError> {
     let serving = app.serving()?;
     let view = serving.engine.cache_view(EntryPage { after: None, entries_max: 0 }).await?;
-    let block_tokens = serving.model.block_size_tokens;
+    let block_tokens = serving.common.model.block_size_tokens;
     Ok(Json(json!({"pins": view.pins.iter().map(|pin| describe(pin, block_tokens)).collect::<Vec<_>>()})))
 }
 
@@ -82,7 +82,7 @@ fn read(serving: &Serving, context: &RequestContext, body: &Body) -> Result<NewP
     let of_header = context.cache_salt.as_ref().map_err(|error| *error)?;
     let salt = request.cache_salt.as_deref().or(of_header.as_deref()).unwrap_or_default();
     let mut tokens = read_prefix(serving, &request, (body, salt))?;
-    let block_tokens = serving.model.block_size_tokens as usize;
+    let block_tokens = serving.common.model.block_size_tokens as usize;
     let param = if request.messages.is_some() { "messages" } else { "prompt" };
     if tokens.len() < block_tokens {
         let reason = format!("the prefix has {} tokens; a pin needs a block of {block_tokens}", tokens.len());
@@ -93,7 +93,7 @@ fn read(serving: &Serving, context: &RequestContext, body: &Body) -> Result<NewP
         return Err(RequestError::field(param, "a pin cannot have images or audio"));
     }
     serving.check_prompt(&tokens, &[])?;
-    let adapter = lora::resolve(&serving.model, request.model.as_deref(), request.lora.as_deref())?;
+    let adapter = lora::resolve(&serving.common.model, request.model.as_deref(), request.lora.as_deref())?;
     let root = serving.chain_root(adapter, salt);
     let name = match request.name {
         Some(name) => check_name(name)?,
@@ -117,7 +117,7 @@ fn read_prefix(
     match (&request.messages, &request.prompt) {
         (Some(_), Some(_)) => Err(RequestError::field("prompt", "give `messages` or `prompt`, not both")),
         (None, None) => Err(RequestError::field("messages", "`messages` or `prompt` is missing")),
-        (Some(_), None) => Ok(serving.prompts.chat_prefix(&read_chat(&body.0, salt)?)?),
+        (Some(_), None) => Ok(serving.common.prompts.chat_prefix(&read_chat(&body.0, salt)?)?),
         (None, Some(_)) => {
             let mut prompts = prompts::raw(serving, &read_raw(&body.0)?, salt)?;
             match (prompts.pop(), prompts.is_empty()) {

@@ -28,30 +28,30 @@ struct PropsQuery {
 /// Responds with the model's and the worker's properties.
 pub async fn show(State(app): State<App>, uri: Uri) -> Result<Json<Value>, RequestError> {
     let served = app.served()?;
-    let base = served.base();
+    let common = served.common();
     let query = Query::<PropsQuery>::try_from_uri(&uri);
     let named = query.ok().and_then(|Query(query)| query.model).filter(|name| !name.is_empty());
-    check_model(base.model, named.as_deref())?;
-    let vocabulary = base.prompts.vocabulary();
+    check_model(&common.model, named.as_deref())?;
+    let vocabulary = common.prompts.vocabulary();
     let piece = |token: Option<u32>| {
-        token.map_or_else(String::new, |token| String::from_utf8_lossy(&base.prompts.piece(token)).into_owned())
+        token.map_or_else(String::new, |token| String::from_utf8_lossy(&common.prompts.piece(token)).into_owned())
     };
     let mut props = json!({
-        "default_generation_settings": {"n_ctx": base.model.context_tokens},
-        "total_slots": base.model.n_slots,
-        "model_alias": base.model.names.first(),
-        "model_path": base.model_path,
-        "modalities": base.model.modalities(),
+        "default_generation_settings": {"n_ctx": common.model.context_tokens},
+        "total_slots": common.model.n_slots,
+        "model_alias": common.model.names.first(),
+        "model_path": common.model_path,
+        "modalities": common.model.modalities(),
         "media_marker": MEDIA_MARKER,
-        "chat_template": base.prompts.chat_template().unwrap_or_default(),
-        "chat_template_caps": llama_server::chat_template_caps(base.model),
-        "chat_template_kwargs": base.prompts.chat_template_kwargs().given(),
+        "chat_template": common.prompts.chat_template().unwrap_or_default(),
+        "chat_template_caps": llama_server::chat_template_caps(&common.model),
+        "chat_template_kwargs": common.prompts.chat_template_kwargs().given(),
         "bos_token": piece(vocabulary.bos),
         "eos_token": piece(vocabulary.eos),
         "is_sleeping": false,
         "build_info": concat!("warmpath-worker ", env!("CARGO_PKG_VERSION")),
-        "model_info": base.model,
-        "memory": base.memory,
+        "model_info": common.model,
+        "memory": common.memory,
     });
     if let LoadedModel::Generator(serving) = &served {
         let facts = serving.engine.facts();
@@ -81,7 +81,7 @@ pub fn generation_params(ends: &[Token], generation: &Generation) -> Value {
 }
 
 fn default_params(serving: &Serving) -> Value {
-    let mut params = generation_params(&serving.prompts.vocabulary().end_of_generation, &serving.defaults);
+    let mut params = generation_params(&serving.common.prompts.vocabulary().end_of_generation, &serving.defaults);
     params["n_keep"] = json!(0);
     params["n_discard"] = json!(0);
     params["reasoning_format"] = json!(serving.reasoning_output.name());

@@ -23,7 +23,7 @@ use super::truncation::{FittedTexts, LongText, TruncationFields, tell_cut};
 use super::vector_trace::compute;
 use crate::app_state::check_model;
 use crate::error::RequestError;
-use crate::model_kind::{Base, Embedding};
+use crate::model_kind::Embedding;
 
 /// A request to order documents by their relevance to a query.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -99,15 +99,13 @@ struct TeiResult {
 
 /// Responds with the documents' scores, the best first.
 pub async fn create(State(app): State<App>, context: RequestContext, body: Body) -> Result<Response, RequestError> {
-    let served = app.open()?;
     let no_rank = || RequestError::NotEnabled { what: "reranking", flag: "--rerank" };
-    let embedding = served.embedder().map_err(|_| no_rank())?;
-    if embedding.model.embedding.is_none_or(|own| own.pooling != Pooling::Rank) {
+    let embedding = app.open()?.embedder().map_err(|_| no_rank())?;
+    if embedding.common.model.embedding.is_none_or(|own| own.pooling != Pooling::Rank) {
         return Err(no_rank());
     }
-    let reader = served.embedder()?;
-    let read = move |base: Base<'_>| read((&reader, base), &body);
-    let (wish, embedded) = compute(&app, &context, (&served, &embedding), read).await?;
+    let read = move |embedding: &Embedding| read(embedding, &body);
+    let (wish, embedded) = compute(&app, &context, &embedding, read).await?;
     let CheckedRerank { shape, top_n, documents, n_cut } = wish;
     let usage = TextUsage::of(&embedded);
     let score = |text: &crate::embedder::Embedded| text.vectors.first().and_then(|scores| scores.first()).copied();
@@ -126,7 +124,8 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
                 document: text(index).map(|text| Document { text }),
             };
             let results = ranked.into_iter().map(result).collect();
-            Json(RerankAnswer { object: "list", model: &embedding.model.names[0], results, usage }).into_response()
+            Json(RerankAnswer { object: "list", model: &embedding.common.model.names[0], results, usage })
+                .into_response()
         }
         RerankFormat::Tei => {
             let result = |(index, score)| TeiResult { index, score, text: text(index) };
@@ -137,13 +136,11 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
     Ok(response)
 }
 
-fn read(
-    (embedding, base): (&Embedding, Base<'_>),
-    body: &Body,
-) -> Result<(CheckedRerank, Vec<Vec<Token>>), RequestError> {
+fn read(embedding: &Embedding, body: &Body) -> Result<(CheckedRerank, Vec<Vec<Token>>), RequestError> {
+    let common = &embedding.common;
     let fields: RerankRequest = body.parse()?;
-    check_model(base.model, fields.model.as_deref())?;
-    let room = room(&fields, base.model.context_tokens)?;
+    check_model(&common.model, fields.model.as_deref())?;
+    let room = room(&fields, common.model.context_tokens)?;
     let (given, param, shape) = match (fields.documents, fields.texts) {
         (Some(documents), None) => (documents, "documents", RerankFormat::Jina),
         (None, Some(texts)) => (texts, "texts", RerankFormat::Tei),
@@ -179,13 +176,13 @@ fn read(
     for (idx, document) in documents.iter().enumerate() {
         let param = format!("{param}[{idx}]");
         let pair = match &room {
-            Some(room) => base
+            Some(room) => common
                 .prompts
                 .fitted_pair(&fields.query, document, room)
                 .map_err(|many| too_long(embedding, "query".to_owned(), many.into()))?,
-            None => base
+            None => common
                 .prompts
-                .pair(&fields.query, document, base.model.context_tokens as usize)
+                .pair(&fields.query, document, common.model.context_tokens as usize)
                 .map(FittedText::whole)
                 .map_err(|many| too_long(embedding, param.clone(), many.into()))?,
         };

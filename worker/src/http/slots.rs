@@ -41,7 +41,7 @@ struct FileRequest {
 /// Responds with every slot after the engine's last step.
 pub async fn list(State(app): State<App>) -> Result<Json<Vec<Value>>, RequestError> {
     let serving = app.serving()?;
-    let n_ctx = serving.model.context_tokens;
+    let n_ctx = serving.common.model.context_tokens;
     let drafts = serving.engine.facts().drafts;
     Ok(Json(serving.engine.slots().iter().map(|slot| describe(slot, (n_ctx, drafts))).collect()))
 }
@@ -115,7 +115,7 @@ fn identity(serving: &Serving) -> SlotIdentity {
 }
 
 fn read_slot(serving: &Serving, text: &str) -> Result<SlotId, RequestError> {
-    let n_slots = serving.model.n_slots;
+    let n_slots = serving.common.model.n_slots;
     let slot = text.parse().ok().filter(|slot| *slot < n_slots).map(SlotId);
     slot.ok_or_else(|| RequestError::field("id_slot", format!("there is no slot {text}; there are {n_slots}")))
 }

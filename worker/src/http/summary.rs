@@ -20,7 +20,7 @@ use crate::error::RequestError;
 
 /// Responds with the whole view as JSON.
 pub async fn snapshot(State(app): State<App>) -> Result<Json<Snapshot>, RequestError> {
-    app.served()?.base().publisher.snapshot().await.map(Json)
+    app.served()?.common().publisher.snapshot().await.map(Json)
 }
 
 /// Query of a subscriber.
@@ -43,7 +43,7 @@ pub async fn stream(State(app): State<App>, uri: Uri) -> Result<Response, Reques
         }
         served => served?,
     };
-    let subscription = served.base().publisher.subscribe(after).await?;
+    let subscription = served.common().publisher.subscribe(after).await?;
     let body = Body::from_stream(subscription.map(Ok::<_, std::convert::Infallible>));
     let described = [
         (header::CONTENT_TYPE.as_str(), CONTENT_TYPE.to_owned()),
@@ -66,15 +66,15 @@ fn loading(app: &App, error: RequestError, percent: u8) -> Response {
 /// Responds with the model's metadata as a GGUF file without tensors, or with 304 to a router that has it.
 pub async fn vocabulary(State(app): State<App>, request: HeaderMap) -> Result<Response, RequestError> {
     let served = app.served()?;
-    let base = served.base();
-    let file = base.vocabulary;
+    let common = served.common();
+    let file = &common.vocabulary;
     // With an invalid tag the file is sent.
     let known = request.get_all(header::IF_NONE_MATCH).iter().filter_map(|tags| tags.to_str().ok());
     let known =
         known.flat_map(|tags| tags.split(',')).any(|tag| matches!(tag.trim(), tag if tag == file.etag || tag == "*"));
     let described = [
         (header::ETAG.as_str(), file.etag.clone()),
-        (MODEL_FINGERPRINT, base.model.fingerprint.to_string()),
+        (MODEL_FINGERPRINT, common.model.fingerprint.to_string()),
         (header::CONTENT_TYPE.as_str(), "application/octet-stream".to_owned()),
     ];
     if known {

@@ -97,11 +97,11 @@ struct LimitedAnswer {
 pub async fn tokenize(State(app): State<App>, body: Body) -> Result<Response, RequestError> {
     let limit = AnswerLimit::of(&app);
     let served = app.served()?;
-    let answer = served.count(move |base| {
+    let answer = served.count(move |common| {
         let request: TokenizeRequest = body.parse()?;
-        let tokens = tokens(base.prompts, &request)?;
+        let tokens = tokens(&common.prompts, &request)?;
         if request.with_pieces == Some(true) {
-            let tokens = Pieces { prompts: base.prompts, tokens: &tokens };
+            let tokens = Pieces { prompts: &common.prompts, tokens: &tokens };
             return limit.write(&TokensAnswer { tokens }, "content");
         }
         limit.write(&TokensAnswer { tokens }, "content")
@@ -113,15 +113,15 @@ pub async fn tokenize(State(app): State<App>, body: Body) -> Result<Response, Re
 pub async fn detokenize(State(app): State<App>, body: Body) -> Result<Response, RequestError> {
     let limit = AnswerLimit::of(&app);
     let served = app.served()?;
-    let answer = served.count(move |base| {
+    let answer = served.count(move |common| {
         let request: DetokenizeRequest = body.parse()?;
-        let n_vocab = base.model.n_vocab;
+        let n_vocab = common.model.n_vocab;
         let tokens: Vec<Token> = request.tokens.into_iter().map(|Whole(token)| token).collect();
         if let Some(token) = tokens.iter().find(|token| **token >= n_vocab) {
             let reason = format!("`tokens` has token {token}; the vocabulary has {n_vocab} tokens");
             return Err(RequestError::field("tokens", reason));
         }
-        let content = base.prompts.detokenize_within(&tokens, limit.bytes_max);
+        let content = common.prompts.detokenize_within(&tokens, limit.bytes_max);
         let content = content.ok_or_else(|| limit.exceeded("tokens"))?;
         limit.write(&TextAnswer { content }, "tokens")
     });
@@ -133,7 +133,7 @@ pub async fn apply_template(State(app): State<App>, body: Body) -> Result<Respon
     let limit = AnswerLimit::of(&app);
     let serving = app.serving()?;
     let answer = serving.count(move |serving| {
-        let prompt = serving.prompts.render(&read_chat(&body.0, "")?)?;
+        let prompt = serving.common.prompts.render(&read_chat(&body.0, "")?)?;
         limit.write(&PromptAnswer { prompt }, "messages")
     });
     Ok(json_response(answer.await?))

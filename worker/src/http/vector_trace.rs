@@ -12,7 +12,7 @@ use super::embeddings::TextUsage;
 use super::state::App;
 use crate::embedder::Embedded;
 use crate::error::RequestError;
-use crate::model_kind::{Base, Embedding, LoadedModel};
+use crate::model_kind::Embedding;
 
 /// Returns the request that `read` parses, without its texts, and the result for each text.
 ///
@@ -20,12 +20,13 @@ use crate::model_kind::{Base, Embedding, LoadedModel};
 pub async fn compute<W: Send + 'static>(
     app: &App,
     context: &RequestContext,
-    (served, embedding): (&LoadedModel, &Arc<Embedding>),
-    read: impl FnOnce(Base<'_>) -> Result<(W, Vec<Vec<Token>>), RequestError> + Send + 'static,
+    embedding: &Arc<Embedding>,
+    read: impl FnOnce(&Embedding) -> Result<(W, Vec<Vec<Token>>), RequestError> + Send + 'static,
 ) -> Result<(W, Vec<Embedded>), RequestError> {
     let mut span = app.tracer.request(&context.trace, "worker.request", context.arrived);
     span.name("warmpath.request_id", context.id.as_str());
-    let prepared = served.prepare(read).await;
+    let reader = Arc::clone(embedding);
+    let prepared = embedding.common.preparing.computing.run(move || read(&reader)).await;
     let ready = Instant::now();
     span.part("worker.prepare", (context.arrived, ready), Vec::new());
     let (wish, texts) = prepared.inspect_err(|_| span.fail("prepare"))?;

@@ -133,7 +133,7 @@ impl ToolsRequest<'_> {
     /// Returns the format of a response whose calls no grammar constrains.
     fn unconstrained(&self) -> Result<CallFormat, RequestError> {
         let wish = FormatWish { tools: Vec::new(), tool_choice: ToolChoice::None, ..self.wish.clone() };
-        let format = self.serving.prompts.answer_format(self.chat, self.prompt, &wish)?;
+        let format = self.serving.common.prompts.answer_format(self.chat, self.prompt, &wish)?;
         Ok(CallFormat { format, kept: None, unconstrained: self.named(0..self.wish.tools.len()) })
     }
 
@@ -189,7 +189,7 @@ impl ToolsRequest<'_> {
 
     /// Returns the format of a response that may call these tools.
     fn tried(&self, tools: Vec<Value>) -> Result<Option<AnswerFormat>, PromptError> {
-        self.serving.prompts.answer_format(self.chat, self.prompt, &FormatWish { tools, ..self.wish.clone() })
+        self.serving.common.prompts.answer_format(self.chat, self.prompt, &FormatWish { tools, ..self.wish.clone() })
     }
 
     /// Returns the format of a response that may call these tools, each of them one of the request's.
@@ -223,7 +223,7 @@ impl ToolsRequest<'_> {
 
     /// Returns the format of calls whose arguments are one JSON object; `None` if the template has another format.
     fn as_objects(&self) -> Result<Option<CallFormat>, NoFormat> {
-        let (tools, first) = (&self.wish.tools, self.serving.model.n_vocab);
+        let (tools, first) = (&self.wish.tools, self.serving.common.model.n_vocab);
         let all: Vec<usize> = (0..tools.len()).collect();
         let filled = |format: &AnswerFormat, places: &[usize]| {
             format.grammar().and_then(|grammar| arguments::fill(grammar.text, places, first))
@@ -254,7 +254,7 @@ impl ToolsRequest<'_> {
     /// Returns the format of calls in one of the supported formats of templates; `None` if the template has another
     /// one.
     fn in_own_form(&self) -> Result<Option<CallFormat>, NoFormat> {
-        let (tools, first) = (&self.wish.tools, self.serving.model.n_vocab);
+        let (tools, first) = (&self.wish.tools, self.serving.common.model.n_vocab);
         let Ok(Some(format)) = self.tried(forms::probes(tools)) else { return Ok(None) };
         let form = format.grammar().and_then(|grammar| forms::form(grammar.text, tools));
         let Some(form) = form else { return Ok(None) };
@@ -288,7 +288,7 @@ impl ToolsRequest<'_> {
 
     /// Returns the format of calls whose arguments are written one by one; `None` if the template has another format.
     fn apart(&self) -> Result<Option<CallFormat>, NoFormat> {
-        let (tools, first) = (&self.wish.tools, self.serving.model.n_vocab);
+        let (tools, first) = (&self.wish.tools, self.serving.common.model.n_vocab);
         let Ok(Some(probed)) = self.tried(parameters::probes(tools)) else { return Ok(None) };
         let framing = probed.grammar().and_then(|grammar| parameters::framing(grammar.text, tools));
         let Some(framing) = framing else { return Ok(None) };

@@ -89,9 +89,9 @@ impl ChatAnswer {
 pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<ReadPrompt, RequestError> {
     let (mut wish, reasoning_output) = tools.resolve(&chat.messages, serving.reasoning_output)?;
     // The arguments of a call come in the order that the model reads.
-    serving.prompts.order_keys(&mut wish.tools);
+    serving.common.prompts.order_keys(&mut wish.tools);
     let room = serving.room();
-    let prompt = serving.prompts.chat_within(chat, room.context_tokens as usize);
+    let prompt = serving.common.prompts.chat_within(chat, room.context_tokens as usize);
     let prompt = prompt.map_err(|error| RequestError::of_chat(error, room))?;
     let CallFormat { format, kept, unconstrained } = arguments::calls(serving, (chat, &prompt), (&wish, tools))?;
     let breakpoints = breakpoints(serving, chat, &prompt.tokens);
@@ -105,7 +105,7 @@ pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<
     });
     let Prompt { tokens, runs, left_out_parts, .. } = prompt;
     let left_out = LeftOut { tools: tools.left_out(), parts: left_out_parts };
-    let fingerprint = Some(Box::new(PromptFingerprint::of(&serving.model.fingerprint, chat, &tokens)));
+    let fingerprint = Some(Box::new(PromptFingerprint::of(&serving.common.model.fingerprint, chat, &tokens)));
     Ok(ReadPrompt {
         tokens,
         runs,
@@ -122,12 +122,12 @@ pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<
 /// Returns the positions in a chat's prompt at which later requests may resume: the start of its last message, and the
 /// client's breakpoints. Other models can resume anywhere and do not need the further renderings.
 fn breakpoints(serving: &Serving, chat: &ChatPrompt, tokens: &[Token]) -> Vec<u32> {
-    if serving.model.memory.stored_state_rewinds() {
+    if serving.common.model.memory.stored_state_rewinds() {
         return Vec::new();
     }
     let marked = cache_breakpoints::of_chat(chat);
-    let marked = marked.into_iter().filter_map(|end| serving.prompts.breakpoint(chat, tokens, end));
-    marked.chain(serving.prompts.last_user_message_start(chat, tokens)).collect()
+    let marked = marked.into_iter().filter_map(|end| serving.common.prompts.breakpoint(chat, tokens, end));
+    marked.chain(serving.common.prompts.last_user_message_start(chat, tokens)).collect()
 }
 
 fn call_grammar(answer: &AnswerFormat, grammar: AnswerGrammar<'_>, kept: Option<KeptArguments>) -> CallGrammar {
@@ -175,7 +175,7 @@ fn reasoning_first(serving: &Serving, answer: &AnswerFormat) -> Option<Reasoning
 
 /// Returns the token of a text, if it is a single token.
 fn single(serving: &Serving, text: &str) -> Option<Token> {
-    match serving.prompts.tokenize(text, AddSpecial::No, ParseSpecial::Yes)[..] {
+    match serving.common.prompts.tokenize(text, AddSpecial::No, ParseSpecial::Yes)[..] {
         [token] => Some(token),
         _ => None,
     }

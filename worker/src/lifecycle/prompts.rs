@@ -62,7 +62,7 @@ impl ReadPrompt {
             serving.check_prompt(&tokens, &runs)?;
         }
         // Media are no part of the text, as in llama-server.
-        let text = (repeats != Repeats::Nothing).then(|| serving.prompts.detokenize(&tokens));
+        let text = (repeats != Repeats::Nothing).then(|| serving.common.prompts.detokenize(&tokens));
         Ok(Self {
             tokens,
             runs,
@@ -120,7 +120,7 @@ pub fn raw(serving: &Serving, prompts: &[RawPrompt], salt: &str) -> Result<Vec<P
 
 fn tokens(serving: &Serving, prompt: &RawPrompt, salt: &str) -> Result<PromptTokens, RequestError> {
     let room = serving.room();
-    let made = serving.prompts.raw(prompt, room.context_tokens, Scope::of(salt));
+    let made = serving.common.prompts.raw(prompt, room.context_tokens, Scope::of(salt));
     let made = made.map_err(|error| RequestError::of_raw(error, room))?;
     made.whole().map_err(|reason| RequestError::field("prompt", reason))
 }

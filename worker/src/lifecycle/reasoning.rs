@@ -33,7 +33,7 @@ pub(super) fn bound(
     let (format, text) = match (&prompt.answer, wish.named) {
         (Some(answer), _) => (Some(answer.format.clone()), answer.format.prefix().to_owned()),
         // A raw prompt may be about marks of reasoning, so only its own request bounds its response.
-        (None, Some(_)) => (model_format(serving), serving.prompts.detokenize(&prompt.tokens)),
+        (None, Some(_)) => (model_format(serving), serving.common.prompts.detokenize(&prompt.tokens)),
         (None, None) => return Ok(None),
     };
     let own = wish.marks.as_ref().filter(|_| prompt.answer.is_none());
@@ -44,7 +44,7 @@ pub(super) fn bound(
         return Err(RequestError::field(param, reason));
     };
     let message = serving.tokenize_plain(&wish.message);
-    let closing = serving.prompts.tokenize(closing, AddSpecial::No, ParseSpecial::Yes);
+    let closing = serving.common.prompts.tokenize(closing, AddSpecial::No, ParseSpecial::Yes);
     let closing = message.into_iter().chain(closing).collect();
     // Models may omit the template's white space around these marks.
     let trimmed = |text: &String| text.trim().to_owned();
@@ -77,6 +77,6 @@ fn model_format(serving: &Serving) -> Option<AnswerFormat> {
         parallel_tool_calls: None,
         reasoning_format: ReasoningFormat::Auto,
     };
-    let prompt = serving.prompts.chat(&chat).ok()?;
-    serving.prompts.answer_format(&chat, &prompt, &wish).ok().flatten()
+    let prompt = serving.common.prompts.chat(&chat).ok()?;
+    serving.common.prompts.answer_format(&chat, &prompt, &wish).ok().flatten()
 }

@@ -31,7 +31,7 @@ use crate::engine::{
     ProjectorNeed,
 };
 use crate::metrics::Metrics;
-use crate::model_kind::{Embedding, LoadedModel};
+use crate::model_kind::{CommonState, Embedding, LoadedModel};
 use crate::room::SlotRoom;
 use crate::summary::SummaryPublisher;
 
@@ -112,35 +112,42 @@ pub async fn load(job: LoadJob) -> Result<LoadedModel, RunError> {
     let preparing = Preparing::new(usize::from(model.n_slots) + config.engine.queue_max);
     let loaded_at_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let adapter_files = config.engine.adapters.into_iter().map(|adapter| adapter.path).collect();
-    let (prompts, model_path) = (parts.prompts, config.engine.model);
+    let (description, n_params, model_bytes) = match &parts.computes {
+        Computes::Engine(engine) => {
+            let facts = engine.facts();
+            (facts.description.clone(), facts.n_params, facts.model_bytes)
+        }
+        Computes::Embedder(embedder) => {
+            let facts = embedder.facts();
+            (facts.description.clone(), facts.n_params, facts.model_bytes)
+        }
+    };
+    let common = CommonState {
+        model,
+        prompts: parts.prompts,
+        publisher,
+        vocabulary,
+        model_path: config.engine.model,
+        loaded_at_s,
+        preparing,
+        description,
+        n_params,
+        model_bytes,
+        memory,
+    };
     Ok(match parts.computes {
         Computes::Engine(engine) => LoadedModel::Generator(Arc::new(Serving {
+            common,
             engine,
-            prompts,
             defaults: parts.defaults,
             reasoning_output: config.reasoning_output,
             silence_max: config.http.silence_max,
-            vocabulary,
-            model,
-            model_path,
             adapter_files,
-            loaded_at_s,
-            publisher,
-            preparing,
-            memory,
         })),
-        Computes::Embedder(embedder) => LoadedModel::Embedder(Arc::new(Embedding {
-            embedder,
-            prompts,
-            norm: config.embedding.map_or(Norm::P(2), |embedding| embedding.norm),
-            vocabulary,
-            model,
-            model_path,
-            loaded_at_s,
-            publisher,
-            preparing,
-            memory,
-        })),
+        Computes::Embedder(embedder) => {
+            let norm = config.embedding.map_or(Norm::P(2), |embedding| embedding.norm);
+            LoadedModel::Embedder(Arc::new(Embedding { common, embedder, norm }))
+        }
     })
 }
 
