@@ -22,8 +22,6 @@ struct Cli {
 enum Command {
     /// Writes a GGUF model with made weights.
     Model(model::ModelArgs),
-    /// Writes a GGUF model with its weights in another type.
-    Quantize(model::quantize::QuantizeArgs),
     /// Measures the router's prefix index and checks its answers.
     Index(index_bench::IndexArgs),
     /// Runs a fleet in virtual time on a trace of prompts, under any routing policy.
@@ -72,7 +70,6 @@ enum Command {
 async fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
         Command::Model(args) => model::run(&args),
-        Command::Quantize(args) => model::quantize::run(&args),
         Command::Index(args) => index_bench::run(&args),
         Command::Sim(args) => sim::run(&args),
         Command::Chat(args) => chat_load::run(&args).await,

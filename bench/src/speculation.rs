@@ -1,15 +1,10 @@
-//! `warmpath-bench speculation`: the speed of answers with and without drafts, compared with llama-server's, or
-//! simulated with the times of another machine.
+//! `warmpath-bench speculation`: the speed of answers with and without drafts, compared with llama-server's.
 //!
 //! All servers run at the same time and are asked in turn, task by task and round by round, so that a noisy machine
 //! affects all of them; one of them computes at a time. What is asked is in `tasks` and in `agents`.
 
-mod cost_curve;
 mod mix;
 mod rates;
-mod recording;
-mod replay;
-mod saturation;
 mod sessions;
 mod tasks;
 
@@ -17,7 +12,6 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 
-use self::cost_curve::CostCurve;
 use crate::client::ChatClient;
 use crate::fleet::{Server, bin_dir};
 use crate::model::real::ModelChoice;
@@ -48,11 +42,6 @@ pub struct SpeculationArgs {
     /// Scenario to measure; may be repeated. The default is mix.
     #[arg(long = "scenario", value_name = "NAME")]
     scenarios: Vec<Scenario>,
-    /// Times of steps with which the answers of the mix are replayed in virtual time, instead of a measurement: those
-    /// of this machine (self-test), of an RTX 3090 (gpu), or points such as 1:7.9,2:13.8,4:24 in milliseconds. May be
-    /// repeated.
-    #[arg(long = "cost-curve", value_name = "CURVE", conflicts_with_all = ["against", "scenarios", "model_draft"])]
-    cost_curves: Vec<CostCurve>,
     /// Numbers of requests at a time, and of slots.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,4")]
     streams: Vec<u16>,
@@ -72,8 +61,6 @@ pub struct SpeculationArgs {
 enum Scenario {
     /// Twelve tasks, from answers that repeat their prompt to free ones.
     Mix,
-    /// All tasks in turn, with every slot busy and as many requests waiting.
-    Saturation,
     /// Sessions of coding agents, each held twice.
     Sessions,
 }
@@ -85,7 +72,7 @@ struct Contender {
     client: ChatClient,
 }
 
-/// Runs the scenarios, or replays the answers of the mix, and prints the tables.
+/// Runs the scenarios and prints the tables.
 ///
 /// Errors: a server that does not start or answer.
 pub async fn run(args: &SpeculationArgs) -> anyhow::Result<()> {
@@ -95,17 +82,11 @@ pub async fn run(args: &SpeculationArgs) -> anyhow::Result<()> {
     for &n_streams in &args.streams {
         let n_streams = n_streams.max(1);
         let contenders = start(args, n_streams, self_test_cache.path()).await?;
-        if args.cost_curves.is_empty() {
-            for scenario in args.scenarios() {
-                match scenario {
-                    Scenario::Mix => mix::run(&contenders, (n_rounds, n_streams)).await?,
-                    Scenario::Saturation => saturation::run(&contenders, (n_rounds, n_streams)).await?,
-                    Scenario::Sessions => sessions::run(&contenders, n_rounds).await?,
-                }
+        for scenario in args.scenarios() {
+            match scenario {
+                Scenario::Mix => mix::run(&contenders, (n_rounds, n_streams)).await?,
+                Scenario::Sessions => sessions::run(&contenders, n_rounds).await?,
             }
-        } else {
-            let model = args.model.file()?;
-            recording::run(&contenders[0], &model, (&args.cost_curves, n_rounds, n_streams)).await?;
         }
         for mut contender in contenders {
             contender.server.terminate(LOAD_TIMEOUT).await?;
@@ -140,10 +121,7 @@ async fn start(args: &SpeculationArgs, n_streams: u16, self_test_cache: &Path) -
     let draft: Vec<String> =
         draft.into_iter().flat_map(|file| ["--model-draft".to_owned(), file.display().to_string()]).collect();
     let own = ["--listen", "127.0.0.1:0", "--self-test-cache", &cache, "--spec-type"].map(str::to_owned);
-    let mut kinds: Vec<(&str, &str, &[String])> = vec![("auto", "auto", &[])];
-    if args.cost_curves.is_empty() {
-        kinds.insert(0, ("none", "none", &[]));
-    }
+    let mut kinds: Vec<(&str, &str, &[String])> = vec![("none", "none", &[]), ("auto", "auto", &[])];
     if !draft.is_empty() {
         kinds.push(("draft model", "auto", &draft));
     }

@@ -1,4 +1,4 @@
-//! `warmpath-bench quantize`: a model's weights in another of ggml's types, by llama.cpp's own quantizer.
+//! A model's weights in another of ggml's types, by llama.cpp's own quantizer.
 //!
 //! The cost of a step depends on ggml's kernels for a type on a processor, so a real model is tried with several types.
 //! Not here: the real models (`real`).
@@ -6,28 +6,20 @@
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context as _, ensure};
-use clap::ValueEnum;
 use llama_cpp_2::{LogOptions, send_logs_to_tracing};
 
 /// Type of a model's large matrices.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightType {
     /// Numbers of 16 bits.
-    #[value(name = "f16")]
     F16,
     /// Blocks of 32 numbers of 4 bits with a scale.
-    #[value(name = "q4_0")]
     Q4_0,
     /// Blocks of 32 numbers of 4 bits with a scale and an offset.
-    #[value(name = "q4_1")]
     Q4_1,
-    /// Blocks of 32 numbers of 8 bits with a scale.
-    #[value(name = "q8_0")]
-    Q8_0,
 }
 
 impl WeightType {
@@ -36,30 +28,8 @@ impl WeightType {
             Self::F16 => llama_cpp_sys_2::LLAMA_FTYPE_MOSTLY_F16,
             Self::Q4_0 => llama_cpp_sys_2::LLAMA_FTYPE_MOSTLY_Q4_0,
             Self::Q4_1 => llama_cpp_sys_2::LLAMA_FTYPE_MOSTLY_Q4_1,
-            Self::Q8_0 => llama_cpp_sys_2::LLAMA_FTYPE_MOSTLY_Q8_0,
         }
     }
-}
-
-/// Arguments of `warmpath-bench quantize`.
-#[derive(Debug, clap::Args)]
-pub struct QuantizeArgs {
-    /// GGUF file to read; weights that are already quantized lose some more precision.
-    #[arg(long, value_name = "FILE")]
-    from: PathBuf,
-    /// Type of the large matrices; small ones keep the type that llama.cpp gives them.
-    #[arg(long = "type", value_enum, value_name = "TYPE")]
-    weight_type: WeightType,
-    /// File to write.
-    #[arg(long, value_name = "FILE")]
-    out: PathBuf,
-}
-
-/// Runs `warmpath-bench quantize`.
-///
-/// Errors: as [`quantize`].
-pub fn run(args: &QuantizeArgs) -> anyhow::Result<()> {
-    quantize(&args.from, args.weight_type, &args.out)
 }
 
 /// Writes the model at `from` to `out` with weights of `weight_type`, on all processors.
@@ -72,7 +42,7 @@ pub fn quantize(from: &Path, weight_type: WeightType, out: &Path) -> anyhow::Res
     let unfinished = tempfile::NamedTempFile::new_in(folder)?.into_temp_path();
     let c_path = |path: &Path| CString::new(path.as_os_str().as_bytes()).context("a path contains a zero byte");
     let (from_path, out_path) = (c_path(from)?, c_path(&unfinished)?);
-    // llama.cpp logs a line for each of some hundred tensors; this program has no subscriber of `tracing`.
+    // llama.cpp logs a line for each of some hundred tensors; no caller has a subscriber of `tracing`.
     send_logs_to_tracing(LogOptions::default());
     // SAFETY: it may be called more than once, from any thread.
     unsafe { llama_cpp_sys_2::llama_backend_init() };
