@@ -1,12 +1,12 @@
-//! A fake worker: announces blocks and answers every chat immediately.
+//! A fake worker: holds no blocks and answers every chat immediately.
 //!
-//! Measurements with it are in `resync` and `overhead`, where workers must cost no time. The fake worker declares a
-//! real worker's model. Like a real worker, it announces every accepted request, at most once a millisecond: otherwise
-//! a router would assume that other routers exist.
+//! It serves `overhead`, where workers must cost no time. The fake worker declares a real worker's model. Like a real
+//! worker, it announces every accepted request, at most once a millisecond: otherwise a router would assume that other
+//! routers exist.
 
 use std::mem;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -21,19 +21,15 @@ use axum::serve::ListenerExt as _;
 use futures::{StreamExt as _, stream};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
-use warmpath_common::block_hash::BlockKey;
 use warmpath_common::headers::{JOURNAL, REQUEST_ID};
-use warmpath_common::ids::{RequestId, SlotId, WorkerUid};
+use warmpath_common::ids::{RequestId, WorkerUid};
 use warmpath_common::journal::{LINE_START, MARK_ALONE};
 use warmpath_common::summary::{
-    self, Change, Digest, Frame, FrameBody, Resume, Run, RunState, SNAPSHOT_PATH, STREAM_PATH, Snapshot, Stamp, Tier,
-    VOCABULARY_PATH,
+    self, Change, Digest, Frame, FrameBody, SNAPSHOT_PATH, STREAM_PATH, Snapshot, Stamp, VOCABULARY_PATH,
 };
 
 use crate::fleet::{Fleet, FleetSpec};
 
-/// Number of blocks in a run: a prompt of some thousand tokens.
-const BLOCKS_PER_RUN: usize = 100;
 /// Time between two frames of an idle worker.
 const HEARTBEAT: Duration = Duration::from_millis(200);
 /// Shortest time between two frames that announce requests, as with a real worker.
@@ -76,32 +72,26 @@ impl Likeness {
 pub struct FakeWorker {
     likeness: Likeness,
     uid: WorkerUid,
-    n_blocks: usize,
     /// Tokens of a streamed answer, each with a write of its own; 0 if answers are whole.
     stream_tokens: u32,
     /// Number of the last update; a later stream never goes back.
     seq: AtomicU64,
-    round: AtomicU64,
-    n_streams: AtomicUsize,
-    cut: Notify,
+    /// Whether a router reads its summary; other gateways do not.
+    has_reader: AtomicBool,
     /// Requests that have not been announced yet. The lock is held to add one or to take all.
     unnamed: Mutex<Vec<RequestId>>,
     came: Notify,
 }
 
 impl FakeWorker {
-    /// Returns a worker that holds `n_blocks` blocks of no real prompt and streams answers of `stream_tokens`, or
-    /// returns them whole if that is 0.
-    pub fn new(uid: u64, (n_blocks, stream_tokens): (usize, u32), likeness: &Likeness) -> Arc<Self> {
+    /// Returns a worker that streams answers of `stream_tokens`, or returns them whole if that is 0.
+    pub fn new(uid: u64, stream_tokens: u32, likeness: &Likeness) -> Arc<Self> {
         Arc::new(Self {
             likeness: likeness.clone(),
             uid: WorkerUid(uid),
-            n_blocks,
             stream_tokens,
             seq: AtomicU64::new(0),
-            round: AtomicU64::new(0),
-            n_streams: AtomicUsize::new(0),
-            cut: Notify::new(),
+            has_reader: AtomicBool::new(false),
             unnamed: Mutex::default(),
             came: Notify::new(),
         })
@@ -131,64 +121,34 @@ impl FakeWorker {
         Ok(url)
     }
 
-    /// Ends every stream, and replaces every second run of blocks by another one.
-    pub fn renew(&self) {
-        self.round.fetch_add(1, Ordering::SeqCst);
-        self.cut.notify_waiters();
-    }
-
-    /// Returns how many summary streams were opened so far.
-    pub fn n_streams(&self) -> usize {
-        self.n_streams.load(Ordering::SeqCst)
-    }
-
     /// Returns the stamp of the next frame.
     fn stamp(&self) -> Stamp {
         let seq = self.seq.fetch_add(1, Ordering::SeqCst) + 1;
         Stamp { worker_uid: self.uid, seq, ..self.likeness.form.stamp }
     }
 
-    fn update(&self, changes: Vec<Change>, digest: Digest) -> Frame {
-        Frame { stamp: self.stamp(), body: FrameBody::Update { changes, load: None, digest: Some(digest) } }
+    fn update(&self, changes: Vec<Change>) -> Frame {
+        let digest = Some(Digest::default());
+        Frame { stamp: self.stamp(), body: FrameBody::Update { changes, load: None, digest } }
     }
 
     fn unnamed(&self) -> MutexGuard<'_, Vec<RequestId>> {
         self.unnamed.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    fn runs(&self) -> Vec<Run> {
-        let round = self.round.load(Ordering::SeqCst);
-        // Keys spread over all 64 bits, as hashes do.
-        let key = |idx: usize| {
-            let salt = if (idx / BLOCKS_PER_RUN).is_multiple_of(2) { 0 } else { round << 40 };
-            BlockKey((idx as u64 + 1 + salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ self.uid.0)
-        };
-        let run = |first: usize| Run {
-            keys: (first..self.n_blocks.min(first + BLOCKS_PER_RUN)).map(key).collect(),
-            tier: Tier::Resident,
-            state: RunState::Ready,
-            resume: Resume::EveryBlock,
-            slot: Some(SlotId(0)),
-        };
-        (0..self.n_blocks).step_by(BLOCKS_PER_RUN).map(run).collect()
-    }
 }
 
 async fn summary_stream(State(fake): State<Arc<FakeWorker>>) -> Response {
-    fake.n_streams.fetch_add(1, Ordering::SeqCst);
-    let stamp = fake.stamp();
-    let snapshot = Snapshot { stamp, runs: fake.runs(), ..fake.likeness.form.clone() };
-    let digest = Digest::of(snapshot.runs.iter().flat_map(|run| &run.keys));
+    fake.has_reader.store(true, Ordering::SeqCst);
+    let snapshot = Snapshot { stamp: fake.stamp(), runs: Vec::new(), ..fake.likeness.form.clone() };
     let first: Vec<Frame> = snapshot.into_frames();
     let beats = stream::unfold(fake, move |fake| async move {
         tokio::select! {
-            () = tokio::time::sleep(HEARTBEAT) => Some((fake.update(Vec::new(), digest), fake)),
+            () = tokio::time::sleep(HEARTBEAT) => Some((fake.update(Vec::new()), fake)),
             () = fake.came.notified() => {
                 tokio::time::sleep(NAMING_INTERVAL).await;
                 let named = mem::take(&mut *fake.unnamed());
-                Some((fake.update(named.into_iter().map(Change::Accepted).collect(), digest), fake))
+                Some((fake.update(named.into_iter().map(Change::Accepted).collect()), fake))
             }
-            () = fake.cut.notified() => None,
         }
     });
     let frames = stream::iter(first).chain(beats).map(|frame| Ok::<_, std::convert::Infallible>(framed(&frame)));
@@ -212,8 +172,7 @@ async fn models(State(fake): State<Arc<FakeWorker>>) -> Response {
 async fn answer(State(fake): State<Arc<FakeWorker>>, headers: HeaderMap, _body: Bytes) -> Response {
     const ANSWER: &str = r#"{"id":"1","object":"chat.completion","created":0,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}"#;
     let id = headers.get(REQUEST_ID).and_then(|id| RequestId::new(id.to_str().ok()?));
-    // Other gateways do not read summaries.
-    if let Some(id) = id.filter(|_| fake.n_streams() > 0) {
+    if let Some(id) = id.filter(|_| fake.has_reader.load(Ordering::SeqCst)) {
         fake.unnamed().push(id);
         fake.came.notify_one();
     }

@@ -22,7 +22,6 @@ pub mod policies;
 pub mod prompts;
 pub mod replicas;
 pub mod report;
-pub mod resync;
 pub mod sim;
 pub mod sounds;
 pub mod speculation;

@@ -3,7 +3,7 @@
 use clap::{Parser, Subcommand};
 use warmpath_bench::{
     agents, busy, changes, chaos, chat_load, fleets, index_bench, load, model, overhead, policies, replicas, report,
-    resync, sim, speculation, tokenize, transfer, worker_bench,
+    sim, speculation, tokenize, transfer, worker_bench,
 };
 
 /// The router's allocator, so that its prefix index is measured as it is deployed.
@@ -47,9 +47,6 @@ enum Command {
     Changes(changes::ChangesArgs),
     /// Measures the TTFT of prompts whose prefix a busy worker holds, and of prompts that no worker has seen.
     Transfer(transfer::TransferArgs),
-    /// Measures how long a router takes to receive the whole view of a large worker, and the latency of requests
-    /// meanwhile.
-    Resync(resync::ResyncArgs),
     /// Measures the worker's prompt-state cache, compared with llama-server on the same model.
     Worker(worker_bench::WorkerArgs),
     /// Measures the speed of answers with and without drafts, compared with llama-server on the same model.
@@ -81,7 +78,6 @@ async fn main() -> anyhow::Result<()> {
         Command::Replicas(args) => replicas::run(&args).await,
         Command::Changes(args) => changes::run(&args).await,
         Command::Transfer(args) => transfer::run(&args).await,
-        Command::Resync(args) => resync::run(&args).await,
         Command::Worker(args) => worker_bench::run(&args).await,
         Command::Speculation(args) => speculation::run(&args).await,
         Command::Agents(args) => agents::run(&args).await,

@@ -145,7 +145,7 @@ pub async fn run(args: &OverheadArgs) -> anyhow::Result<()> {
     let mut tasks = JoinSet::new();
     let mut workers = Vec::new();
     for uid in 1..=N_WORKERS {
-        workers.push(FakeWorker::new(uid, (0, args.stream_tokens), &likeness).serve(&mut tasks).await?);
+        workers.push(FakeWorker::new(uid, args.stream_tokens, &likeness).serve(&mut tasks).await?);
     }
     let router = start_router(&bin_dir, &workers, &[]).await?;
     let without_failover = match args.stream_tokens {
