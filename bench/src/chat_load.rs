@@ -1,14 +1,11 @@
-//! `warmpath-bench chat`: many users of several tenants chat with one OpenAI endpoint at once; reports hit ratio and
-//! latencies.
+//! A load of conversations: many users of several tenants chat with a fleet at once.
 //!
-//! A single request is measured in `client` and summed up in `summary`; `policies` runs the same load under several
-//! policies.
+//! A single request is measured in `client` and summed up in `summary`; `fleets` compares fleets under this load.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Args;
-use comfy_table::{Table, presets};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -17,22 +14,6 @@ use crate::client::{Answer, ChatClient, Message};
 use crate::corpora::{Corpus, TextKind};
 use crate::figures::{Answered, Measure, Unit};
 use crate::summary::Summary;
-
-/// Flags of `chat`.
-#[derive(Debug, Clone, Args)]
-pub struct ChatArgs {
-    /// Server to drive, as http://host:port.
-    #[arg(long, value_name = "URL")]
-    url: String,
-    /// Model to request. The default is the server's only model.
-    #[arg(long, value_name = "NAME")]
-    model: Option<String>,
-    #[command(flatten)]
-    shape: Shape,
-    /// Print the result as JSON.
-    #[arg(long)]
-    json: bool,
-}
 
 /// Shape of the conversations.
 #[derive(Debug, Clone, Args)]
@@ -141,24 +122,6 @@ impl Answers {
         };
         self.answers.iter().map(answered).collect()
     }
-}
-
-/// Runs the load and prints its report.
-///
-/// Errors: the first request that fails.
-#[expect(clippy::print_stdout, reason = "the report is the command's output")]
-pub async fn run(args: &ChatArgs) -> anyhow::Result<()> {
-    let outcome = drive(&ChatClient::new(&args.url, args.model.clone())?, &args.shape).await?;
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&outcome)?);
-        return Ok(());
-    }
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header(Outcome::HEADER);
-    table.add_row(outcome.row());
-    println!("{table}");
-    Ok(())
 }
 
 /// Runs every conversation, `concurrency` at a time.

@@ -1,10 +1,12 @@
-//! `warmpath-bench fleets`: runs the same conversations with our fleet and with llama-servers behind other gateways.
+//! `warmpath-bench fleets`: runs the same conversations with our fleet, under each policy and behind several routers,
+//! and with llama-servers behind other gateways.
 //!
-//! The load itself is in `chat_load`; our own policies are compared in `policies`. Every fleet has the same number of
-//! servers, slots and threads, on the same machine, one fleet after the other. llama-server runs with the setting that
-//! our worker's self-test chooses for the model and the machine. A round runs all fleets once, with texts of its own;
-//! the rounds are shown one by one.
+//! The load itself is in `chat_load`. Every fleet has the same number of servers, slots and threads, on the same
+//! machine, one fleet after the other. llama-server runs with the setting that our worker's self-test chooses for the
+//! model and the machine. A round runs all fleets once, with texts of its own. The slowest of a few requests is mostly
+//! chance, so the rounds are shown one by one and together.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
@@ -12,6 +14,7 @@ use clap::Args;
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use serde_json::Value;
+use warmpath_router_core::routing::choose::Policy;
 
 use crate::chat_load::{Answers, Outcome, Shape, drive_spread};
 use crate::client::ChatClient;
@@ -24,8 +27,14 @@ use crate::peers::{self, Gateway};
 pub struct FleetsArgs {
     #[command(flatten)]
     fleet: FleetArgs,
+    /// Policies of our router; each is a fleet of its own.
+    #[arg(long, value_name = "POLICIES", value_delimiter = ',', default_values_t = [Policy::default()])]
+    policies: Vec<Policy>,
+    /// Numbers of routers in front of our fleet, which share no state; each number is a fleet of its own.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1])]
+    routers: Vec<usize>,
     /// Gateways to put before llama-servers; these and llama-server are fetched or built first where they are missing.
-    /// Without a value only our fleet runs.
+    /// Without a value only our fleets run.
     #[arg(long, value_enum, value_delimiter = ',', num_args = 0.., default_values_t = Gateway::ALL)]
     against: Vec<Gateway>,
     #[command(flatten)]
@@ -40,10 +49,44 @@ pub struct FleetsArgs {
     figures: FiguresArgs,
 }
 
-/// Result of one fleet in one round.
+/// A fleet that takes part.
+#[derive(Debug, Clone, Copy)]
+enum Contender {
+    /// Our workers and routers.
+    Warmpath { policy: Policy, n_routers: usize },
+    /// llama-servers behind a gateway.
+    LlamaServers(Gateway),
+}
+
+impl fmt::Display for Contender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Warmpath { policy, n_routers } => {
+                f.write_str("Warmpath")?;
+                if policy != Policy::default() {
+                    write!(f, ", {policy}")?;
+                }
+                if n_routers > 1 { write!(f, ", {n_routers} routers") } else { Ok(()) }
+            }
+            Self::LlamaServers(gateway) => write!(f, "llama-server behind {gateway}"),
+        }
+    }
+}
+
+impl FleetsArgs {
+    /// Returns the fleets in the order in which they run; ours are first, since their workers choose the setting.
+    fn contenders(&self) -> Vec<Contender> {
+        let of_policy = |&policy| self.routers.iter().map(move |&n_routers| Contender::Warmpath { policy, n_routers });
+        let theirs = self.against.iter().map(|&gateway| Contender::LlamaServers(gateway));
+        self.policies.iter().flat_map(of_policy).chain(theirs).collect()
+    }
+}
+
+/// Result of one fleet.
 #[derive(Debug, Serialize)]
 struct Row {
-    round: u64,
+    /// Round; absent for all rounds together.
+    round: Option<u64>,
     fleet: String,
     #[serde(flatten)]
     outcome: Outcome,
@@ -52,7 +95,7 @@ struct Row {
 }
 
 impl Row {
-    fn new(round: u64, fleet: String, answers: &Answers) -> Self {
+    fn new(round: Option<u64>, fleet: String, answers: &Answers) -> Self {
         let (outcome, answered) = (answers.outcome(), answers.answered(&fleet));
         Self { round, fleet, outcome, answered }
     }
@@ -65,21 +108,31 @@ impl Row {
 pub async fn run(args: &FleetsArgs) -> anyhow::Result<()> {
     peers::fetch(&args.against)?;
     let llama_server = (!args.against.is_empty()).then(peers::llama_server).transpose()?;
-    let (mut rows, mut settings) = (Vec::new(), None);
+    let contenders = args.contenders();
+    let (mut rows, mut chosen) = (Vec::new(), None);
+    let mut all: Vec<Answers> = contenders.iter().map(|_| Answers::default()).collect();
     for round in 0..args.rounds.max(1) {
         let shape = Shape { seed: args.shape.seed + round, ..args.shape.clone() };
-        let (answers, chosen) = ours(args, &shape).await.context("our fleet")?;
-        rows.push(Row::new(round, "Warmpath".to_owned(), &answers));
-        let Some(llama_server) = &llama_server else { continue };
-        let chosen_text = format!("llama-server gets {}", chosen.join(" "));
-        eprintln!("round {round}: {chosen_text}");
-        settings = Some(chosen_text);
-        for &gateway in &args.against {
-            let answers = theirs(args, &shape, (gateway, llama_server, &chosen)).await;
-            let answers = answers.with_context(|| format!("llama-servers behind {gateway}"))?;
-            rows.push(Row::new(round, format!("llama-server behind {gateway}"), &answers));
+        for (contender, all) in contenders.iter().zip(&mut all) {
+            let answers = match *contender {
+                Contender::Warmpath { policy, n_routers } => ours(args, &shape, (policy, n_routers), &mut chosen).await,
+                Contender::LlamaServers(gateway) => {
+                    let (llama_server, chosen) =
+                        llama_server.as_ref().zip(chosen.as_ref()).context("ours ran first")?;
+                    theirs(args, &shape, (gateway, llama_server, chosen)).await
+                }
+            };
+            let answers = answers.with_context(|| contender.to_string())?;
+            rows.push(Row::new(Some(round), contender.to_string(), &answers));
+            all.add(answers);
         }
     }
+    if args.rounds > 1 {
+        rows.extend(contenders.iter().zip(&all).map(|(contender, all)| Row::new(None, contender.to_string(), all)));
+    }
+    let settings = chosen.filter(|_| llama_server.is_some());
+    let settings = settings.map(|chosen| format!("llama-server gets {}", chosen.join(" ")));
+    settings.iter().for_each(|settings| eprintln!("{settings}"));
     args.figures.write(&collect(&rows, settings))?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&rows)?);
@@ -89,7 +142,8 @@ pub async fn run(args: &FleetsArgs) -> anyhow::Result<()> {
     table.load_style(presets::ASCII_MARKDOWN);
     table.set_header(["round", "fleet"].into_iter().chain(Outcome::HEADER));
     for Row { round, fleet, outcome, .. } in &rows {
-        table.add_row([round.to_string(), fleet.clone()].into_iter().chain(outcome.row()));
+        let round = round.map_or("all".to_owned(), |round| round.to_string());
+        table.add_row([round, fleet.clone()].into_iter().chain(outcome.row()));
     }
     println!("{table}");
     Ok(())
@@ -98,7 +152,7 @@ pub async fn run(args: &FleetsArgs) -> anyhow::Result<()> {
 /// Returns the figures of all rounds, and the answers for the plots.
 fn collect(rows: &[Row], settings: Option<String>) -> Figures {
     let mut figures = Figures { notes: settings.into_iter().collect(), ..Figures::default() };
-    for row in rows {
+    for row in rows.iter().filter(|row| row.round.is_some()) {
         for (measure, value) in row.outcome.measures() {
             figures.add(&figures::Row::new("", row.fleet.as_str()), measure, &[value]);
         }
@@ -107,11 +161,24 @@ fn collect(rows: &[Row], settings: Option<String>) -> Figures {
     figures
 }
 
-/// Returns the answers of our fleet, and the setting that its workers' self-test chose for llama-server.
-async fn ours(args: &FleetsArgs, shape: &Shape) -> anyhow::Result<(Answers, [String; 3])> {
-    let fleet = Fleet::start(args.fleet.spec(Vec::new())?).await?;
-    let answers = drive_spread(&[ChatClient::new(&fleet.router.base_url(), None)?], shape).await?;
-    Ok((answers, peers::llama_server_chosen(&fleet.workers[0].log())?))
+/// Returns the answers of our fleet, each turn through the next router, and stores the setting that its workers'
+/// self-test chose for llama-server.
+async fn ours(
+    args: &FleetsArgs,
+    shape: &Shape,
+    (policy, n_routers): (Policy, usize),
+    chosen: &mut Option<[String; 3]>,
+) -> anyhow::Result<Answers> {
+    let fleet = Fleet::start(args.fleet.spec(vec!["--policy".to_owned(), policy.to_string()])?).await?;
+    let mut replicas = Vec::new();
+    while replicas.len() + 1 < n_routers {
+        replicas.push(fleet.replica().await?);
+    }
+    let routers = std::iter::once(&fleet.router).chain(&replicas);
+    let clients: Vec<_> =
+        routers.map(|router| ChatClient::new(&router.base_url(), None)).collect::<anyhow::Result<_>>()?;
+    *chosen = Some(peers::llama_server_chosen(&fleet.workers[0].log())?);
+    drive_spread(&clients, shape).await
 }
 
 async fn theirs(
@@ -156,17 +223,18 @@ mod tests {
     }
 
     #[test]
-    fn gateways_are_all_the_given_ones_or_none() {
-        let against = |flags: &[&str]| {
+    fn each_policy_number_of_routers_and_gateway_is_a_fleet() {
+        let names = |flags: &[&str]| {
             let flags = ["fleets", "--model", "made"].iter().chain(flags);
-            Cli::try_parse_from(flags).expect("the flags are valid").args.against
+            let contenders = Cli::try_parse_from(flags).expect("the flags are valid").args.contenders();
+            contenders.iter().map(Contender::to_string).collect::<Vec<_>>().join("; ")
         };
-        assert_eq!(against(&[]), Gateway::ALL);
-        assert_eq!(
-            against(&["--against", "smg,nginx-least-conn", "--slots", "2"]),
-            [Gateway::Smg, Gateway::NginxLeastConn]
-        );
-        assert_eq!(against(&["--against", "--slots", "2"]), []);
+        let behind = Gateway::ALL.map(|gateway| format!("llama-server behind {gateway}"));
+        assert_eq!(names(&[]), format!("Warmpath; {}", behind.join("; ")));
+        assert_eq!(names(&["--against", "smg", "--slots", "2"]), "Warmpath; llama-server behind SMG, cache_aware");
+        assert_eq!(names(&["--against", "--slots", "2"]), "Warmpath");
+        let ours = names(&["--against", "--policies", "predicted-ttft,prefix", "--routers", "8,1"]);
+        assert_eq!(ours, "Warmpath, 8 routers; Warmpath; Warmpath, prefix, 8 routers; Warmpath, prefix");
     }
 
     #[test]
@@ -180,7 +248,8 @@ mod tests {
                 answered: Vec::new(),
             }
         };
-        let figures = collect(&[row(0, 10.0), row(1, 30.0)], Some("llama-server gets x".to_owned()));
+        let figures =
+            collect(&[row(Some(0), 10.0), row(Some(1), 30.0), row(None, 20.0)], Some("llama-server gets x".to_owned()));
         let found: Vec<_> =
             figures.figures.iter().map(|figure| (figure.measure.name.as_str(), figure.samples.len())).collect();
         let names = ["requests/s", "prefix hit ratio", "TTFT p50", "TTFT p95", "TTFT p99", "TPOT p50"];

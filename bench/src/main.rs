@@ -2,8 +2,8 @@
 
 use clap::{Parser, Subcommand};
 use warmpath_bench::{
-    agents, busy, changes, chaos, chat_load, fleets, index_bench, load, model, overhead, policies, replicas, report,
-    sim, speculation, tokenize, transfer, worker_bench,
+    agents, busy, changes, chaos, fleets, index_bench, load, model, overhead, report, sim, speculation, tokenize,
+    transfer, worker_bench,
 };
 
 /// The router's allocator, so that its prefix index is measured as it is deployed.
@@ -26,22 +26,17 @@ enum Command {
     Index(index_bench::IndexArgs),
     /// Runs a fleet in virtual time on a trace of prompts, under any routing policy.
     Sim(sim::SimArgs),
-    /// Holds many conversations at once with an OpenAI endpoint and reports hit ratio, TTFT and TPOT.
-    Chat(chat_load::ChatArgs),
     /// Drives any OpenAI endpoint at a rate, at a trace's times or with requests one after the other, and reports
     /// latencies, goodput and errors.
     Load(load::LoadArgs),
-    /// Holds the same conversations with a local fleet under each routing policy and compares them.
-    Policies(policies::PoliciesArgs),
     /// Measures the latency that the router adds to a request, compared with other gateways, in front of workers that
     /// answer at once.
     Overhead(overhead::OverheadArgs),
     /// Measures the speed of tokenizing real text, compared with llama.cpp's, and checks that the tokens are the same.
     Tokenize(tokenize::TokenizeArgs),
-    /// Holds the same conversations with our fleet and with llama-servers behind other gateways, and compares them.
+    /// Holds the same conversations with our fleet, under each policy and behind several routers, and with
+    /// llama-servers behind other gateways, and compares them.
     Fleets(fleets::FleetsArgs),
-    /// Holds the same conversations through several routers and through one, and compares the reuse.
-    Replicas(replicas::ReplicasArgs),
     /// Holds conversations while a worker joins and while all restart, and shows the reuse meanwhile, with and without
     /// KV state from other workers.
     Changes(changes::ChangesArgs),
@@ -69,13 +64,10 @@ async fn main() -> anyhow::Result<()> {
         Command::Model(args) => model::run(&args),
         Command::Index(args) => index_bench::run(&args),
         Command::Sim(args) => sim::run(&args),
-        Command::Chat(args) => chat_load::run(&args).await,
         Command::Load(args) => load::run(&args).await,
-        Command::Policies(args) => policies::run(&args).await,
         Command::Overhead(args) => overhead::run(&args).await,
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Fleets(args) => fleets::run(&args).await,
-        Command::Replicas(args) => replicas::run(&args).await,
         Command::Changes(args) => changes::run(&args).await,
         Command::Transfer(args) => transfer::run(&args).await,
         Command::Worker(args) => worker_bench::run(&args).await,

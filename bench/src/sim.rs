@@ -1,6 +1,6 @@
 //! `warmpath-bench sim`: runs a fleet in virtual time on a trace, under any routing policy.
 //!
-//! Real processes are measured in `policies` and `chat`. The production decisions, `router/core` and `worker/core`, run
+//! Real processes are measured in `fleets`. The production decisions, `router/core` and `worker/core`, run
 //! on a trace of prompts in Mooncake's format; only time is modelled. Results are compared with a single cache of the
 //! whole fleet's size. `load` is the number of prompt tokens that arrive in a second, divided by the number that all
 //! workers could compute if nothing were cached; the trace's times are stretched to reach it.

@@ -1,15 +1,21 @@
 //! Bursts of siblings in addition to a trace: requests with one new prefix that arrive before any worker can have
 //! computed it.
 //!
-//! `replicas` measures the same in real time. The other requests come from the trace. Bursts arrive at even intervals,
+//! The other requests come from the trace. Bursts arrive at even intervals,
 //! each request at a random router; the number of workers that a burst is routed to is counted.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use super::trace::{Line, Request, Trace};
 use super::world::History;
-use crate::replicas::{BURST, SIBLINGS};
 
+/// Number of requests in a burst of siblings.
+///
+/// Source: the goal for several routers (`docs/benchmarks.md`).
+const SIBLINGS: usize = 16;
+/// Time within which the requests of a burst arrive. Source: as [`SIBLINGS`].
+const BURST: Duration = Duration::from_millis(50);
 /// Length of the prefix that siblings share. Units: tokens.
 ///
 /// Source: SGLang's generated shared prefixes, as in `shapes`.
