@@ -26,9 +26,9 @@ use self::shape::Shape;
 use crate::fleet::bin_dir;
 use crate::peers;
 use crate::summary::hit_ratio;
+use crate::table::{Table, percent};
 use crate::worker_bench::Peer;
 use crate::worker_bench::contender::{Contender, Programs, Setup};
-use crate::worker_bench::tables::{Section, percent};
 
 /// Command line of `agents`.
 #[derive(Debug, Args)]
@@ -150,20 +150,20 @@ pub async fn run(args: &AgentsArgs) -> anyhow::Result<()> {
     let options = PromptOptions { tools_first: args.tools_first, ..PromptOptions::default() };
     let prefixes = Prefixes::open(&args.model, options)?;
     let agents = if args.shapes.is_empty() { Agent::value_variants() } else { &args.shapes };
-    let mut section = Section::new(&HEADER);
+    let mut table = Table::new(&HEADER);
     for &agent in agents {
         let session =
             Session { shape: Shape::of(agent).scaled(args.scale), seed: args.seed, questions: args.questions };
         for (server, outcome) in compare(args, &session, &prefixes).await? {
             let name = agent.to_possible_value().context("no agent is hidden")?.get_name().to_owned();
             match outcome {
-                Ok(sums) => section.rows.extend(sums.iter().map(|(step, sum)| sum.row(&name, &server, *step))),
+                Ok(sums) => table.rows.extend(sums.iter().map(|(step, sum)| sum.row(&name, &server, *step))),
                 Err(error) => eprintln!("{name}, {server}: {error:#}"),
             }
         }
     }
-    println_table(&section);
-    anyhow::ensure!(!section.rows.is_empty(), "no agent's requests were answered");
+    table.print();
+    anyhow::ensure!(!table.rows.is_empty(), "no agent's requests were answered");
     Ok(())
 }
 
@@ -247,11 +247,6 @@ impl Sum {
             format!("{:.0}", self.ttft_ms / f64::from(self.n_requests.max(1))),
         ]
     }
-}
-
-#[expect(clippy::print_stdout, reason = "the table is the program's output")]
-fn println_table(section: &Section) {
-    println!("{}", section.render());
 }
 
 #[cfg(test)]

@@ -34,6 +34,7 @@ use self::site::{Fleet, Site};
 use self::verdict::{Happened, Observed, Verdict};
 use crate::figures::FiguresArgs;
 use crate::fleet::bin_dir;
+use crate::table::OutputArgs;
 
 /// Flags of `chaos`.
 #[derive(Debug, Clone, Args)]
@@ -68,9 +69,8 @@ pub struct ChaosArgs {
     /// Folder that holds warmpath-worker and warmpath-router. The default is this program's folder.
     #[arg(long, value_name = "DIR")]
     bin_dir: Option<PathBuf>,
-    /// Print the result as JSON.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
     #[command(flatten)]
     figures: FiguresArgs,
 }
@@ -81,7 +81,6 @@ const CALM: (f64, f64, f64) = (0.1, 6.0, 30.0);
 /// Runs the fleet, prints the result.
 ///
 /// Errors: a broken invariant; a process that does not start; an interrupt.
-#[expect(clippy::print_stdout, reason = "the report is the command's output")]
 pub async fn run(args: &ChaosArgs) -> anyhow::Result<()> {
     let bin_dir = bin_dir(args.bin_dir.as_deref())?;
     let network = Network::of(args.network, (args.workers.into(), args.routers.into()))?;
@@ -105,11 +104,8 @@ pub async fn run(args: &ChaosArgs) -> anyhow::Result<()> {
     let verdict = tokio::task::spawn_blocking(drive).await?;
     let verdict = verdict.map_err(|_| anyhow::anyhow!("the thread of the clients has panicked"))??;
     args.figures.write(&tables::figures(&setting, &verdict))?;
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&tables::Report { setting: &setting, verdict: &verdict })?);
-    } else {
-        tables::print(&setting, &verdict);
-    }
+    let report = tables::Report { setting: &setting, verdict: &verdict };
+    args.output.print(&report, &tables::text(&setting, &verdict))?;
     match verdict.broken.len() {
         0 => Ok(()),
         n => bail!("{n} invariants are broken"),

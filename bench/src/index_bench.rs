@@ -14,7 +14,6 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::Context as _;
-use comfy_table::{CellAlignment, Table, presets};
 use serde::{Deserialize, Serialize};
 
 use self::measure::{Row, Size};
@@ -22,6 +21,7 @@ use self::ours::Ours;
 use self::resync::ResyncReport;
 use self::rounds::Lead;
 use crate::figures::{self, Figures, FiguresArgs, Measure, Unit};
+use crate::table::{OutputArgs, Table};
 
 /// Flags of `index`.
 #[derive(Debug, Clone, clap::Args)]
@@ -47,9 +47,9 @@ pub struct IndexArgs {
     /// Number of measurements of each index with each fleet size, in turn; the medians are reported.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
-    /// Prints JSON instead of tables.
-    #[arg(long)]
-    pub json: bool,
+    /// Form of the output.
+    #[command(flatten)]
+    pub output: OutputArgs,
     /// File for the figures.
     #[command(flatten)]
     pub figures: FiguresArgs,
@@ -93,9 +93,7 @@ pub fn run(args: &IndexArgs) -> anyhow::Result<()> {
     let resync = (args.resync_blocks > 0).then(|| resync::measure(args.resync_blocks, args.seed));
     args.figures.write(&figures)?;
     let report = IndexReport { rows, leads, resync };
-    let text = if args.json { serde_json::to_string_pretty(&report)? } else { tables(&report) };
-    println(&text);
-    Ok(())
+    args.output.print(&report, &tables(&report))
 }
 
 /// Adds one round's figures of an index with one fleet size.
@@ -153,11 +151,6 @@ fn measure_apart(command: &mut Command, n_workers: u32, args: &IndexArgs) -> any
     Ok(told.rows)
 }
 
-#[expect(clippy::print_stdout, reason = "the report is the command's output")]
-fn println(text: &str) {
-    println!("{text}");
-}
-
 fn tables(report: &IndexReport) -> String {
     let leads = (!report.leads.is_empty()).then(|| format!("\n\n{}", lead_table(&report.leads)));
     let resync = report.resync.as_ref().map(|resync| format!("\n\n{}", resync_table(resync)));
@@ -165,7 +158,7 @@ fn tables(report: &IndexReport) -> String {
 }
 
 fn row_table(rows: &[Row]) -> Table {
-    let mut table = table(&[
+    let mut table = Table::new(&[
         "workers",
         "blocks",
         "claims",
@@ -180,7 +173,7 @@ fn row_table(rows: &[Row]) -> Table {
     ]);
     let millions = |rate: f64| format!("{:.2}M", rate / 1e6);
     for row in rows {
-        table.add_row([
+        table.add([
             row.n_workers.to_string(),
             row.n_blocks.to_string(),
             row.n_claims.to_string(),
@@ -202,16 +195,16 @@ fn lead_table(leads: &[Lead]) -> Table {
     let lines: Vec<&[Lead]> = leads.chunk_by(|one, next| one.n_workers == next.n_workers).collect();
     let figures = lines.first().into_iter().copied().flatten().map(|lead| lead.figure);
     let header: Vec<&str> = std::iter::once("workers").chain(figures).collect();
-    let mut table = table(&header);
+    let mut table = Table::new(&header);
     for line in lines {
         let cells = line.iter().map(|lead| format!("{:.2} ({:.2}-{:.2})", lead.median, lead.lowest, lead.highest));
-        table.add_row(line.first().map(|lead| lead.n_workers.to_string()).into_iter().chain(cells));
+        table.add(line.first().map(|lead| lead.n_workers.to_string()).into_iter().chain(cells));
     }
     table
 }
 
 fn resync_table(resync: &ResyncReport) -> Table {
-    let mut table = table(&[
+    let mut table = Table::new(&[
         "blocks of the view",
         "same view ms",
         "other view ms",
@@ -220,7 +213,7 @@ fn resync_table(resync: &ResyncReport) -> Table {
         "longest ns",
         "look-ups",
     ]);
-    table.add_row([
+    table.add([
         resync.n_blocks.to_string(),
         format!("{:.1}", resync.same_ms),
         format!("{:.1}", resync.other_ms),
@@ -229,14 +222,6 @@ fn resync_table(resync: &ResyncReport) -> Table {
         resync.busy_ns_max.to_string(),
         resync.n_busy.to_string(),
     ]);
-    table
-}
-
-fn table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header(header);
-    table.column_iter_mut().for_each(|column| column.set_cell_alignment(CellAlignment::Right));
     table
 }
 
@@ -255,7 +240,7 @@ mod tests {
             seed: 7,
             against: Vec::new(),
             rounds: 1,
-            json: false,
+            output: OutputArgs::default(),
             figures: FiguresArgs::default(),
         }
     }

@@ -25,6 +25,7 @@ pub mod sounds;
 pub mod speculation;
 #[cfg(test)]
 mod testing;
+pub mod table;
 pub mod tokenize;
 pub mod transfer;
 pub mod worker_bench;

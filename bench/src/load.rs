@@ -134,7 +134,7 @@ pub struct Report {
 pub async fn run(args: &LoadArgs) -> anyhow::Result<()> {
     let report = measure(args).await?;
     for table in report.outcome.tables() {
-        println!("{}\n", table.render());
+        println!("{table}\n");
     }
     println!("{}", explanation(args));
     if let Some(path) = &args.json {

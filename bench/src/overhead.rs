@@ -13,7 +13,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::Args;
-use comfy_table::{Table, presets};
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use tokio::task::JoinSet;
@@ -24,6 +23,7 @@ use crate::figures::{self, Figures, FiguresArgs, Measure, Unit};
 use crate::fleet::{Server, bin_dir};
 use crate::peers::{self, Gateway};
 use crate::summary::median;
+use crate::table::{OutputArgs, Table};
 
 /// Number of fake workers.
 const N_WORKERS: u64 = 3;
@@ -64,9 +64,8 @@ pub struct OverheadArgs {
     /// Rounds: in each all are measured in turn, and the median counts.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Print the results as JSON.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
     #[command(flatten)]
     figures: FiguresArgs,
 }
@@ -135,7 +134,6 @@ struct Row {
 /// Measures and prints.
 ///
 /// Errors: a process that does not start; a gateway that does not respond to every request with 200.
-#[expect(clippy::print_stdout, reason = "the table is the command's output")]
 pub async fn run(args: &OverheadArgs) -> anyhow::Result<()> {
     peers::fetch_wrk()?;
     peers::fetch(&args.against)?;
@@ -169,12 +167,7 @@ pub async fn run(args: &OverheadArgs) -> anyhow::Result<()> {
     }
     let rows = measured?;
     args.figures.write(&collect(&rows))?;
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&rows)?);
-    } else {
-        println!("{}", table(&rows));
-    }
-    Ok(())
+    args.output.print(&rows, &table(&rows))
 }
 
 fn address(url: &str) -> anyhow::Result<SocketAddr> {
@@ -294,12 +287,10 @@ fn collect(rows: &[Row]) -> Figures {
 }
 
 fn table(rows: &[Row]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header(["chat", "history", "through", "requests/s", "latency ms p50", "p99"]);
+    let mut table = Table::new(&["chat", "history", "through", "requests/s", "latency ms p50", "p99"]);
     for Row { case, measured, .. } in rows {
         let ms = |us: f64| format!("{:.2}", us / 1e3);
-        table.add_row([
+        table.add([
             format!("{} KiB", case.kib),
             case.history.to_string(),
             case.through.clone(),

@@ -31,6 +31,7 @@ use self::shapes::TraceShape;
 use self::trace::Trace;
 use self::world::{FleetChange, FleetEvent, Scene};
 use crate::figures::FiguresArgs;
+use crate::table::OutputArgs;
 
 /// Flags of `sim`.
 #[derive(Debug, Clone, clap::Args)]
@@ -120,9 +121,9 @@ pub struct SimArgs {
     /// Time to first token within which an answer counts as good, in milliseconds.
     #[arg(long, default_value_t = 5000.0)]
     pub ttft_limit_ms: f64,
-    /// Prints JSON instead of a table.
-    #[arg(long)]
-    pub json: bool,
+    /// Form of the output.
+    #[command(flatten)]
+    pub output: OutputArgs,
     /// File for the figures.
     #[command(flatten)]
     pub figures: FiguresArgs,
@@ -131,7 +132,6 @@ pub struct SimArgs {
 /// Runs `warmpath-bench sim` and prints the results.
 ///
 /// Errors: a trace that cannot be read; numbers that do not describe a fleet.
-#[expect(clippy::print_stdout, reason = "the report is the command's output")]
 pub fn run(args: &SimArgs) -> anyhow::Result<()> {
     let policies = match (args.all_policies, args.ablation) {
         (true, _) => Policy::COMPARED.to_vec(),
@@ -140,15 +140,7 @@ pub fn run(args: &SimArgs) -> anyhow::Result<()> {
     };
     let outcomes = simulate(args, &policies)?;
     args.figures.write(&outcome::figures(&outcomes, args.routers.max(1)))?;
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&outcomes)?);
-        return Ok(());
-    }
-    println!("{}", outcome::table(&outcomes));
-    if let Some(table) = outcome::follow_ups_table(&outcomes) {
-        println!("\n{table}");
-    }
-    Ok(())
+    args.output.print(&outcomes, &outcome::tables(&outcomes))
 }
 
 /// Runs the trace once under each policy.

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Args;
-use comfy_table::{Table, presets};
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::model::params::LlamaModelParams;
 use warmpath_prompt::{AddSpecial, ParseSpecial, PromptMaker, PromptOptions, backend};
 
 use crate::corpora::TextKind;
+use crate::table::Table;
 
 /// Texts are tokenized in parts of this size, as requests have them. Units: bytes.
 const PART_BYTES: usize = 32 << 10;
@@ -30,17 +30,15 @@ pub struct TokenizeArgs {
 /// Measures and prints.
 ///
 /// Errors: a vocabulary that cannot be loaded; a text that cannot be fetched; tokens that are not llama.cpp's.
-#[expect(clippy::print_stdout, reason = "the table is the command's output")]
 pub fn run(args: &TokenizeArgs) -> anyhow::Result<()> {
     let kinds: Vec<TextKind> = if args.text.is_empty() { TextKind::real().collect() } else { args.text.clone() };
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header(["vocabulary", "text", "MB", "MB/s", "llama.cpp, MB/s", "ratio", "parts with other tokens"]);
+    let mut table =
+        Table::new(&["vocabulary", "text", "MB", "MB/s", "llama.cpp, MB/s", "ratio", "parts with other tokens"]);
     let mut n_other = 0;
     for path in &args.model {
         let start = Instant::now();
         let maker = PromptMaker::open(path, PromptOptions::default())?;
-        println!("{}: loaded in {} ms", path.display(), start.elapsed().as_millis());
+        eprintln!("{}: loaded in {} ms", path.display(), start.elapsed().as_millis());
         let params = LlamaModelParams::default().with_vocab_only(true);
         let model = LlamaModel::load_from_file(backend(), path, &params).context("loading it with llama.cpp")?;
         for kind in &kinds {
@@ -54,7 +52,7 @@ pub fn run(args: &TokenizeArgs) -> anyhow::Result<()> {
             let other = ours.iter().zip(&theirs).filter(|(ours, theirs)| ours != theirs).count();
             n_other += other;
             let megabytes = corpus.whole().len() as f64 / 1e6;
-            table.add_row([
+            table.add([
                 path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
                 kind.to_string(),
                 format!("{megabytes:.1}"),
@@ -65,7 +63,7 @@ pub fn run(args: &TokenizeArgs) -> anyhow::Result<()> {
             ]);
         }
     }
-    println!("{table}");
+    table.print();
     anyhow::ensure!(n_other == 0, "{n_other} parts have other tokens than llama.cpp's");
     Ok(())
 }

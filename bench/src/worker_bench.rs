@@ -34,7 +34,6 @@ use self::outcome::Outcome;
 use self::scenario::Scenario;
 use self::shapes::Texts;
 use self::state::{Footprint, Restart};
-use self::tables::Section;
 use self::traffic::{Pass, Traffic};
 use crate::client::Message;
 use crate::figures::{FiguresArgs, Measure};
@@ -42,6 +41,7 @@ use crate::fleet::bin_dir;
 use crate::model::real::ModelChoice;
 use crate::peers;
 use crate::prompts::words;
+use crate::table::Table;
 
 /// Flags of `worker`.
 #[derive(Debug, Args)]
@@ -201,9 +201,9 @@ impl Bench {
             eprintln!("  the servers' answers differ, and so do the prompts that contain them");
         }
         let verdicts = goals::judge(scenario, &measured);
-        let mut section = tables::reuse_section();
-        section.rows.push(tables::reuse_row(scenario, &measured, &verdicts));
-        outcome.show("Reuse of the warm prompts in one pass: computed tokens, TTFT warm and cold in ms:", section);
+        let mut table = tables::reuse_table();
+        table.rows.push(tables::reuse_row(scenario, &measured, &verdicts));
+        outcome.show("Reuse of the warm prompts in one pass: computed tokens, TTFT warm and cold in ms:", table);
         outcome.judge(scenario, verdicts);
     }
 
@@ -233,10 +233,10 @@ impl Bench {
             match throughput::measure(&self.programs, self.texts(0), load).await {
                 Ok(rates) => {
                     throughput::record(load, &rates, &mut outcome.figures);
-                    let mut section = throughput::section();
+                    let mut table = throughput::table();
                     let (row, verdicts) = throughput::row(load, &rates);
-                    section.rows.push(row);
-                    outcome.show(throughput::TITLE, section);
+                    table.rows.push(row);
+                    outcome.show(throughput::TITLE, table);
                     outcome.judge(Scenario::Throughput, verdicts);
                 }
                 Err(error) => outcome.fail(Scenario::Throughput, Contender::Worker, &error),
@@ -249,10 +249,10 @@ impl Bench {
             match constrained::measure(&self.programs, self.texts(0), n).await {
                 Ok(rates) => {
                     constrained::record(n, &rates, &mut outcome.figures);
-                    let mut section = constrained::section();
+                    let mut table = constrained::table();
                     let (rows, verdicts) = constrained::rows(n, &rates);
-                    section.rows = rows;
-                    outcome.show(constrained::TITLE, section);
+                    table.rows = rows;
+                    outcome.show(constrained::TITLE, table);
                     outcome.judge(Scenario::Constrained, verdicts);
                 }
                 Err(error) => outcome.fail(Scenario::Constrained, Contender::Worker, &error),
@@ -261,7 +261,7 @@ impl Bench {
     }
 
     async fn long_prompt(&self, outcome: &mut Outcome) {
-        let table = (Scenario::LongPrompt, "What waits for a prompt of 3,584 tokens that is alone:", Waits::section());
+        let table = (Scenario::LongPrompt, "What waits for a prompt of 3,584 tokens that is alone:", Waits::table());
         let measure = async |contender| {
             let waits = long_prompt::measure(&self.programs, contender, self.texts(0)).await?;
             Ok(Compared { row: waits.row(contender), verdicts: waits.verdicts(contender), measures: waits.measures() })
@@ -270,7 +270,7 @@ impl Bench {
     }
 
     async fn restart(&self, outcome: &mut Outcome) {
-        let table = (Scenario::Restart, "Restart, the same conversations before and after:", Restart::section());
+        let table = (Scenario::Restart, "Restart, the same conversations before and after:", Restart::table());
         let measure = async |contender| {
             let restart = state::restart(&self.programs, contender, self.texts(0)).await?;
             let (row, verdicts) = (restart.row(contender), restart.verdicts(contender));
@@ -286,26 +286,26 @@ impl Bench {
             let (row, verdicts) = (footprint.row(contender), footprint.verdicts());
             Ok(Compared { row, verdicts, measures: footprint.measures() })
         };
-        self.compare(outcome, (Scenario::SharedRam50, title, Footprint::section()), measure).await;
+        self.compare(outcome, (Scenario::SharedRam50, title, Footprint::table()), measure).await;
     }
 
     async fn settings(&self, outcome: &mut Outcome) {
         match settings::measure(&self.programs, self.texts(0)).await {
             Ok(regret) => {
                 regret.record(&mut outcome.figures);
-                let (section, verdicts) = regret.table();
-                outcome.show(settings::TITLE, section);
+                let (table, verdicts) = regret.table();
+                outcome.show(settings::TITLE, table);
                 outcome.judge(Scenario::Settings, verdicts);
             }
             Err(error) => outcome.fail(Scenario::Settings, Contender::Worker, &error),
         }
     }
 
-    /// Measures every contender of a scenario, one row of its section each, and judges them together.
+    /// Measures every contender of a scenario, one row of its table each, and judges them together.
     async fn compare(
         &self,
         outcome: &mut Outcome,
-        (scenario, title, mut section): (Scenario, &'static str, Section),
+        (scenario, title, mut table): (Scenario, &'static str, Table),
         measure: impl AsyncFn(Contender) -> anyhow::Result<Compared>,
     ) {
         let mut all = Vec::new();
@@ -313,13 +313,13 @@ impl Bench {
             match measure(contender).await {
                 Ok(Compared { row, verdicts, measures }) => {
                     outcome.record(scenario, contender, measures);
-                    section.rows.push(row);
+                    table.rows.push(row);
                     all.extend(verdicts);
                 }
                 Err(error) => outcome.fail(scenario, contender, &error),
             }
         }
-        outcome.show(title, section);
+        outcome.show(title, table);
         outcome.judge(scenario, all);
     }
 }

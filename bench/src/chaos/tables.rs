@@ -1,6 +1,5 @@
 //! The output of a chaos run: its setting, its figures, and the invariants that it broke.
 
-use comfy_table::{Table, presets};
 use serde::Serialize;
 
 use super::ChaosArgs;
@@ -8,6 +7,7 @@ use super::load::Outcome;
 use super::site::Site;
 use super::verdict::Verdict;
 use crate::figures::{Figures, Measure, Row, Unit};
+use crate::table::{Table, percent};
 
 /// Setting of a run.
 #[derive(Debug, Serialize)]
@@ -54,11 +54,10 @@ impl Setting {
     }
 }
 
-/// Prints a run as text.
-#[expect(clippy::print_stdout, reason = "the report is the command's output")]
-pub fn print(setting: &Setting, verdict: &Verdict) {
+/// Returns a run as text.
+pub fn text(setting: &Setting, verdict: &Verdict) -> String {
     let disk = if setting.has_small_disk { "the first worker's disk is full" } else { "no disk is full" };
-    println!(
+    let mut lines = vec![format!(
         "{} workers, {} routers, {} requests at a time, {:.1} minutes with a fault every {:.0} s; {}; {disk}; seed {}",
         setting.n_workers,
         setting.n_routers,
@@ -67,17 +66,16 @@ pub fn print(setting: &Setting, verdict: &Verdict) {
         setting.every_s,
         setting.network,
         setting.seed,
-    );
-    for (fault, reason) in &setting.left_out {
-        println!("left out: {fault}, which {reason}");
+    )];
+    lines.extend(setting.left_out.iter().map(|(fault, reason)| format!("left out: {fault}, which {reason}")));
+    let tables = [outcomes(verdict), faults(verdict), times(verdict), processes(verdict)];
+    lines.extend(tables.iter().map(|table| format!("\n{table}")));
+    lines.push(String::new());
+    if verdict.broken.is_empty() {
+        lines.push("No invariant is broken.".to_owned());
     }
-    println!("\n{}\n\n{}\n\n{}\n", outcomes(verdict), faults(verdict), times(verdict));
-    println!("{}\n", processes(verdict));
-    let broken = &verdict.broken;
-    if broken.is_empty() {
-        println!("No invariant is broken.");
-    }
-    broken.iter().for_each(|what| println!("BROKEN: {what}"));
+    lines.extend(verdict.broken.iter().map(|what| format!("BROKEN: {what}")));
+    lines.join("\n")
 }
 
 /// Returns the figures of a run, with the broken invariants and the impossible faults as notes.
@@ -101,16 +99,9 @@ pub fn figures(setting: &Setting, verdict: &Verdict) -> Figures {
     figures
 }
 
-fn table<const N: usize>(header: [&str; N]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header(header);
-    table
-}
-
 fn outcomes(verdict: &Verdict) -> Table {
-    let mut table = table(["requests", "number"]);
-    table.add_row(["all".to_owned(), verdict.n_requests.to_string()]);
+    let mut table = Table::new(&["requests", "number"]);
+    table.add(["all".to_owned(), verdict.n_requests.to_string()]);
     for outcome in Outcome::ALL {
         let name = match outcome {
             Outcome::Right => "identical to the reference",
@@ -122,14 +113,14 @@ fn outcomes(verdict: &Verdict) -> Table {
             Outcome::Unclear => "answered by an error without a message",
             Outcome::Late => "without an end within the deadline",
         };
-        table.add_row([name.to_owned(), verdict.outcomes.get(&outcome).copied().unwrap_or_default().to_string()]);
+        table.add([name.to_owned(), verdict.outcomes.get(&outcome).copied().unwrap_or_default().to_string()]);
     }
-    table.add_row(["passed on by a router that was being restarted".to_owned(), verdict.n_passed_on.to_string()]);
+    table.add(["passed on by a router that was being restarted".to_owned(), verdict.n_passed_on.to_string()]);
     table
 }
 
 fn faults(verdict: &Verdict) -> Table {
-    let mut table = table(["fault", "times", "streams continued", "pause ms p50", "p95", "longest"]);
+    let mut table = Table::new(&["fault", "times", "streams continued", "pause ms p50", "p95", "longest"]);
     let mut names: Vec<String> = verdict.faults.iter().map(|fault| fault.fault.name()).collect();
     names.sort();
     names.dedup();
@@ -144,28 +135,29 @@ fn faults(verdict: &Verdict) -> Table {
                 [pauses.n.to_string(), p50, p95, max]
             }
         };
-        table.add_row([name, n.to_string()].into_iter().chain(figures));
+        table.add([name, n.to_string()].into_iter().chain(figures));
     }
     table
 }
 
 fn times(verdict: &Verdict) -> Table {
-    let mut table = table(["", "before the faults", "during", "after"]);
+    let mut table = Table::new(&["", "before the faults", "during", "after"]);
     let row = |name: &str, values: [Option<f64>; 3], show: fn(f64) -> String| {
         std::iter::once(name.to_owned()).chain(values.map(|value| value.map(show).unwrap_or_default()))
     };
-    table.add_row(row("prefix hit ratio", verdict.hit_ratios, |ratio| format!("{:.1} %", ratio * 100.0)));
-    table.add_row(row("TTFT ms p50", verdict.ttft_ms_p50, |ms| format!("{ms:.0}")));
+    table.add(row("prefix hit ratio", verdict.hit_ratios, percent));
+    table.add(row("TTFT ms p50", verdict.ttft_ms_p50, |ms| format!("{ms:.0}")));
     table
 }
 
 fn processes(verdict: &Verdict) -> Table {
-    let mut table = table(["process", "memory MiB, most", "growth in the last quarter", "descriptors", "threads"]);
+    let mut table =
+        Table::new(&["process", "memory MiB, most", "growth in the last quarter", "descriptors", "threads"]);
     for (name, process) in &verdict.processes {
-        table.add_row([
+        table.add([
             name.clone(),
             (process.rss_bytes_max >> 20).to_string(),
-            process.rss_growth.map(|growth| format!("{:.1} %", growth * 100.0)).unwrap_or_default(),
+            process.rss_growth.map(percent).unwrap_or_default(),
             process.descriptors_max.to_string(),
             process.threads_max.to_string(),
         ]);

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::client::{Answer, AskError};
 use crate::summary::{Distribution, Percentiles, hit_ratio};
-use crate::worker_bench::tables::{Section, percent};
+use crate::table::{Table, percent};
 
 /// Longest error message that is kept. Units: characters.
 const MESSAGE_CHARS_MAX: usize = 200;
@@ -178,22 +178,22 @@ impl Tally {
 
 impl Outcome {
     /// Returns the tables: counts, latencies and, where there are any, errors.
-    pub fn tables(&self) -> Vec<Section> {
+    pub fn tables(&self) -> Vec<Table> {
         let mut tables = vec![self.counts(), self.latencies()];
         if !self.failures.is_empty() {
-            let mut section = Section::new(&["error", "requests", "first of them"]);
+            let mut table = Table::new(&["error", "requests", "first of them"]);
             let row = |(kind, failures): (&String, &Failures)| {
                 // A line break would end the row.
                 vec![kind.clone(), failures.n.to_string(), failures.first.replace(['\n', '\r'], " ")]
             };
-            section.rows.extend(self.failures.iter().map(row));
-            tables.push(section);
+            table.rows.extend(self.failures.iter().map(row));
+            tables.push(table);
         }
         tables
     }
 
-    fn counts(&self) -> Section {
-        let mut section = Section::new(&[
+    fn counts(&self) -> Table {
+        let mut table = Table::new(&[
             "answers",
             "failed",
             "answers/s",
@@ -203,7 +203,7 @@ impl Outcome {
             "prefix hit ratio",
             "output tokens/s",
         ]);
-        section.rows.push(vec![
+        table.rows.push(vec![
             self.n_answers.to_string(),
             self.n_failed.to_string(),
             format!("{:.2}", self.answers_per_s),
@@ -213,11 +213,11 @@ impl Outcome {
             percent(self.prefix_hit_ratio),
             format!("{:.1}", self.completion_tokens_per_s),
         ]);
-        section
+        table
     }
 
-    fn latencies(&self) -> Section {
-        let mut section = Section::new(&["ms", "mean", "p50", "p90", "p95", "p99", "max"]);
+    fn latencies(&self) -> Table {
+        let mut table = Table::new(&["ms", "mean", "p50", "p90", "p95", "p99", "max"]);
         for (name, percentiles) in [
             ("TTFT", self.ttft_ms),
             ("ITL", self.itl_ms),
@@ -227,9 +227,9 @@ impl Outcome {
         ] {
             let Some(Percentiles { mean, p50, p90, p95, p99, max, .. }) = percentiles else { continue };
             let figures = [mean, p50, p90, p95, p99, max].map(|ms| format!("{ms:.1}"));
-            section.rows.push(std::iter::once(name.to_owned()).chain(figures).collect());
+            table.rows.push(std::iter::once(name.to_owned()).chain(figures).collect());
         }
-        section
+        table
     }
 }
 
@@ -276,7 +276,7 @@ mod tests {
         assert_eq!(counts, [("error event", 1), ("no usage", 1), ("status 429", 2), ("status 503", 1)]);
         let tables = outcome.tables();
         assert!(
-            tables[2].render().contains("| status 429  | 2        | the server answered 429 Too Many Requests: a b")
+            tables[2].to_string().contains("| status 429  | 2        | the server answered 429 Too Many Requests: a b")
         );
         assert!(tables[1].rows.iter().all(|row| row[0] == "start delay"), "{tables:?}");
     }

@@ -7,7 +7,7 @@ use super::page;
 use super::plan::Part;
 use super::results::{PartResults, Results};
 use crate::figures::{Better, Figure};
-use crate::worker_bench::tables::Section;
+use crate::table::Table;
 
 /// Largest relative difference of two medians that counts as noise: of times and rates, and of other figures.
 ///
@@ -147,9 +147,9 @@ impl Comparison {
             }
         }
         if !self.changes.is_empty() {
-            let mut section = Section::new(&["", "figure", "then", "now", "ratio"]);
-            section.rows = self.changes.iter().map(FigureChange::row).collect();
-            text.push_str(&format!("\n\n{}", section.render()));
+            let mut table = Table::new(&["", "figure", "then", "now", "ratio"]);
+            table.rows = self.changes.iter().map(FigureChange::row).collect();
+            text.push_str(&format!("\n\n{table}"));
         }
         page::wrapped(text.trim_end())
     }

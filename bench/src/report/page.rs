@@ -5,7 +5,7 @@ use super::plan::Pace;
 use super::plots::Plot;
 use super::results::{PartResults, Results, Skipped};
 use crate::figures::{Figure, Measure, Row};
-use crate::worker_bench::tables::Section;
+use crate::table::Table;
 
 /// Longest line of text and of commands. Units: characters.
 const LINE_CHARS_MAX: usize = 120;
@@ -69,10 +69,10 @@ fn introduction(results: &Results, link: &str) -> String {
          starts them anew, so compare figures of one table only.",
         day(&results.date),
     );
-    let mut section = Section::new(&["", ""]);
-    section.rows.push(vec!["machine".to_owned(), results.machine.line()]);
-    section.rows.extend(results.versions.iter().map(|(name, version)| vec![name.clone(), version.clone()]));
-    format!("# Report\n\n{}\n\n{}", wrapped(&text), section.render())
+    let mut table = Table::new(&["", ""]);
+    table.rows.push(vec!["machine".to_owned(), results.machine.line()]);
+    table.rows.extend(results.versions.iter().map(|(name, version)| vec![name.clone(), version.clone()]));
+    format!("# Report\n\n{}\n\n{table}", wrapped(&text))
 }
 
 fn section(part: &PartResults, plots: &[Plot]) -> String {
@@ -89,7 +89,7 @@ fn section(part: &PartResults, plots: &[Plot]) -> String {
         part.commands.iter().map(|line| command(line)).collect::<Vec<_>>().join("\n")
     ));
     if !part.figures.figures.is_empty() {
-        text.push_str(&format!("\n\n{}", table(part).render()));
+        text.push_str(&format!("\n\n{}", table(part)));
     }
     let remarks = part.failures.iter().map(|failure| format!("- **Failed:** {failure}"));
     let remarks = remarks.chain(part.figures.notes.iter().map(|note| format!("- {note}")));
@@ -121,7 +121,7 @@ fn command(line: &str) -> String {
 }
 
 /// Returns the table of a part: a row for each case and subject, a column for each measure.
-fn table(part: &PartResults) -> Section {
+fn table(part: &PartResults) -> Table {
     let figures = &part.figures.figures;
     let mut rows: Vec<&Row> = Vec::new();
     let mut measures: Vec<&Measure> = Vec::new();
@@ -142,7 +142,7 @@ fn table(part: &PartResults) -> Section {
         let cells = measures.iter().map(|measure| found(&measure.name).map(cell).unwrap_or_default());
         has_cases.then(|| row.case.clone()).into_iter().chain([row.subject.clone()]).chain(cells).collect()
     };
-    Section { header: header.collect(), rows: rows.into_iter().map(row).collect() }
+    Table { header: header.collect(), rows: rows.into_iter().map(row).collect() }
 }
 
 fn title(measure: &Measure) -> String {

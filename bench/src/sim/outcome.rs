@@ -4,7 +4,6 @@
 
 use std::time::Duration;
 
-use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
 use super::lru::LruHits;
@@ -12,6 +11,7 @@ use super::siblings;
 use super::trace::Trace;
 use super::world::{History, Scene, Served};
 use crate::figures::{Figures, Measure, Row, Unit};
+use crate::table::{Table, percent};
 
 /// Outcome of one run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -141,11 +141,14 @@ pub fn outcome(trace: &Trace, scene: &Scene, (history, lru): (&History, LruHits)
     }
 }
 
-/// Returns the table of several runs.
-pub fn table(outcomes: &[Outcome]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header([
+/// Returns the tables of several runs.
+pub fn tables(outcomes: &[Outcome]) -> String {
+    let follow_ups = follow_ups_table(outcomes).map(|table| format!("\n\n{table}"));
+    format!("{}{}", table(outcomes), follow_ups.unwrap_or_default())
+}
+
+fn table(outcomes: &[Outcome]) -> Table {
+    let mut table = Table::new(&[
         "policy",
         "answered",
         "blocks hit",
@@ -165,7 +168,7 @@ pub fn table(outcomes: &[Outcome]) -> Table {
         "most",
     ]);
     for outcome in outcomes {
-        table.add_row([
+        table.add([
             outcome.policy.clone(),
             percent(ratio(outcome.n_answered as f64, outcome.n_requests as f64)),
             percent(outcome.block_hit_ratio),
@@ -185,7 +188,6 @@ pub fn table(outcomes: &[Outcome]) -> Table {
             outcome.workers_per_burst_max.map_or_else(String::new, |n| n.to_string()),
         ]);
     }
-    table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
     table
 }
 
@@ -209,14 +211,13 @@ pub fn figures(outcomes: &[Outcome], n_routers: usize) -> Figures {
 }
 
 /// Returns the table of follow-ups in several runs of a fleet that changes; `None` if it does not.
-pub fn follow_ups_table(outcomes: &[Outcome]) -> Option<Table> {
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header(["policy", "follow-ups", "hit before", "during", "after", "errors", "retries", "cut off"]);
+fn follow_ups_table(outcomes: &[Outcome]) -> Option<Table> {
+    let mut table =
+        Table::new(&["policy", "follow-ups", "hit before", "during", "after", "errors", "retries", "cut off"]);
     for outcome in outcomes {
         let follow_ups = outcome.follow_ups?;
         let [before, during, after] = follow_ups.map(|part| percent(part.hit_ratio));
-        table.add_row([
+        table.add([
             outcome.policy.clone(),
             follow_ups.iter().map(|part| part.n_requests).sum::<usize>().to_string(),
             before,
@@ -227,12 +228,7 @@ pub fn follow_ups_table(outcomes: &[Outcome]) -> Option<Table> {
             outcome.n_cut_off.to_string(),
         ]);
     }
-    table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
     Some(table)
-}
-
-fn percent(share: f64) -> String {
-    format!("{:.1} %", share * 100.0)
 }
 
 fn seconds(ms: f64) -> String {

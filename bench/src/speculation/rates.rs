@@ -1,6 +1,7 @@
 //! Rates of servers in rounds, and the table of their medians.
 
 use crate::summary::median;
+use crate::table::Table;
 
 /// Name of the row that has all others together.
 const ALL: &str = "all";
@@ -38,13 +39,13 @@ pub(super) fn print_table(title: &str, servers: &[&str], rates: &[Rates]) {
     let Some(first) = rates.first() else { return };
     let columns: Vec<Vec<f64>> = rates.iter().map(Rates::column).collect();
     println!("\n{title}; tokens/s, and in brackets the ratio to the worker without drafts:\n");
-    println!("| | {} |", servers.join(" | "));
-    println!("|---|{}", "---|".repeat(servers.len()));
+    let mut table = Table::new(&[&[""], servers].concat());
     for (idx, name) in first.names().enumerate() {
         let plain = columns[0][idx].max(f64::MIN_POSITIVE);
         let cell = |column: &Vec<f64>| format!("{:.1} ({:.2})", column[idx], column[idx] / plain);
-        println!("| {name} | {} |", columns.iter().map(cell).collect::<Vec<_>>().join(" | "));
+        table.add(std::iter::once(name.to_owned()).chain(columns.iter().map(cell)));
     }
+    table.print();
 }
 
 #[cfg(test)]

@@ -14,10 +14,11 @@ use serde_json::{Value, json};
 use super::contender::{Contender, Programs, Running, Setup};
 use super::goals::Verdict;
 use super::shapes::Texts;
-use super::tables::{Section, reached};
+use super::tables::reached;
 use super::throughput::{Streamed, measured_together};
 use crate::figures::{Figures, Measure, Row, Unit};
 use crate::summary::median;
+use crate::table::Table;
 
 /// Numbers of sequences that run at once.
 pub const SEQUENCES: [u32; 3] = [1, 4, 8];
@@ -157,9 +158,9 @@ pub const TITLE: &str = "Decode, constrained and free, in tokens/s; must reach 0
 const COLUMNS: [Contender; 2] = [Contender::Worker, Contender::PeerChosen];
 
 /// Returns an empty table for [`rows`].
-pub fn section() -> Section {
+pub fn table() -> Table {
     let servers = COLUMNS.map(Contender::name);
-    Section::new(&[["sequences", "follows"].as_slice(), &servers, &["reached"]].concat())
+    Table::new(&[["sequences", "follows"].as_slice(), &servers, &["reached"]].concat())
 }
 
 /// Returns one row per constraint, and the worker's verdicts.
@@ -210,7 +211,7 @@ mod tests {
         let passed: Vec<bool> = verdicts.iter().map(|verdict| verdict.passed).collect();
         assert_eq!(passed, [false, true]);
         assert_eq!(rows[1], ["4", "a GBNF grammar", "91, 100", "20, 100", "0.910x: pass"]);
-        assert!(rows.iter().all(|row| row.len() == section().header.len()));
+        assert!(rows.iter().all(|row| row.len() == table().header.len()));
         let mut figures = Figures::default();
         record(4, &measured, &mut figures);
         let medians: Vec<f64> = figures.figures.iter().map(|figure| figure.median).collect();

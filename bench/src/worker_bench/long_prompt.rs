@@ -11,10 +11,11 @@ use anyhow::Context as _;
 use super::contender::{Contender, Programs, Running, Setup};
 use super::goals::Verdict;
 use super::shapes::Texts;
-use super::tables::{Section, goals, reached};
+use super::tables::{goals, reached};
 use crate::client::Answer;
 use crate::figures::{Measure, Unit};
 use crate::summary::median;
+use crate::table::Table;
 
 /// Number of slots of the servers.
 const N_SLOTS: u16 = 4;
@@ -141,8 +142,8 @@ impl Beside<'_> {
 
 impl Waits {
     /// Returns an empty table for [`Self::row`].
-    pub fn section() -> Section {
-        Section::new(&[
+    pub fn table() -> Table {
+        Table::new(&[
             "server",
             "long prompt alone ms",
             "short TTFT ms",
@@ -209,6 +210,6 @@ mod tests {
             waits.verdicts(Contender::Worker).into_iter().map(|verdict| (verdict.reached, verdict.passed)).collect();
         assert_eq!(passed, [("2.100x".to_owned(), false), ("0.500x".to_owned(), true)]);
         assert_eq!(waits.verdicts(Contender::PeerChosen), []);
-        assert_eq!(waits.row(Contender::PeerChosen).len(), Waits::section().header.len());
+        assert_eq!(waits.row(Contender::PeerChosen).len(), Waits::table().header.len());
     }
 }

@@ -6,14 +6,14 @@
 use super::contender::Contender;
 use super::goals::Verdict;
 use super::scenario::Scenario;
-use super::tables::Section;
 use crate::figures::{Figures, Measure, Row};
+use crate::table::Table;
 
 /// Everything that was measured so far.
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// Tables, each with its title.
-    sections: Vec<(&'static str, Section)>,
+    tables: Vec<(&'static str, Table)>,
     /// Verdicts.
     verdicts: Vec<(Scenario, Verdict)>,
     /// Missing measurements, with the reasons.
@@ -25,11 +25,11 @@ pub struct Outcome {
 impl Outcome {
     /// Prints a table and keeps its rows, below those of earlier tables of the same title.
     #[expect(clippy::print_stdout, reason = "the tables are the command's output")]
-    pub fn show(&mut self, title: &'static str, section: Section) {
-        println!("{}", section.render());
-        match self.sections.iter_mut().find(|(known, _)| *known == title) {
-            Some((_, known)) => known.rows.extend(section.rows),
-            None => self.sections.push((title, section)),
+    pub fn show(&mut self, title: &'static str, table: Table) {
+        println!("{table}");
+        match self.tables.iter_mut().find(|(known, _)| *known == title) {
+            Some((_, known)) => known.rows.extend(table.rows),
+            None => self.tables.push((title, table)),
         }
     }
 
@@ -68,7 +68,7 @@ impl Outcome {
 
     /// Returns all tables as Markdown, the summary, and the first line of each failure.
     pub fn page(&self) -> String {
-        let tables = self.sections.iter().map(|(title, section)| format!("{title}\n\n{}\n\n", section.render()));
+        let tables = self.tables.iter().map(|(title, table)| format!("{title}\n\n{table}\n\n"));
         let first_lines = self.failures.iter().filter_map(|failure| failure.lines().next());
         let failures = first_lines.map(|line| format!("\n\nNot measured: {line}"));
         tables.collect::<String>() + &self.summary() + &failures.collect::<String>()
@@ -103,9 +103,9 @@ mod tests {
     fn tables_of_one_title_become_one() {
         let mut outcome = Outcome::default();
         for cell in ["1", "2"] {
-            let mut section = Section::new(&["a"]);
-            section.rows.push(vec![cell.to_owned()]);
-            outcome.show("Numbers:", section);
+            let mut table = Table::new(&["a"]);
+            table.rows.push(vec![cell.to_owned()]);
+            outcome.show("Numbers:", table);
         }
         let error = anyhow::anyhow!("it did not start; its log:\nlines");
         outcome.fail(Scenario::Restart, Contender::Worker, &error);

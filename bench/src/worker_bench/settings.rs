@@ -12,11 +12,11 @@ use futures::future::try_join_all;
 use super::contender::{Contender, Programs, Running, Setup};
 use super::goals::Verdict;
 use super::shapes::Texts;
-use super::tables::Section;
 use super::throughput::{Streamed, measured_together};
 use crate::client::Message;
 use crate::figures::{Figures, Measure, Row, Unit};
 use crate::summary::median;
+use crate::table::Table;
 
 /// Starts of a worker without a remembered result.
 const STARTS: usize = 10;
@@ -167,10 +167,10 @@ impl Regret {
     }
 
     /// Returns the table and the verdicts.
-    pub fn table(&self) -> (Section, Vec<Verdict>) {
+    pub fn table(&self) -> (Table, Vec<Verdict>) {
         let phases = Times::default().phases().map(|(name, _)| name);
-        let mut section =
-            Section::new(&[["setting", "chosen"].as_slice(), &phases, &["request", "to the fastest"]].concat());
+        let mut table =
+            Table::new(&[["setting", "chosen"].as_slice(), &phases, &["request", "to the fastest"]].concat());
         for (name, times) in &self.times {
             let n_chosen = self.chosen.get(*name).copied().unwrap_or_default();
             let ms = |times: &[f64]| median(times).map(|ms| format!("{ms:.1}")).unwrap_or_default();
@@ -178,14 +178,14 @@ impl Regret {
             row.extend(times.phases().map(|(_, times)| ms(times)));
             row.push(times.request_ms().map(|ms| format!("{ms:.0}")).unwrap_or_default());
             row.push(self.of(name).map(|ratio| format!("{ratio:.3}x")).unwrap_or_default());
-            section.rows.push(row);
+            table.rows.push(row);
         }
         let n_same = self.chosen.values().max().copied().unwrap_or_default();
         let (goal, maximum) = REGRET;
         let regret = self.mean().map(|mean| Verdict::at_most("regret", goal, (mean, maximum)));
         let same = (n_same as f64 / STARTS as f64, SAME_MIN as f64 / STARTS as f64);
         let same = Verdict::at_least("starts with the same setting", "90 %", same);
-        (section, regret.into_iter().chain([same]).collect())
+        (table, regret.into_iter().chain([same]).collect())
     }
 
     /// Adds the times of every setting to `figures`.
@@ -231,8 +231,8 @@ mod tests {
     fn a_start_that_chooses_a_slow_setting_or_two_that_choose_another_miss_the_goals() {
         let [best, second, slow, _] = SETTINGS.map(|(_, name)| name);
         let passed = |chosen: &[(&str, usize)]| {
-            let (section, verdicts) = regret(chosen).table();
-            assert!(section.rows.len() == 4 && section.rows.iter().all(|row| row.len() == section.header.len()));
+            let (table, verdicts) = regret(chosen).table();
+            assert!(table.rows.len() == 4 && table.rows.iter().all(|row| row.len() == table.header.len()));
             verdicts.iter().map(|verdict| verdict.passed).collect::<Vec<_>>()
         };
         assert_eq!(passed(&[(best, 9), (second, 1)]), [true, true]);

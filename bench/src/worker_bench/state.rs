@@ -11,10 +11,11 @@ use warmpath_gguf::Header;
 use super::contender::{Contender, Programs, Running, Setup};
 use super::goals::Verdict;
 use super::shapes::Texts;
-use super::tables::{Section, goals, percent, reached};
+use super::tables::{goals, reached};
 use crate::client::{Answer, Message};
 use crate::figures::{Measure, Unit};
 use crate::summary::median;
+use crate::table::{Table, percent};
 
 /// Number of slots of the servers.
 const N_SLOTS: u16 = 4;
@@ -104,9 +105,9 @@ async fn ask_all(server: &Running, texts: Texts) -> anyhow::Result<Vec<Answer>> 
 
 impl Restart {
     /// Returns an empty table for [`Self::row`].
-    pub fn section() -> Section {
+    pub fn table() -> Table {
         let names = ["server", "tokens held", "came back", "TTFT cold ms", "TTFT after ms", "must reach", "reached"];
-        Section::new(&names)
+        Table::new(&names)
     }
 
     /// Returns the share of the reused tokens that was reused again after the restart.
@@ -203,9 +204,9 @@ async fn ram_tier_bytes(server: &Running) -> anyhow::Result<u64> {
 
 impl Footprint {
     /// Returns an empty table for [`Self::row`].
-    pub fn section() -> Section {
+    pub fn table() -> Table {
         let names = ["server", "distinct tokens", "their MiB", "cache MiB", "process grew MiB", "own tokens kept"];
-        Section::new(&[names.as_slice(), &["must reach", "reached"]].concat())
+        Table::new(&[names.as_slice(), &["must reach", "reached"]].concat())
     }
 
     fn distinct_bytes(&self) -> f64 {
@@ -274,7 +275,7 @@ mod tests {
         assert!(!restart.verdicts(Contender::Worker)[0].passed);
         assert!(restart.verdicts(Contender::PeerChosen).is_empty());
         assert_eq!(restart.row(Contender::Worker)[2], "949 (94.9 %)");
-        assert_eq!(restart.row(Contender::Worker).len(), Restart::section().header.len());
+        assert_eq!(restart.row(Contender::Worker).len(), Restart::table().header.len());
     }
 
     #[test]
@@ -292,7 +293,7 @@ mod tests {
         assert_eq!(passed(footprint(Some(1101), 0.95)), [false, true]);
         assert_eq!(passed(footprint(Some(0), 0.5)), [true, false]);
         assert_eq!(footprint(None, 0.9).verdicts(), []);
-        assert_eq!(footprint(None, 0.9).row(Contender::PeerChosen).len(), Footprint::section().header.len());
+        assert_eq!(footprint(None, 0.9).row(Contender::PeerChosen).len(), Footprint::table().header.len());
     }
 
     #[test]

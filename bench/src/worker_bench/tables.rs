@@ -4,50 +4,24 @@
 
 use std::collections::BTreeMap;
 
-use comfy_table::{Table, presets};
-
 use super::contender::Contender;
 use super::goals::Verdict;
 use super::measured::Measured;
 use super::scenario::Scenario;
+use crate::table::Table;
 
 /// Line of a page after which the tables begin.
 pub const BEGIN: &str = "<!-- warmpath-bench worker: begin -->";
 /// Line of a page before which the tables end.
 pub const END: &str = "<!-- warmpath-bench worker: end -->";
 
-/// One table.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Section {
-    /// Column titles.
-    pub header: Vec<String>,
-    /// Rows.
-    pub rows: Vec<Vec<String>>,
-}
-
-impl Section {
-    /// Returns an empty table with these columns.
-    pub fn new(header: &[&str]) -> Self {
-        Self { header: header.iter().map(|&name| name.to_owned()).collect(), rows: Vec::new() }
-    }
-
-    /// Returns the table as Markdown.
-    pub fn render(&self) -> String {
-        let mut table = Table::new();
-        table.load_style(presets::ASCII_MARKDOWN);
-        table.set_header(&self.header);
-        table.add_rows(&self.rows);
-        table.to_string()
-    }
-}
-
 /// Servers that have a column of [`reuse_row`].
 const REUSE_COLUMNS: [Contender; 3] = [Contender::Worker, Contender::PeerChosen, Contender::PeerDefaults];
 
 /// Returns an empty table for [`reuse_row`].
-pub fn reuse_section() -> Section {
+pub fn reuse_table() -> Table {
     let servers = REUSE_COLUMNS.map(Contender::name);
-    Section::new(&[["scenario", "prompt tokens"].as_slice(), &servers, &["must reach", "reached"]].concat())
+    Table::new(&[["scenario", "prompt tokens"].as_slice(), &servers, &["must reach", "reached"]].concat())
 }
 
 /// Returns the row of a reuse scenario: computed tokens, warm and cold TTFT of each server, and the worker's goals.
@@ -73,11 +47,6 @@ pub fn goals(verdicts: &[Verdict]) -> String {
 pub fn reached(verdicts: &[Verdict]) -> String {
     let each = verdicts.iter().map(|verdict| format!("{}: {}", verdict.reached, verdict.word()));
     each.collect::<Vec<_>>().join("; ")
-}
-
-/// Returns a share as a percentage.
-pub fn percent(share: f64) -> String {
-    format!("{:.1} %", share * 100.0)
 }
 
 /// Returns `page` with `tables` between the two markers, which are added at its end where it has none.
@@ -123,13 +92,6 @@ mod tests {
         let row = reuse_row(Scenario::SharedSystem8, &measured.into(), &[verdict]);
         let cells = ["3, 2.0, 50", "", "39, 2.0", "reused at least 96 %", "97.0 %: pass"];
         assert_eq!(row, [["shared-system-8", "100"].as_slice(), &cells].concat());
-        assert_eq!(row.len(), reuse_section().header.len());
-    }
-
-    #[test]
-    fn a_table_is_markdown() {
-        let mut section = Section::new(&["a", "b"]);
-        section.rows.push(vec!["1".to_owned(), "2".to_owned()]);
-        assert_eq!(section.render(), "| a | b |\n|---|---|\n| 1 | 2 |");
+        assert_eq!(row.len(), reuse_table().header.len());
     }
 }

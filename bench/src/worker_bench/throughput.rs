@@ -13,10 +13,11 @@ use futures::future::try_join_all;
 use super::contender::{Contender, Programs, Running, Setup};
 use super::goals::Verdict;
 use super::shapes::Texts;
-use super::tables::{Section, reached};
+use super::tables::reached;
 use crate::client::Answer;
 use crate::figures::{Figures, Measure, Row, Unit};
 use crate::summary::median;
+use crate::table::Table;
 
 /// One combination to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -264,8 +265,8 @@ pub const TITLE: &str =
     "Tokens/s of warmpath-worker and llama-server; must reach 0.98x of its better setting, 3x of the defaults:";
 
 /// Returns an empty table for [`row`].
-pub fn section() -> Section {
-    Section::new(&["sequences", "llama-server", "prefill", "decode", "reached"])
+pub fn table() -> Table {
+    Table::new(&["sequences", "llama-server", "prefill", "decode", "reached"])
 }
 
 /// Returns the row of a load, with the rates of all servers in each phase, and the verdicts on the compared phases.
@@ -386,7 +387,7 @@ mod tests {
         assert_eq!(passed, [("0.970x", false), ("0.990x", true)]);
         assert_eq!(row[..4], ["4 x 256 tokens", "chosen, defaults", "97, 90, 100", "99, 100, 80"]);
         assert_eq!(row[4], "0.970x: missed; 0.990x: pass");
-        assert_eq!(row.len(), section().header.len());
+        assert_eq!(row.len(), table().header.len());
         let mut figures = Figures::default();
         record(LOADS[1], &rates, &mut figures);
         let found: Vec<_> = figures.figures.iter().map(|figure| (figure.samples.len(), figure.median)).collect();
