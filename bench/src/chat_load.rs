@@ -14,6 +14,7 @@ use crate::client::{Answer, ChatClient, Message};
 use crate::corpora::{Corpus, TextKind};
 use crate::figures::{Answered, Measure, Unit};
 use crate::summary::Summary;
+use crate::table::percent;
 
 /// Shape of the conversations.
 #[derive(Debug, Clone, Args)]
@@ -68,7 +69,7 @@ impl Outcome {
         [
             format!("{:.2}", self.requests_per_s),
             summary.prompt_tokens.to_string(),
-            format!("{:.1} %", summary.prefix_hit_ratio * 100.0),
+            percent(summary.prefix_hit_ratio),
             format!("{:.0}", summary.ttft_ms_p50),
             format!("{:.0}", summary.ttft_ms_p95),
             format!("{:.0}", summary.ttft_ms_p99),
@@ -142,7 +143,19 @@ pub async fn drive_spread(clients: &[ChatClient], shape: &Shape) -> anyhow::Resu
     bar.set_style(ProgressStyle::with_template("{bar:40} {pos}/{len} requests, {elapsed}")?);
     bar.enable_steady_tick(Duration::from_millis(200));
     let answers = stream::iter(0..n_conversations)
-        .map(|conversation_idx| converse((shape, &corpus), clients, conversation_idx, (&bar, started)))
+        .map(|idx| {
+            let (user, tenant) = (idx / shape.tenants, idx % shape.tenants);
+            let (mut answers, bar) = (Vec::with_capacity(shape.turns), &bar);
+            let corpus = &corpus;
+            async move {
+                let add = |answer| {
+                    answers.push((started.elapsed(), answer));
+                    bar.inc(1);
+                };
+                converse((shape, corpus), clients, (tenant, user), add).await?;
+                anyhow::Ok(answers)
+            }
+        })
         .buffer_unordered(shape.concurrency.max(1))
         .try_collect::<Vec<_>>()
         .await?;
@@ -150,26 +163,26 @@ pub async fn drive_spread(clients: &[ChatClient], shape: &Shape) -> anyhow::Resu
     Ok(Answers { answers: answers.concat(), took: started.elapsed() })
 }
 
-async fn converse(
+/// Holds the conversation of a user of a tenant, each turn through the next of `clients`; `add` gets each response.
+///
+/// Errors: the first request that fails.
+pub(crate) async fn converse(
     (shape, corpus): (&Shape, &Corpus),
     clients: &[ChatClient],
-    conversation_idx: usize,
-    (bar, started): (&ProgressBar, Instant),
-) -> anyhow::Result<Vec<(Duration, Answer)>> {
-    let (user, tenant) = (conversation_idx / shape.tenants, conversation_idx % shape.tenants);
+    (tenant, user): (usize, usize),
+    mut add: impl FnMut(Answer),
+) -> anyhow::Result<()> {
     let seed = shape.seed * 1_000_000_000 + tenant as u64 * 10_000_000;
     let mut messages = vec![Message::new("system", corpus.words(seed, shape.system_words))];
-    let mut answers = Vec::with_capacity(shape.turns);
     for turn in 0..shape.turns {
         let seed = seed + 1 + (user * shape.turns + turn) as u64;
         messages.push(Message::new("user", corpus.words(seed, shape.user_words)));
-        let answer = clients[(conversation_idx + turn) % clients.len()]
+        let answer = clients[(user + tenant + turn) % clients.len()]
             .ask(&messages, shape.answer_tokens)
             .await
             .with_context(|| format!("tenant {tenant}, user {user}, turn {turn}"))?;
         messages.push(Message::new("assistant", answer.text.clone()));
-        answers.push((started.elapsed(), answer));
-        bar.inc(1);
+        add(answer);
     }
-    Ok(answers)
+    Ok(())
 }

@@ -1,17 +1,20 @@
 //! `warmpath-bench fleets`: runs the same conversations with our fleet, under each policy and behind several routers,
 //! and with llama-servers behind other gateways.
 //!
-//! The load itself is in `chat_load`. Every fleet has the same number of servers, slots and threads, on the same
-//! machine, one fleet after the other. llama-server runs with the setting that our worker's self-test chooses for the
-//! model and the machine. A round runs all fleets once, with texts of its own. The slowest of a few requests is mostly
-//! chance, so the rounds are shown one by one and together.
+//! The load itself is in `chat_load`; scenarios of our fleet alone are in `changes` and `transfer`. Every fleet has
+//! the same number of servers, slots and threads, on the same machine, one fleet after the other. llama-server runs
+//! with the setting that our worker's self-test chooses for the model and the machine. A round runs all fleets once,
+//! with texts of its own. The slowest of a few requests is mostly chance, so the rounds are shown one by one and
+//! together.
+
+mod changes;
+mod transfer;
 
 use std::fmt;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use clap::Args;
-use comfy_table::{Table, presets};
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 use serde_json::Value;
 use warmpath_router_core::routing::choose::Policy;
@@ -21,10 +24,14 @@ use crate::client::ChatClient;
 use crate::figures::{self, Answered, Figures, FiguresArgs};
 use crate::fleet::{Fleet, FleetArgs};
 use crate::peers::{self, Gateway};
+use crate::table::{OutputArgs, Table};
 
 /// Flags of `fleets`.
 #[derive(Debug, Args)]
 pub struct FleetsArgs {
+    /// Scenario to measure.
+    #[arg(long, value_enum, default_value_t = Scenario::Load)]
+    scenario: Scenario,
     #[command(flatten)]
     fleet: FleetArgs,
     /// Policies of our router; each is a fleet of its own.
@@ -42,11 +49,30 @@ pub struct FleetsArgs {
     /// Rounds, each with other texts.
     #[arg(long, default_value_t = 1)]
     rounds: u64,
-    /// Print the results as JSON.
-    #[arg(long)]
-    json: bool,
+    /// Bandwidth of the network between the workers in Gbit/s (`--kv-gbits` of the router), for changes and transfer.
+    #[arg(long, value_name = "GBITS", default_value_t = 10.0)]
+    kv_gbits: f64,
+    /// Seconds of load before each change.
+    #[arg(long, default_value_t = 60)]
+    before: u64,
+    /// Seconds of load after a worker has joined, and after the last restart.
+    #[arg(long, default_value_t = 30)]
+    after: u64,
+    #[command(flatten)]
+    output: OutputArgs,
     #[command(flatten)]
     figures: FiguresArgs,
+}
+
+/// Scenario to measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Scenario {
+    /// The same conversations with every fleet.
+    Load,
+    /// Conversations with our fleet while a worker joins and while all restart, with and without transfers of KV state.
+    Changes,
+    /// TTFT of prompts whose prefix a busy worker of our fleet holds, and of prompts that no worker has seen.
+    Transfer,
 }
 
 /// A fleet that takes part.
@@ -74,6 +100,11 @@ impl fmt::Display for Contender {
 }
 
 impl FleetsArgs {
+    /// Returns the router's flags with which workers fetch KV state from each other.
+    fn transfer_flags(&self) -> Vec<String> {
+        vec!["--kv-gbits".to_owned(), self.kv_gbits.to_string()]
+    }
+
     /// Returns the fleets in the order in which they run; ours are first, since their workers choose the setting.
     fn contenders(&self) -> Vec<Contender> {
         let of_policy = |&policy| self.routers.iter().map(move |&n_routers| Contender::Warmpath { policy, n_routers });
@@ -101,11 +132,19 @@ impl Row {
     }
 }
 
-/// Runs the load with every fleet and prints the results.
+/// Runs the scenario and prints the results.
 ///
 /// Errors: a process that does not start, a request that fails.
-#[expect(clippy::print_stdout, reason = "the table is the command's output")]
 pub async fn run(args: &FleetsArgs) -> anyhow::Result<()> {
+    match args.scenario {
+        Scenario::Load => compare(args).await,
+        Scenario::Changes => changes::run(args).await,
+        Scenario::Transfer => transfer::run(args).await,
+    }
+}
+
+/// Runs the load with every fleet and prints the results.
+async fn compare(args: &FleetsArgs) -> anyhow::Result<()> {
     peers::fetch(&args.against)?;
     let llama_server = (!args.against.is_empty()).then(peers::llama_server).transpose()?;
     let contenders = args.contenders();
@@ -134,19 +173,12 @@ pub async fn run(args: &FleetsArgs) -> anyhow::Result<()> {
     let settings = settings.map(|chosen| format!("llama-server gets {}", chosen.join(" ")));
     settings.iter().for_each(|settings| eprintln!("{settings}"));
     args.figures.write(&collect(&rows, settings))?;
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&rows)?);
-        return Ok(());
-    }
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header(["round", "fleet"].into_iter().chain(Outcome::HEADER));
+    let mut table = Table::new(&[&["round", "fleet"][..], &Outcome::HEADER].concat());
     for Row { round, fleet, outcome, .. } in &rows {
         let round = round.map_or("all".to_owned(), |round| round.to_string());
-        table.add_row([round, fleet.clone()].into_iter().chain(outcome.row()));
+        table.add([round, fleet.clone()].into_iter().chain(outcome.row()));
     }
-    println!("{table}");
-    Ok(())
+    args.output.print(&rows, &table)
 }
 
 /// Returns the figures of all rounds, and the answers for the plots.

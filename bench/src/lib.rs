@@ -5,7 +5,6 @@
 pub mod agents;
 pub mod busy;
 pub mod cgroup;
-pub mod changes;
 pub mod chaos;
 pub mod chat_load;
 pub mod corpora;
@@ -23,11 +22,10 @@ pub mod report;
 pub mod sim;
 pub mod sounds;
 pub mod speculation;
+pub mod table;
 #[cfg(test)]
 mod testing;
-pub mod table;
 pub mod tokenize;
-pub mod transfer;
 pub mod worker_bench;
 
 pub use warmpath_demo::{client, fleet, model, summary};

@@ -2,8 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use warmpath_bench::{
-    agents, busy, changes, chaos, fleets, index_bench, load, model, overhead, report, sim, speculation, tokenize,
-    transfer, worker_bench,
+    agents, busy, chaos, fleets, index_bench, load, model, overhead, report, sim, speculation, tokenize, worker_bench,
 };
 
 /// The router's allocator, so that its prefix index is measured as it is deployed.
@@ -35,13 +34,8 @@ enum Command {
     /// Measures the speed of tokenizing real text, compared with llama.cpp's, and checks that the tokens are the same.
     Tokenize(tokenize::TokenizeArgs),
     /// Holds the same conversations with our fleet, under each policy and behind several routers, and with
-    /// llama-servers behind other gateways, and compares them.
+    /// llama-servers behind other gateways; also while workers join or restart, and with transfers of KV state.
     Fleets(fleets::FleetsArgs),
-    /// Holds conversations while a worker joins and while all restart, and shows the reuse meanwhile, with and without
-    /// KV state from other workers.
-    Changes(changes::ChangesArgs),
-    /// Measures the TTFT of prompts whose prefix a busy worker holds, and of prompts that no worker has seen.
-    Transfer(transfer::TransferArgs),
     /// Measures the worker's prompt-state cache, compared with llama-server on the same model.
     Worker(worker_bench::WorkerArgs),
     /// Measures the speed of answers with and without drafts, compared with llama-server on the same model.
@@ -68,8 +62,6 @@ async fn main() -> anyhow::Result<()> {
         Command::Overhead(args) => overhead::run(&args).await,
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Fleets(args) => fleets::run(&args).await,
-        Command::Changes(args) => changes::run(&args).await,
-        Command::Transfer(args) => transfer::run(&args).await,
         Command::Worker(args) => worker_bench::run(&args).await,
         Command::Speculation(args) => speculation::run(&args).await,
         Command::Agents(args) => agents::run(&args).await,

@@ -1,4 +1,4 @@
-//! `warmpath-bench transfer`: TTFT of a prompt whose prefix only a busy worker holds, against one that is computed.
+//! TTFT of a prompt whose prefix only a busy worker holds, against one that is computed.
 //!
 //! In each round one worker computes a prefix and then decodes long answers in all of its slots. Two requests follow:
 //! one with this prefix, and, directly to an idle worker, one with a prefix of the same length that no worker holds.
@@ -7,15 +7,16 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use clap::Args;
-use comfy_table::{Table, presets};
 use serde::Serialize;
 use tokio::task::JoinSet;
 
+use super::FleetsArgs;
+use crate::chat_load::Shape;
 use crate::client::{Answer, ChatClient, Message};
-use crate::fleet::{Fleet, FleetArgs};
+use crate::fleet::Fleet;
 use crate::prompts::words;
 use crate::summary::{hit_ratio, median};
+use crate::table::Table;
 
 /// Longest time until the router reports a worker's slots as busy.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -25,37 +26,10 @@ const BUSY_POLL: Duration = Duration::from_millis(20);
 ///
 /// Source: own choice: half of a slot's context.
 const BUSY_TOKENS: u32 = 2000;
-/// Tokens of each measured answer.
-///
-/// Source: own choice: a short answer of a chat. Workers report the mean length, from which a router predicts when a
-/// slot gets free.
-const ANSWER_TOKENS: u32 = 64;
 /// Share of the prompt that must have been reused for a request to count as fetched.
 ///
-/// Source: own choice: with the default prefix, the question and the last block are less than a tenth of the prompt.
+/// Source: own choice: with a prefix of 2,000 tokens, the question and the last block are less than a tenth.
 const FETCHED_SHARE: f64 = 0.9;
-
-/// Flags of `transfer`.
-#[derive(Debug, Args)]
-pub struct TransferArgs {
-    #[command(flatten)]
-    fleet: FleetArgs,
-    /// Words of a prefix; with SmolLM2, 1,950 words are some 2,000 tokens.
-    #[arg(long, default_value_t = 1950)]
-    words: usize,
-    /// Bandwidth of the network between the workers in Gbit/s (`--kv-gbits` of the router).
-    #[arg(long, value_name = "GBITS", default_value_t = 10.0)]
-    kv_gbits: f64,
-    /// Rounds, each with texts of its own.
-    #[arg(long, default_value_t = 5)]
-    rounds: u64,
-    /// Seed of all texts.
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Print the results as JSON.
-    #[arg(long)]
-    json: bool,
-}
 
 /// Result of a round.
 #[derive(Debug, Clone, Serialize)]
@@ -92,24 +66,17 @@ impl Round {
 /// Runs the rounds and prints their results.
 ///
 /// Errors: a process that does not start, a request that fails.
-#[expect(clippy::print_stdout, reason = "the table is the command's output")]
-pub async fn run(args: &TransferArgs) -> anyhow::Result<()> {
+pub(super) async fn run(args: &FleetsArgs) -> anyhow::Result<()> {
     ensure!(args.fleet.n_workers() > 1, "state is only fetched in a fleet of at least two workers");
-    let router_args = vec!["--kv-gbits".to_owned(), args.kv_gbits.to_string()];
-    let fleet = Fleet::start(args.fleet.spec(router_args)?).await?;
+    let fleet = Fleet::start(args.fleet.spec(args.transfer_flags())?).await?;
     let mut rounds = Vec::new();
     for round in 0..args.rounds.max(1) {
-        rounds.push(measure(args, &fleet, round).await.with_context(|| format!("in round {}", round + 1))?);
+        rounds.push(measure(&args.shape, &fleet, round).await.with_context(|| format!("in round {}", round + 1))?);
     }
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&rounds)?);
-        return Ok(());
-    }
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header(["round", "prompt tokens", "reused", "fetched", "TTFT ms", "TTFT ms computed", "ratio"]);
+    let mut table =
+        Table::new(&["round", "prompt tokens", "reused", "fetched", "TTFT ms", "TTFT ms computed", "ratio"]);
     for (idx, round) in rounds.iter().enumerate() {
-        table.add_row([
+        table.add([
             (idx + 1).to_string(),
             round.prompt_tokens.to_string(),
             round.cached_tokens.to_string(),
@@ -121,18 +88,17 @@ pub async fn run(args: &TransferArgs) -> anyhow::Result<()> {
     }
     let ratios: Vec<f64> = rounds.iter().map(Round::ratio).collect();
     let ratio = median(&ratios).context("no round")?;
-    println!("{table}\nRatio, median of the rounds: {ratio:.3}");
-    Ok(())
+    args.output.print(&rounds, &format!("{table}\nRatio, median of the rounds: {ratio:.3}"))
 }
 
-async fn measure(args: &TransferArgs, fleet: &Fleet, round: u64) -> anyhow::Result<Round> {
+async fn measure(shape: &Shape, fleet: &Fleet, round: u64) -> anyhow::Result<Round> {
     let router = ChatClient::new(&fleet.router.base_url(), None)?;
-    let seed = args.seed * 1_000_000 + round * 1_000;
+    let seed = shape.seed * 1_000_000 + round * 1_000;
     let chat = |prefix: u64, question: u64| {
-        let system = Message::new("system", words(seed + prefix, args.words));
-        [system, Message::new("user", words(seed + question, 20))]
+        let system = Message::new("system", words(seed + prefix, shape.system_words));
+        [system, Message::new("user", words(seed + question, shape.user_words))]
     };
-    let first = router.ask_exactly(&chat(1, 2), ANSWER_TOKENS).await?;
+    let first = router.ask_exactly(&chat(1, 2), shape.answer_tokens).await?;
     let holder = first.worker.clone().context("the response names no worker")?;
     let holder_idx = fleet.worker_idx(&holder).context("an unknown worker")?;
     let idle = ChatClient::new(&fleet.workers[(holder_idx + 1) % fleet.workers.len()].base_url(), None)?;
@@ -140,11 +106,11 @@ async fn measure(args: &TransferArgs, fleet: &Fleet, round: u64) -> anyhow::Resu
     let (held, computed) = (chat(1, 3), chat(4, 5));
     // The order alternates, so that neither is always the first on an idle worker.
     let (held, computed) = if round.is_multiple_of(2) {
-        let held = router.ask_exactly(&held, ANSWER_TOKENS).await?;
-        (held, idle.ask_exactly(&computed, ANSWER_TOKENS).await?)
+        let held = router.ask_exactly(&held, shape.answer_tokens).await?;
+        (held, idle.ask_exactly(&computed, shape.answer_tokens).await?)
     } else {
-        let computed = idle.ask_exactly(&computed, ANSWER_TOKENS).await?;
-        (router.ask_exactly(&held, ANSWER_TOKENS).await?, computed)
+        let computed = idle.ask_exactly(&computed, shape.answer_tokens).await?;
+        (router.ask_exactly(&held, shape.answer_tokens).await?, computed)
     };
     drop(busy);
     Ok(Round::of(&holder, &held, &computed))

@@ -1,6 +1,6 @@
-//! `warmpath-bench changes`: the reuse while a worker joins, and while all workers restart one after the other.
+//! The reuse while a worker joins, and while all workers restart one after the other.
 //!
-//! Conversations run all the time. Workers have no disk tier, so a worker that restarts holds nothing. Both scenarios
+//! Conversations run all the time. Workers have no disk tier, so a worker that restarts holds nothing. Both changes
 //! run with and without KV state from other workers, each with a fleet of its own. Not here: the transfer of a single
 //! prefix (`transfer`), the same questions in virtual time (`sim`).
 
@@ -9,17 +9,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::ensure;
-use clap::Args;
-use comfy_table::{Table, presets};
 use serde::Serialize;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::chat_load::Shape;
-use crate::client::{ChatClient, Message};
-use crate::corpora::Corpus;
-use crate::fleet::{Fleet, FleetArgs};
+use super::FleetsArgs;
+use crate::chat_load::{Shape, converse};
+use crate::client::{Answer, ChatClient};
+use crate::fleet::Fleet;
 use crate::summary;
+use crate::table::{Table, percent};
 
 /// Longest time for a worker to end after SIGTERM.
 const END_TIMEOUT: Duration = Duration::from_secs(180);
@@ -32,35 +31,8 @@ const WARM_SHARE: f64 = 0.9;
 /// Time over which the hit ratio of a new worker is averaged. Source: own choice: some requests of each worker.
 const WINDOW: Duration = Duration::from_secs(5);
 
-/// Flags of `changes`.
-#[derive(Debug, Args)]
-pub struct ChangesArgs {
-    #[command(flatten)]
-    fleet: FleetArgs,
-    #[command(flatten)]
-    shape: Shape,
-    /// Bandwidth of the network between the workers in Gbit/s (`--kv-gbits` of the router).
-    #[arg(long, value_name = "GBITS", default_value_t = 10.0)]
-    kv_gbits: f64,
-    /// Seconds of load before the first change.
-    #[arg(long, default_value_t = 60)]
-    before: u64,
-    /// Seconds of load after a worker has joined, and after the last restart.
-    #[arg(long, default_value_t = 30)]
-    after: u64,
-    /// Print the results as JSON.
-    #[arg(long)]
-    json: bool,
-}
-
-/// A response: its end, its worker and its reuse.
-#[derive(Debug, Clone)]
-struct Sample {
-    at: Duration,
-    worker: String,
-    prompt_tokens: u64,
-    cached_tokens: u64,
-}
+/// A response and the time of its end.
+type Sample = (Duration, Answer);
 
 /// Result with or without transfers. A hit ratio is absent if no response ended in its time.
 #[derive(Debug, Serialize)]
@@ -80,24 +52,16 @@ struct Row {
     n_failed: usize,
 }
 
-/// Runs both scenarios with and without transfers and prints the results.
+/// Makes both changes with and without transfers and prints the results.
 ///
 /// Errors: a process that does not start or end.
-#[expect(clippy::print_stdout, reason = "the table is the command's output")]
-pub async fn run(args: &ChangesArgs) -> anyhow::Result<()> {
+pub(super) async fn run(args: &FleetsArgs) -> anyhow::Result<()> {
     ensure!(args.fleet.n_workers() > 1, "the fleet needs at least two workers");
-    let with = vec!["--kv-gbits".to_owned(), args.kv_gbits.to_string()];
     let mut rows = Vec::new();
-    for (transfers, router_args) in [("off", Vec::new()), ("on", with)] {
+    for (transfers, router_args) in [("off", Vec::new()), ("on", args.transfer_flags())] {
         rows.push(measure(args, (transfers, router_args)).await?);
     }
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&rows)?);
-        return Ok(());
-    }
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header([
+    let mut table = Table::new(&[
         "transfers",
         "hit ratio of the others",
         "of the new worker in 10 s",
@@ -107,15 +71,14 @@ pub async fn run(args: &ChangesArgs) -> anyhow::Result<()> {
         "share of before",
         "failed",
     ]);
-    table.add_rows(rows.iter().map(Row::cells));
-    println!("{table}");
-    Ok(())
+    rows.iter().for_each(|row| table.add(row.cells()));
+    args.output.print(&rows, &table)
 }
 
 impl Row {
     fn cells(&self) -> [String; 8] {
         let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
-        let percent = |ratio: Option<f64>| or_dash(ratio.map(|ratio| format!("{:.1} %", ratio * 100.0)));
+        let percent = |ratio: Option<f64>| or_dash(ratio.map(percent));
         let before = self.before_hit_ratio.filter(|before| *before > 0.0);
         let share = self.restart_hit_ratio.zip(before).map(|(during, before)| during / before);
         [
@@ -131,7 +94,7 @@ impl Row {
     }
 }
 
-async fn measure(args: &ChangesArgs, (transfers, router_args): (&'static str, Vec<String>)) -> anyhow::Result<Row> {
+async fn measure(args: &FleetsArgs, (transfers, router_args): (&'static str, Vec<String>)) -> anyhow::Result<Row> {
     let (before, after) = (Duration::from_secs(args.before), Duration::from_secs(args.after));
     let mut fleet = Fleet::start(args.fleet.spec(router_args.clone())?).await?;
     let new = fleet.workers.len() - 1;
@@ -143,9 +106,9 @@ async fn measure(args: &ChangesArgs, (transfers, router_args): (&'static str, Ve
     tokio::time::sleep(after).await;
     let (samples, mut n_failed) = load.end().await;
     let name = format!("worker-{new}");
-    let is_new = |sample: &&Sample| sample.worker == name;
+    let is_new = |(_, answer): &&Sample| answer.worker.as_ref() == Some(&name);
     let of = |from: Duration, to: Duration| {
-        let within = move |sample: &&Sample| (joined + from..joined + to).contains(&sample.at);
+        let within = move |(at, _): &&Sample| (joined + from..joined + to).contains(at);
         samples.iter().filter(within)
     };
     let others_hit_ratio = hit_ratio(of(Duration::ZERO, after).filter(|sample| !is_new(sample)));
@@ -165,7 +128,7 @@ async fn measure(args: &ChangesArgs, (transfers, router_args): (&'static str, Ve
     tokio::time::sleep(after).await;
     let (samples, n_failed_here) = load.end().await;
     n_failed += n_failed_here;
-    let within = |time: Range<Duration>| hit_ratio(samples.iter().filter(move |sample| time.contains(&sample.at)));
+    let within = |time: Range<Duration>| hit_ratio(samples.iter().filter(move |(at, _)| time.contains(at)));
     Ok(Row {
         transfers,
         others_hit_ratio,
@@ -197,8 +160,8 @@ async fn span(started: Instant, change: impl Future<Output = anyhow::Result<()>>
 
 /// Returns the hit ratio of responses; `None` if there are none.
 fn hit_ratio<'a>(samples: impl Iterator<Item = &'a Sample>) -> Option<f64> {
-    let (cached, prompt) =
-        samples.fold((0, 0), |(cached, prompt), sample| (cached + sample.cached_tokens, prompt + sample.prompt_tokens));
+    let (cached, prompt) = samples
+        .fold((0, 0), |(cached, prompt), (_, answer)| (cached + answer.cached_tokens, prompt + answer.prompt_tokens));
     (prompt > 0).then(|| summary::hit_ratio(prompt, cached))
 }
 
@@ -219,8 +182,12 @@ impl Load {
             let (client, shape, seen, started) = (client.clone(), shape.clone(), Arc::clone(&load.seen), load.started);
             let corpus = Arc::clone(&corpus);
             load.tasks.spawn(async move {
-                for round in 0.. {
-                    converse(&client, (&shape, &corpus), (lane, round), (&seen, started)).await;
+                let seen = || seen.lock().unwrap_or_else(PoisonError::into_inner);
+                for user in lane * 10_000.. {
+                    let add = |answer| seen().0.push((started.elapsed(), answer));
+                    let place = (lane % shape.tenants.max(1), user);
+                    let held = converse((&shape, &corpus), std::slice::from_ref(&client), place, add).await;
+                    seen().1 += usize::from(held.is_err());
                 }
             });
         }
@@ -233,36 +200,10 @@ impl Load {
     }
 }
 
-async fn converse(
-    client: &ChatClient,
-    (shape, corpus): (&Shape, &Corpus),
-    (lane, round): (usize, usize),
-    (seen, started): (&Mutex<(Vec<Sample>, usize)>, Instant),
-) {
-    let seed = shape.seed * 1_000_000_000 + (lane % shape.tenants.max(1)) as u64 * 10_000_000;
-    let own = seed + 1 + ((lane * 10_000 + round) * shape.turns) as u64;
-    let mut messages = vec![Message::new("system", corpus.words(seed, shape.system_words))];
-    for turn in 0..shape.turns {
-        messages.push(Message::new("user", corpus.words(own + turn as u64, shape.user_words)));
-        let answer = client.ask(&messages, shape.answer_tokens).await;
-        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let Ok(answer) = answer else {
-            seen.1 += 1;
-            return;
-        };
-        messages.push(Message::new("assistant", answer.text));
-        seen.0.push(Sample {
-            at: started.elapsed(),
-            worker: answer.worker.unwrap_or_default(),
-            prompt_tokens: answer.prompt_tokens,
-            cached_tokens: answer.cached_tokens,
-        });
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::answer;
 
     #[tokio::test(start_paused = true)]
     async fn a_change_lasts_no_longer_than_its_steps() {
@@ -280,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_time_without_responses_has_no_hit_ratio() {
-        let sample = Sample { at: Duration::ZERO, worker: String::new(), prompt_tokens: 10, cached_tokens: 9 };
+        let sample = (Duration::ZERO, answer(10, 9, 1.0));
         assert_eq!(hit_ratio([&sample].into_iter()), Some(0.9));
         assert_eq!(hit_ratio(std::iter::empty()), None);
         let row = Row {
