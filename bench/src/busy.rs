@@ -118,7 +118,7 @@ struct Rates {
 /// Busy loops, which end when this is dropped.
 struct Loops(Vec<Child>);
 
-/// Runs the scenarios and prints a table of each.
+/// Runs the scenarios and prints the table.
 ///
 /// Errors: a server that does not start or answer; a limit that cannot be set.
 pub async fn run(args: &BusyArgs) -> anyhow::Result<()> {
@@ -132,7 +132,7 @@ pub async fn run(args: &BusyArgs) -> anyhow::Result<()> {
             measure(args, (scenario, n_streams), (&contenders, cgroup.as_ref()), &mut figures).await?;
         }
     }
-    args.figures.write(&figures)
+    args.figures.show(&figures, ("situation", "server"))
 }
 
 /// Returns the servers to compare. The first start of a worker decides about attention and buffers, on the quiet
@@ -176,8 +176,7 @@ impl Contender {
     }
 }
 
-/// Measures all contenders alone and in a scenario, and prints a table.
-#[expect(clippy::print_stdout, reason = "the report is the command's output")]
+/// Measures all contenders alone and in a scenario.
 async fn measure(
     args: &BusyArgs,
     (scenario, n_streams): (Scenario, u32),
@@ -218,24 +217,19 @@ async fn measure(
         drop(loops);
     }
     let fair = |rates: &dyn Fn(&Rates) -> f64| alone.iter().take(2).map(rates).fold(0.0, f64::max) * share;
-    println!("\n{n_streams} streams, {title}; fair share {share:.2}\n");
-    println!("| server | prefill alone | prefill | of its fair share | decode alone | decode | of its fair share |");
-    println!("|---|---|---|---|---|---|---|");
+    eprintln!("{n_streams} streams, {title}: the fair share is {share:.2}");
     for ((kind, alone), busy) in running.iter().zip(&alone).zip(&busy) {
-        let (prefill, decode) = (busy.prefill(), busy.decode());
-        let shares = (prefill / fair(&Rates::prefill), decode / fair(&Rates::decode));
-        println!(
-            "| {} | {:.0} | {prefill:.0} | {:.2} | {:.1} | {decode:.1} | {:.2} |",
-            kind.name,
-            alone.prefill(),
-            shares.0,
-            alone.decode(),
-            shares.1,
-        );
-        for (case, rates) in [("alone".to_owned(), alone), (title.clone(), busy)] {
-            let row = Row::new(format!("{n_streams} streams, {case}"), kind.name);
+        let row = |case: &str| Row::new(format!("{n_streams} streams, {case}"), kind.name);
+        for (row, rates) in [(row("alone"), alone), (row(&title), busy)] {
             figures.add(&row, Measure::higher("prefill", Unit::TokensPerS), &rates.prefill);
             figures.add(&row, Measure::higher("decode", Unit::TokensPerS), &rates.decode);
+        }
+        let shares = [
+            ("prefill of the fair share", busy.prefill() / fair(&Rates::prefill)),
+            ("decode of the fair share", busy.decode() / fair(&Rates::decode)),
+        ];
+        for (name, share) in shares {
+            figures.add(&row(&title), Measure::higher(name, Unit::Share), &[share]);
         }
     }
     for mut server in running.into_iter().flat_map(|kind| kind.servers) {

@@ -8,13 +8,11 @@ use anyhow::Context as _;
 use clap::Args;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::Serialize;
 
 use crate::client::{Answer, ChatClient, Message};
 use crate::corpora::{Corpus, TextKind};
-use crate::figures::{Answered, Measure, Unit};
+use crate::figures::{Answered, Figures, Measure, Row, Unit};
 use crate::summary::Summary;
-use crate::table::percent;
 
 /// Shape of the conversations.
 #[derive(Debug, Clone, Args)]
@@ -48,94 +46,48 @@ pub struct Shape {
     pub seed: u64,
 }
 
-/// Result of the conversations.
-#[derive(Debug, Clone, Serialize)]
-pub struct Outcome {
-    /// Hit ratio and latencies.
-    #[serde(flatten)]
-    pub summary: Summary,
-    /// Responses per second.
-    pub requests_per_s: f64,
-}
-
-impl Outcome {
-    /// Column titles of [`Self::row`].
-    pub const HEADER: [&str; 7] =
-        ["requests/s", "prompt tokens", "prefix hit ratio", "TTFT ms p50", "p95", "p99", "TPOT ms p50"];
-
-    /// Returns the figures of a table row.
-    pub fn row(&self) -> [String; 7] {
-        let summary = &self.summary;
-        [
-            format!("{:.2}", self.requests_per_s),
-            summary.prompt_tokens.to_string(),
-            percent(summary.prefix_hit_ratio),
-            format!("{:.0}", summary.ttft_ms_p50),
-            format!("{:.0}", summary.ttft_ms_p95),
-            format!("{:.0}", summary.ttft_ms_p99),
-            format!("{:.1}", summary.tpot_ms_p50),
-        ]
-    }
-
-    /// Returns the figures and their values.
-    pub fn measures(&self) -> [(Measure, f64); 6] {
-        let summary = &self.summary;
-        [
-            (Measure::higher("requests/s", Unit::RequestsPerS), self.requests_per_s),
-            (Measure::higher("prefix hit ratio", Unit::Share), summary.prefix_hit_ratio),
-            (Measure::lower("TTFT p50", Unit::Ms), summary.ttft_ms_p50),
-            (Measure::lower("TTFT p95", Unit::Ms), summary.ttft_ms_p95),
-            (Measure::lower("TTFT p99", Unit::Ms), summary.ttft_ms_p99),
-            (Measure::lower("TPOT p50", Unit::Ms), summary.tpot_ms_p50),
-        ]
-    }
-}
-
-/// Responses of one or several loads, and the time that they took.
-#[derive(Debug, Default)]
+/// Responses of a load, and the time that they took.
+#[derive(Debug)]
 pub struct Answers {
-    /// Responses, each with the time from the start of its load to its end.
+    /// Responses, each with the time from the start of the load to its end.
     answers: Vec<(Duration, Answer)>,
     took: Duration,
 }
 
 impl Answers {
-    /// Adds the responses of another load.
-    pub fn add(&mut self, other: Self) {
-        self.answers.extend(other.answers);
-        self.took += other.took;
+    /// Returns hit ratio and latencies.
+    pub fn summary(&self) -> Summary {
+        Summary::of(self.answers.iter().map(|(_, answer)| answer))
     }
 
-    /// Returns the result of all of them.
-    pub fn outcome(&self) -> Outcome {
+    /// Adds a sample of each figure of a fleet, and its responses for the plots.
+    pub fn record(&self, fleet: &str, figures: &mut Figures) {
+        let (row, summary) = (Row::new("", fleet), self.summary());
         let requests_per_s = self.answers.len() as f64 / self.took.as_secs_f64();
-        Outcome { summary: Summary::of(self.answers.iter().map(|(_, answer)| answer)), requests_per_s }
-    }
-
-    /// Returns the responses of a fleet with their times.
-    pub fn answered(&self, fleet: &str) -> Vec<Answered> {
-        let answered = |(at, answer): &(Duration, Answer)| Answered {
+        for (measure, value) in [
+            (Measure::higher("requests/s", Unit::RequestsPerS), requests_per_s),
+            (Measure::higher("prefix hit ratio", Unit::Share), summary.prefix_hit_ratio),
+            (Measure::lower("TTFT p50", Unit::Ms), summary.ttft_ms_p50),
+            (Measure::lower("TTFT p95", Unit::Ms), summary.ttft_ms_p95),
+            (Measure::lower("TTFT p99", Unit::Ms), summary.ttft_ms_p99),
+            (Measure::lower("TPOT p50", Unit::Ms), summary.tpot_ms_p50),
+        ] {
+            figures.add(&row, measure, &[value]);
+        }
+        figures.answers.extend(self.answers.iter().map(|(at, answer)| Answered {
             fleet: fleet.to_owned(),
             at_s: at.as_secs_f64(),
             ttft_ms: answer.ttft_ms,
             prompt_tokens: answer.prompt_tokens,
             cached_tokens: answer.cached_tokens,
-        };
-        self.answers.iter().map(answered).collect()
+        }));
     }
 }
 
-/// Runs every conversation, `concurrency` at a time.
+/// Runs every conversation, `concurrency` at a time, each turn through the next of `clients`.
 ///
 /// Errors: the first request that fails; running conversations are aborted.
-pub async fn drive(client: &ChatClient, shape: &Shape) -> anyhow::Result<Outcome> {
-    Ok(drive_spread(std::slice::from_ref(client), shape).await?.outcome())
-}
-
-/// Runs every conversation, each turn through the next of `clients`.
-///
-/// Errors: the first request that fails; running conversations are aborted.
-pub async fn drive_spread(clients: &[ChatClient], shape: &Shape) -> anyhow::Result<Answers> {
+pub async fn drive(clients: &[ChatClient], shape: &Shape) -> anyhow::Result<Answers> {
     let started = Instant::now();
     let n_conversations = shape.tenants * shape.users;
     let corpus = shape.text.corpus()?;

@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
 use crate::summary::median;
+use crate::table::Table;
 
 /// Flag of every subcommand whose figures `report` collects.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -19,6 +20,16 @@ pub struct FiguresArgs {
 }
 
 impl FiguresArgs {
+    /// Prints the figures as a table, with titles for the columns of case and subject, prints their notes, and writes
+    /// them to the file, if one is given.
+    ///
+    /// Errors: the file cannot be written.
+    pub fn show(&self, figures: &Figures, titles: (&str, &str)) -> anyhow::Result<()> {
+        figures.table(titles).print();
+        figures.notes.iter().for_each(|note| eprintln!("{note}"));
+        self.write(figures)
+    }
+
     /// Writes the figures to the file, if one is given.
     ///
     /// Errors: the file cannot be written.
@@ -153,6 +164,12 @@ impl Measure {
     pub fn higher(name: &str, unit: Unit) -> Self {
         Self { name: name.to_owned(), unit, better: Better::Higher }
     }
+
+    /// Returns the title of the column, with the unit.
+    fn title(&self) -> String {
+        let label = self.unit.label();
+        if self.name.ends_with(label) { self.name.clone() } else { format!("{}, {label}", self.name) }
+    }
 }
 
 /// Lowest and highest sample.
@@ -189,6 +206,13 @@ impl Figure {
             highest: samples.iter().copied().reduce(f64::max)?,
         };
         Some(Self { median: median(&samples)?, spread, row, measure, samples })
+    }
+
+    /// Returns the median, followed by the spread if there is one.
+    pub fn cell(&self) -> String {
+        let show = |value| self.measure.unit.show(value);
+        let [median, lowest, highest] = [self.median, self.spread.lowest, self.spread.highest].map(show);
+        if lowest == highest { median } else { format!("{median} ({lowest}-{highest})") }
     }
 
     /// Returns whether both are the same figure, of one run or of two.
@@ -231,6 +255,30 @@ impl Figures {
     pub fn add(&mut self, row: &Row, measure: Measure, samples: &[f64]) {
         let samples = samples.iter().copied().filter(|sample| sample.is_finite()).collect();
         self.take(Figure::of(row.clone(), measure, samples));
+    }
+
+    /// Returns a table with a row for each case and subject, and a column for each measure.
+    pub fn table(&self, (case_title, subject_title): (&str, &str)) -> Table {
+        let mut rows: Vec<&Row> = Vec::new();
+        let mut measures: Vec<&Measure> = Vec::new();
+        for figure in &self.figures {
+            if !rows.iter().any(|row| (&row.case, &row.subject) == (&figure.row.case, &figure.row.subject)) {
+                rows.push(&figure.row);
+            }
+            if !measures.iter().any(|measure| measure.name == figure.measure.name) {
+                measures.push(&figure.measure);
+            }
+        }
+        let has_cases = rows.iter().any(|row| !row.case.is_empty());
+        let titles = has_cases.then_some(case_title).into_iter().chain([subject_title]).map(str::to_owned);
+        let header = titles.chain(measures.iter().map(|measure| measure.title()));
+        let row = |row: &Row| {
+            let found =
+                |name: &str| self.figures.iter().find(|figure| figure.row == *row && figure.measure.name == name);
+            let cells = measures.iter().map(|measure| found(&measure.name).map(Figure::cell).unwrap_or_default());
+            has_cases.then(|| row.case.clone()).into_iter().chain([row.subject.clone()]).chain(cells).collect()
+        };
+        Table { header: header.collect(), rows: rows.into_iter().map(row).collect() }
     }
 
     /// Adds the results of a further round.

@@ -4,8 +4,7 @@
 //! The load itself is in `chat_load`; scenarios of our fleet alone are in `changes` and `transfer`. Every fleet has
 //! the same number of servers, slots and threads, on the same machine, one fleet after the other. llama-server runs
 //! with the setting that our worker's self-test chooses for the model and the machine. A round runs all fleets once,
-//! with texts of its own. The slowest of a few requests is mostly chance, so the rounds are shown one by one and
-//! together.
+//! with texts of its own.
 
 mod changes;
 mod transfer;
@@ -15,16 +14,14 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
-use serde::Serialize;
 use serde_json::Value;
 use warmpath_router_core::routing::choose::Policy;
 
-use crate::chat_load::{Answers, Outcome, Shape, drive_spread};
+use crate::chat_load::{Answers, Shape, drive};
 use crate::client::ChatClient;
-use crate::figures::{self, Answered, Figures, FiguresArgs};
+use crate::figures::{Figures, FiguresArgs};
 use crate::fleet::{Fleet, FleetArgs};
 use crate::peers::{self, Gateway};
-use crate::table::{OutputArgs, Table};
 
 /// Flags of `fleets`.
 #[derive(Debug, Args)]
@@ -58,8 +55,6 @@ pub struct FleetsArgs {
     /// Seconds of load after a worker has joined, and after the last restart.
     #[arg(long, default_value_t = 30)]
     after: u64,
-    #[command(flatten)]
-    output: OutputArgs,
     #[command(flatten)]
     figures: FiguresArgs,
 }
@@ -113,25 +108,6 @@ impl FleetsArgs {
     }
 }
 
-/// Result of one fleet.
-#[derive(Debug, Serialize)]
-struct Row {
-    /// Round; absent for all rounds together.
-    round: Option<u64>,
-    fleet: String,
-    #[serde(flatten)]
-    outcome: Outcome,
-    #[serde(skip)]
-    answered: Vec<Answered>,
-}
-
-impl Row {
-    fn new(round: Option<u64>, fleet: String, answers: &Answers) -> Self {
-        let (outcome, answered) = (answers.outcome(), answers.answered(&fleet));
-        Self { round, fleet, outcome, answered }
-    }
-}
-
 /// Runs the scenario and prints the results.
 ///
 /// Errors: a process that does not start, a request that fails.
@@ -147,13 +123,11 @@ pub async fn run(args: &FleetsArgs) -> anyhow::Result<()> {
 async fn compare(args: &FleetsArgs) -> anyhow::Result<()> {
     peers::fetch(&args.against)?;
     let llama_server = (!args.against.is_empty()).then(peers::llama_server).transpose()?;
-    let contenders = args.contenders();
-    let (mut rows, mut chosen) = (Vec::new(), None);
-    let mut all: Vec<Answers> = contenders.iter().map(|_| Answers::default()).collect();
+    let (mut figures, mut chosen) = (Figures::default(), None);
     for round in 0..args.rounds.max(1) {
         let shape = Shape { seed: args.shape.seed + round, ..args.shape.clone() };
-        for (contender, all) in contenders.iter().zip(&mut all) {
-            let answers = match *contender {
+        for contender in args.contenders() {
+            let answers = match contender {
                 Contender::Warmpath { policy, n_routers } => ours(args, &shape, (policy, n_routers), &mut chosen).await,
                 Contender::LlamaServers(gateway) => {
                     let (llama_server, chosen) =
@@ -161,36 +135,13 @@ async fn compare(args: &FleetsArgs) -> anyhow::Result<()> {
                     theirs(args, &shape, (gateway, llama_server, chosen)).await
                 }
             };
-            let answers = answers.with_context(|| contender.to_string())?;
-            rows.push(Row::new(Some(round), contender.to_string(), &answers));
-            all.add(answers);
+            answers.with_context(|| contender.to_string())?.record(&contender.to_string(), &mut figures);
         }
     }
-    if args.rounds > 1 {
-        rows.extend(contenders.iter().zip(&all).map(|(contender, all)| Row::new(None, contender.to_string(), all)));
+    if let (Some(chosen), Some(_)) = (chosen, llama_server) {
+        figures.notes.push(format!("llama-server gets {}", chosen.join(" ")));
     }
-    let settings = chosen.filter(|_| llama_server.is_some());
-    let settings = settings.map(|chosen| format!("llama-server gets {}", chosen.join(" ")));
-    settings.iter().for_each(|settings| eprintln!("{settings}"));
-    args.figures.write(&collect(&rows, settings))?;
-    let mut table = Table::new(&[&["round", "fleet"][..], &Outcome::HEADER].concat());
-    for Row { round, fleet, outcome, .. } in &rows {
-        let round = round.map_or("all".to_owned(), |round| round.to_string());
-        table.add([round, fleet.clone()].into_iter().chain(outcome.row()));
-    }
-    args.output.print(&rows, &table)
-}
-
-/// Returns the figures of all rounds, and the answers for the plots.
-fn collect(rows: &[Row], settings: Option<String>) -> Figures {
-    let mut figures = Figures { notes: settings.into_iter().collect(), ..Figures::default() };
-    for row in rows.iter().filter(|row| row.round.is_some()) {
-        for (measure, value) in row.outcome.measures() {
-            figures.add(&figures::Row::new("", row.fleet.as_str()), measure, &[value]);
-        }
-        figures.answers.extend(row.answered.iter().cloned());
-    }
-    figures
+    args.figures.show(&figures, ("", "fleet"))
 }
 
 /// Returns the answers of our fleet, each turn through the next router, and stores the setting that its workers'
@@ -210,7 +161,7 @@ async fn ours(
     let clients: Vec<_> =
         routers.map(|router| ChatClient::new(&router.base_url(), None)).collect::<anyhow::Result<_>>()?;
     *chosen = Some(peers::llama_server_chosen(&fleet.workers[0].log())?);
-    drive_spread(&clients, shape).await
+    drive(&clients, shape).await
 }
 
 async fn theirs(
@@ -227,7 +178,7 @@ async fn theirs(
     let addresses: Vec<_> = servers.iter().map(crate::fleet::Server::address).collect();
     let model = model_name(&servers[0].base_url()).await?;
     let running = gateway.start(&addresses).await?;
-    let answers = drive_spread(&[ChatClient::new(&running.base_url(), Some(model))?], shape).await;
+    let answers = drive(&[ChatClient::new(&running.base_url(), Some(model))?], shape).await;
     running.stop().await?;
     answers
 }
@@ -245,8 +196,6 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::summary::Summary;
-    use crate::testing::answer;
 
     #[derive(Debug, Parser)]
     struct Cli {
@@ -267,26 +216,5 @@ mod tests {
         assert_eq!(names(&["--against", "--slots", "2"]), "Warmpath");
         let ours = names(&["--against", "--policies", "predicted-ttft,prefix", "--routers", "8,1"]);
         assert_eq!(ours, "Warmpath, 8 routers; Warmpath; Warmpath, prefix, 8 routers; Warmpath, prefix");
-    }
-
-    #[test]
-    fn each_fleet_has_a_sample_of_each_figure_for_each_round() {
-        let row = |round, ttft_ms| {
-            let summary = Summary::of(&[answer(100, 50, ttft_ms)]);
-            Row {
-                round,
-                fleet: "Warmpath".to_owned(),
-                outcome: Outcome { summary, requests_per_s: 2.0 },
-                answered: Vec::new(),
-            }
-        };
-        let figures =
-            collect(&[row(Some(0), 10.0), row(Some(1), 30.0), row(None, 20.0)], Some("llama-server gets x".to_owned()));
-        let found: Vec<_> =
-            figures.figures.iter().map(|figure| (figure.measure.name.as_str(), figure.samples.len())).collect();
-        let names = ["requests/s", "prefix hit ratio", "TTFT p50", "TTFT p95", "TTFT p99", "TPOT p50"];
-        assert_eq!(found, names.map(|name| (name, 2)));
-        assert!((figures.figures[2].median - 20.0).abs() < 0.1, "{figures:?}");
-        assert_eq!(figures.notes, ["llama-server gets x"]);
     }
 }

@@ -1,13 +1,12 @@
 //! `warmpath-bench index`: speed and size of the router's prefix index beside other indexes, with checked results.
 //!
-//! Not here: routing. Each index gets the same fleet (`measure`, `workload`), and they take turns (`rounds`). Other
-//! indexes are measured by programs of their own (`bench/peers`), so that their dependencies stay out of this build;
-//! their rows are shown beside ours.
+//! Not here: routing. Each index gets the same fleet (`measure`, `workload`), and they take turns, round by round.
+//! Other indexes are measured by programs of their own (`bench/peers`), so that their dependencies stay out of this
+//! build; their rows are shown beside ours.
 
 pub mod measure;
 pub mod ours;
 pub mod resync;
-pub mod rounds;
 pub mod workload;
 
 use std::path::PathBuf;
@@ -19,9 +18,8 @@ use serde::{Deserialize, Serialize};
 use self::measure::{Row, Size};
 use self::ours::Ours;
 use self::resync::ResyncReport;
-use self::rounds::Lead;
 use crate::figures::{self, Figures, FiguresArgs, Measure, Unit};
-use crate::table::{OutputArgs, Table};
+use crate::table::OutputArgs;
 
 /// Flags of `index`.
 #[derive(Debug, Clone, clap::Args)]
@@ -55,20 +53,10 @@ pub struct IndexArgs {
     pub figures: FiguresArgs,
 }
 
-/// Everything that was measured.
-#[derive(Debug, Clone, Serialize)]
-pub struct IndexReport {
-    /// Indexes by fleet size, ours first; each figure is the median of the rounds.
-    pub rows: Vec<Row>,
-    /// Our leads over the others, by fleet size and figure.
-    pub leads: Vec<Lead>,
-    /// The resync, if it was measured.
-    pub resync: Option<ResyncReport>,
-}
-
 /// Output of a program that measures indexes, and of this one with `--json`.
-#[derive(Deserialize)]
-struct Told {
+#[derive(Serialize, Deserialize)]
+struct Report {
+    /// Each index with each fleet size, once a round.
     rows: Vec<Row>,
 }
 
@@ -76,24 +64,23 @@ struct Told {
 ///
 /// Errors: a result differs from brute force; another program fails.
 pub fn run(args: &IndexArgs) -> anyhow::Result<()> {
-    let (mut rows, mut leads, mut figures) = (Vec::new(), Vec::new(), Figures::default());
+    let mut rows = Vec::new();
     for &n_workers in &args.workers {
         if args.rounds == 1 && args.against.is_empty() {
-            let row = measure(n_workers, args)?;
-            collect(&row, &mut figures);
-            rows.push(row);
-            continue;
+            rows.push(measure(n_workers, args)?);
+        } else {
+            rows.extend(measure_rounds(n_workers, args)?);
         }
-        let by_index = measure_rounds(n_workers, args)?;
-        by_index.iter().flatten().for_each(|row| collect(row, &mut figures));
-        rows.extend(by_index.iter().filter_map(|rounds| rounds::medians(rounds)));
-        let (ours, others) = by_index.split_first().context("no round was measured")?;
-        leads.extend(rounds::leads(ours, others));
     }
-    let resync = (args.resync_blocks > 0).then(|| resync::measure(args.resync_blocks, args.seed));
+    let mut figures = Figures::default();
+    rows.iter().for_each(|row| collect(row, &mut figures));
     args.figures.write(&figures)?;
-    let report = IndexReport { rows, leads, resync };
-    args.output.print(&report, &tables(&report))
+    let mut tables = figures.table(("fleet", "index")).to_string();
+    if args.resync_blocks > 0 {
+        let resync = resync::measure(args.resync_blocks, args.seed);
+        tables.push_str(&format!("\n\n{}", resync_figures(&resync).table(("", "view"))));
+    }
+    args.output.print(&Report { rows }, &tables)
 }
 
 /// Adds one round's figures of an index with one fleet size.
@@ -112,22 +99,23 @@ fn collect(row: &Row, figures: &mut Figures) {
     figures.add(&of, Measure::lower("memory of a block", Unit::Bytes), &[row.bytes_per_block]);
 }
 
-/// Measures all indexes with one fleet size; returns the rounds of each, ours first.
+/// Measures all indexes with one fleet size, round by round, ours first.
 ///
 /// Each program is started anew in each round, ours too, so that none runs in memory warmed by an earlier round.
-fn measure_rounds(n_workers: u32, args: &IndexArgs) -> anyhow::Result<Vec<Vec<Row>>> {
+fn measure_rounds(n_workers: u32, args: &IndexArgs) -> anyhow::Result<Vec<Row>> {
     let ours = std::env::current_exe().context("finding this program")?;
-    let mut by_index: Vec<Vec<Row>> = Vec::new();
+    let mut rows = Vec::new();
     for _ in 0..args.rounds {
-        let mut round =
-            measure_apart(Command::new(&ours).args(["index", "--json", "--resync-blocks", "0"]), n_workers, args)?;
+        rows.extend(measure_apart(
+            Command::new(&ours).args(["index", "--json", "--resync-blocks", "0"]),
+            n_workers,
+            args,
+        )?);
         for program in &args.against {
-            round.extend(measure_apart(&mut Command::new(program), n_workers, args)?);
+            rows.extend(measure_apart(&mut Command::new(program), n_workers, args)?);
         }
-        by_index.resize_with(round.len(), Vec::new);
-        by_index.iter_mut().zip(round).for_each(|(rounds, row)| rounds.push(row));
     }
-    Ok(by_index)
+    Ok(rows)
 }
 
 /// Measures our index with one fleet size.
@@ -147,82 +135,23 @@ fn measure_apart(command: &mut Command, n_workers: u32, args: &IndexArgs) -> any
     let name = command.get_program().display().to_string();
     let output = command.stderr(Stdio::inherit()).output().with_context(|| format!("running {name}"))?;
     anyhow::ensure!(output.status.success(), "{name} ended with {}", output.status);
-    let told: Told = serde_json::from_slice(&output.stdout).with_context(|| format!("reading the rows of {name}"))?;
-    Ok(told.rows)
+    let report: Report =
+        serde_json::from_slice(&output.stdout).with_context(|| format!("reading the rows of {name}"))?;
+    Ok(report.rows)
 }
 
-fn tables(report: &IndexReport) -> String {
-    let leads = (!report.leads.is_empty()).then(|| format!("\n\n{}", lead_table(&report.leads)));
-    let resync = report.resync.as_ref().map(|resync| format!("\n\n{}", resync_table(resync)));
-    format!("{}{}{}", row_table(&report.rows), leads.unwrap_or_default(), resync.unwrap_or_default())
-}
-
-fn row_table(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        "workers",
-        "blocks",
-        "claims",
-        "index",
-        "look-up p50 ns",
-        "p99 ns",
-        "stored/s",
-        "removed/s",
-        "replaced/s",
-        "B/block",
-        "checked",
-    ]);
-    let millions = |rate: f64| format!("{:.2}M", rate / 1e6);
-    for row in rows {
-        table.add([
-            row.n_workers.to_string(),
-            row.n_blocks.to_string(),
-            row.n_claims.to_string(),
-            row.index.clone(),
-            row.lookup_ns_p50.to_string(),
-            row.lookup_ns_p99.to_string(),
-            millions(row.stored_blocks_per_s),
-            millions(row.removed_blocks_per_s),
-            millions(row.replaced_blocks_per_s),
-            format!("{:.1}", row.bytes_per_block),
-            row.n_checked.to_string(),
-        ]);
+fn resync_figures(resync: &ResyncReport) -> Figures {
+    let (row, mut figures) = (figures::Row::new("", format!("{} blocks", resync.n_blocks)), Figures::default());
+    for (name, unit, value) in [
+        ("replaced by the same", Unit::Ms, resync.same_ms),
+        ("replaced by another", Unit::Ms, resync.other_ms),
+        ("look-up p99, quiet", Unit::Ns, resync.quiet_ns_p99 as f64),
+        ("look-up p99, meanwhile", Unit::Ns, resync.busy_ns_p99 as f64),
+        ("longest look-up", Unit::Ns, resync.busy_ns_max as f64),
+    ] {
+        figures.add(&row, Measure::lower(name, unit), &[value]);
     }
-    table
-}
-
-/// Returns a table with one line per fleet size.
-fn lead_table(leads: &[Lead]) -> Table {
-    let lines: Vec<&[Lead]> = leads.chunk_by(|one, next| one.n_workers == next.n_workers).collect();
-    let figures = lines.first().into_iter().copied().flatten().map(|lead| lead.figure);
-    let header: Vec<&str> = std::iter::once("workers").chain(figures).collect();
-    let mut table = Table::new(&header);
-    for line in lines {
-        let cells = line.iter().map(|lead| format!("{:.2} ({:.2}-{:.2})", lead.median, lead.lowest, lead.highest));
-        table.add(line.first().map(|lead| lead.n_workers.to_string()).into_iter().chain(cells));
-    }
-    table
-}
-
-fn resync_table(resync: &ResyncReport) -> Table {
-    let mut table = Table::new(&[
-        "blocks of the view",
-        "same view ms",
-        "other view ms",
-        "look-up p99 ns, quiet",
-        "p99 ns, meanwhile",
-        "longest ns",
-        "look-ups",
-    ]);
-    table.add([
-        resync.n_blocks.to_string(),
-        format!("{:.1}", resync.same_ms),
-        format!("{:.1}", resync.other_ms),
-        resync.quiet_ns_p99.to_string(),
-        resync.busy_ns_p99.to_string(),
-        resync.busy_ns_max.to_string(),
-        resync.n_busy.to_string(),
-    ]);
-    table
+    figures
 }
 
 #[cfg(test)]
@@ -253,7 +182,6 @@ mod tests {
         assert!(row.bytes_per_block > 8.0, "{row:?}");
         // No chain of dozens of blocks is looked up in less time than a few memory accesses.
         assert!(row.lookup_ns_p50 >= 20 && row.lookup_ns_p99 > row.lookup_ns_p50, "{row:?}");
-        assert!(row_table(std::slice::from_ref(&row)).to_string().contains("look-up p50"));
         let mut figures = Figures::default();
         collect(&row, &mut figures);
         assert_eq!((figures.figures.len(), figures.figures[0].median), (6, row.lookup_ns_p50 as f64));
@@ -305,7 +233,7 @@ mod tests {
         let report = resync::measure(20_000, 1);
         assert!(report.same_ms > 0.0 && report.other_ms > 0.0);
         assert!(report.quiet_ns_p99 >= 20 && report.busy_ns_max >= report.busy_ns_p99, "{report:?}");
-        assert!(resync_table(&report).to_string().contains("20000"));
+        assert_eq!(resync_figures(&report).figures.len(), 5);
     }
 
     #[test]

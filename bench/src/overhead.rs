@@ -13,17 +13,15 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::Args;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::Value as Json;
 use tokio::task::JoinSet;
 
 use crate::corpora::{Corpus, TextKind};
 use crate::fake_worker::{FakeWorker, Likeness};
-use crate::figures::{self, Figures, FiguresArgs, Measure, Unit};
+use crate::figures::{Figures, FiguresArgs, Measure, Row, Unit};
 use crate::fleet::{Server, bin_dir};
 use crate::peers::{self, Gateway};
-use crate::summary::median;
-use crate::table::{OutputArgs, Table};
 
 /// Number of fake workers.
 const N_WORKERS: u64 = 3;
@@ -65,14 +63,11 @@ pub struct OverheadArgs {
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     #[command(flatten)]
-    output: OutputArgs,
-    #[command(flatten)]
     figures: FiguresArgs,
 }
 
 /// Part of a chat that is new in each request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Freshness {
     /// The last message.
     Seen,
@@ -89,46 +84,13 @@ impl fmt::Display for Freshness {
     }
 }
 
-/// Measured case: the gateway and the chat.
-#[derive(Debug, Clone, Serialize)]
-struct Case {
-    through: String,
-    kib: usize,
-    history: Freshness,
-}
-
 /// Figures that wrk reports.
-#[derive(Debug, Clone, Copy, Deserialize, Serialize)]
+#[derive(Debug, Deserialize)]
 struct Measured {
     requests_per_s: f64,
     latency_us_p50: f64,
     latency_us_p99: f64,
     n_failed: u64,
-}
-
-impl Measured {
-    /// Returns the median of each figure; `None` without rounds.
-    fn median(rounds: &[Self]) -> Option<Self> {
-        let of = |figure: fn(&Self) -> f64| median(&rounds.iter().map(figure).collect::<Vec<_>>());
-        Some(Self {
-            requests_per_s: of(|round| round.requests_per_s)?,
-            latency_us_p50: of(|round| round.latency_us_p50)?,
-            latency_us_p99: of(|round| round.latency_us_p99)?,
-            n_failed: rounds.iter().map(|round| round.n_failed).sum(),
-        })
-    }
-}
-
-/// Row of the table.
-#[derive(Debug, Serialize)]
-struct Row {
-    #[serde(flatten)]
-    case: Case,
-    /// Medians of the rounds.
-    #[serde(flatten)]
-    measured: Measured,
-    #[serde(skip)]
-    rounds: Vec<Measured>,
 }
 
 /// Measures and prints.
@@ -165,9 +127,7 @@ pub async fn run(args: &OverheadArgs) -> anyhow::Result<()> {
     for (_, running) in gateways {
         running.stop().await?;
     }
-    let rows = measured?;
-    args.figures.write(&collect(&rows))?;
-    args.output.print(&rows, &table(&rows))
+    args.figures.show(&measured?, ("chat", "through"))
 }
 
 fn address(url: &str) -> anyhow::Result<SocketAddr> {
@@ -190,28 +150,30 @@ async fn measure_all(
     args: &OverheadArgs,
     targets: &[(String, String)],
     (model, folder): (&str, &Path),
-) -> anyhow::Result<Vec<Row>> {
-    let mut rows = Vec::new();
+) -> anyhow::Result<Figures> {
+    let mut figures = Figures::default();
     let corpus = args.text.corpus()?;
     for &kib in &args.sizes {
         for history in [Freshness::Seen, Freshness::New] {
             let script = folder.join(format!("{kib}-{history}.lua"));
             std::fs::write(&script, lua_script(&body((model, args.stream_tokens), (kib << 10, history), &corpus)))?;
-            let mut rounds: Vec<Vec<Measured>> = vec![Vec::new(); targets.len()];
             for _ in 0..args.rounds.max(1) {
-                for (idx, (name, url)) in targets.iter().enumerate() {
-                    let measured = wrk(args, &script, url).await.with_context(|| format!("through {name}"))?;
-                    anyhow::ensure!(measured.n_failed == 0, "{} requests through {name} failed", measured.n_failed);
-                    rounds[idx].push(measured);
+                for (through, url) in targets {
+                    let measured = wrk(args, &script, url).await.with_context(|| format!("through {through}"))?;
+                    anyhow::ensure!(measured.n_failed == 0, "{} requests through {through} failed", measured.n_failed);
+                    let row = Row::new(format!("{kib} KiB, {history}"), through.as_str());
+                    for (measure, value) in [
+                        (Measure::higher("requests/s", Unit::RequestsPerS), measured.requests_per_s),
+                        (Measure::lower("latency p50", Unit::Ms), measured.latency_us_p50 / 1e3),
+                        (Measure::lower("latency p99", Unit::Ms), measured.latency_us_p99 / 1e3),
+                    ] {
+                        figures.add(&row, measure, &[value]);
+                    }
                 }
-            }
-            for ((through, _), rounds) in targets.iter().zip(rounds) {
-                let measured = Measured::median(&rounds).context("there is no round")?;
-                rows.push(Row { case: Case { through: through.clone(), kib, history }, measured, rounds });
             }
         }
     }
-    Ok(rows)
+    Ok(figures)
 }
 
 async fn wrk(args: &OverheadArgs, script: &Path, url: &str) -> anyhow::Result<Measured> {
@@ -273,35 +235,6 @@ end
     )
 }
 
-fn collect(rows: &[Row]) -> Figures {
-    let mut figures = Figures::default();
-    for Row { case, rounds, .. } in rows {
-        let row = figures::Row::new(format!("{} KiB, {}", case.kib, case.history), case.through.as_str());
-        let samples = |of: fn(&Measured) -> f64| rounds.iter().map(of).collect::<Vec<_>>();
-        let requests = samples(|round| round.requests_per_s);
-        figures.add(&row, Measure::higher("requests/s", Unit::RequestsPerS), &requests);
-        figures.add(&row, Measure::lower("latency p50", Unit::Ms), &samples(|round| round.latency_us_p50 / 1e3));
-        figures.add(&row, Measure::lower("latency p99", Unit::Ms), &samples(|round| round.latency_us_p99 / 1e3));
-    }
-    figures
-}
-
-fn table(rows: &[Row]) -> Table {
-    let mut table = Table::new(&["chat", "history", "through", "requests/s", "latency ms p50", "p99"]);
-    for Row { case, measured, .. } in rows {
-        let ms = |us: f64| format!("{:.2}", us / 1e3);
-        table.add([
-            format!("{} KiB", case.kib),
-            case.history.to_string(),
-            case.through.clone(),
-            format!("{:.0}", measured.requests_per_s),
-            ms(measured.latency_us_p50),
-            ms(measured.latency_us_p99),
-        ]);
-    }
-    table
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::Value;
@@ -319,35 +252,6 @@ mod tests {
             assert_eq!(body["messages"].as_array().map(Vec::len), Some(16));
             assert_eq!(body["messages"][15]["role"], "user");
         }
-    }
-
-    #[test]
-    fn every_round_is_a_sample_of_each_figure() {
-        let measured =
-            |requests_per_s| Measured { requests_per_s, latency_us_p50: 500.0, latency_us_p99: 2500.0, n_failed: 0 };
-        let case = Case { through: "nothing".to_owned(), kib: 32, history: Freshness::Seen };
-        let row = Row { case, measured: measured(20.0), rounds: [10.0, 20.0, 40.0].map(measured).to_vec() };
-        let figures = collect(&[row]).figures;
-        let found: Vec<_> = figures.iter().map(|figure| (figure.row.case.as_str(), figure.median)).collect();
-        assert_eq!(found, [("32 KiB, seen", 20.0), ("32 KiB, seen", 0.5), ("32 KiB, seen", 2.5)]);
-        assert_eq!(figures[0].samples, [10.0, 20.0, 40.0]);
-    }
-
-    #[test]
-    fn every_figure_is_the_median_of_the_rounds() {
-        let round = |requests_per_s, latency_us_p50, latency_us_p99| Measured {
-            requests_per_s,
-            latency_us_p50,
-            latency_us_p99,
-            n_failed: 0,
-        };
-        let shown = |rounds: &[Measured]| {
-            Measured::median(rounds).map(|m| [m.requests_per_s, m.latency_us_p50, m.latency_us_p99])
-        };
-        let rounds = [round(40.0, 1.0, 9.0), round(20.0, 3.0, 5.0), round(10.0, 2.0, 8.0)];
-        assert_eq!(shown(&rounds[..2]), Some([30.0, 2.0, 7.0]));
-        assert_eq!(shown(&rounds), Some([20.0, 2.0, 8.0]));
-        assert_eq!(shown(&[]), None);
     }
 
     #[test]

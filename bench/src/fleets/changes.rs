@@ -9,16 +9,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::ensure;
-use serde::Serialize;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::FleetsArgs;
 use crate::chat_load::{Shape, converse};
 use crate::client::{Answer, ChatClient};
+use crate::figures::{Figures, Measure, Row, Unit};
 use crate::fleet::Fleet;
 use crate::summary;
-use crate::table::{Table, percent};
 
 /// Longest time for a worker to end after SIGTERM.
 const END_TIMEOUT: Duration = Duration::from_secs(180);
@@ -34,67 +33,23 @@ const WINDOW: Duration = Duration::from_secs(5);
 /// A response and the time of its end.
 type Sample = (Duration, Answer);
 
-/// Result with or without transfers. A hit ratio is absent if no response ended in its time.
-#[derive(Debug, Serialize)]
-struct Row {
-    transfers: &'static str,
-    /// Hit ratio of the other workers while the new one warms up.
-    others_hit_ratio: Option<f64>,
-    /// Hit ratio of the new worker in its first ten seconds.
-    new_hit_ratio: Option<f64>,
-    /// Time after which a new worker's hit ratio is 0.9 of the others'; absent if it never is.
-    warm_after_s: Option<f64>,
-    /// Hit ratio before the restarts.
-    before_hit_ratio: Option<f64>,
-    /// Hit ratio from the first restart to the end of the last.
-    restart_hit_ratio: Option<f64>,
-    /// Requests that failed.
-    n_failed: usize,
-}
-
 /// Makes both changes with and without transfers and prints the results.
 ///
 /// Errors: a process that does not start or end.
 pub(super) async fn run(args: &FleetsArgs) -> anyhow::Result<()> {
     ensure!(args.fleet.n_workers() > 1, "the fleet needs at least two workers");
-    let mut rows = Vec::new();
+    let mut figures = Figures::default();
     for (transfers, router_args) in [("off", Vec::new()), ("on", args.transfer_flags())] {
-        rows.push(measure(args, (transfers, router_args)).await?);
+        measure(args, (&Row::new("", transfers), router_args), &mut figures).await?;
     }
-    let mut table = Table::new(&[
-        "transfers",
-        "hit ratio of the others",
-        "of the new worker in 10 s",
-        "warm after s",
-        "before the restarts",
-        "during them",
-        "share of before",
-        "failed",
-    ]);
-    rows.iter().for_each(|row| table.add(row.cells()));
-    args.output.print(&rows, &table)
+    args.figures.show(&figures, ("", "transfers"))
 }
 
-impl Row {
-    fn cells(&self) -> [String; 8] {
-        let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
-        let percent = |ratio: Option<f64>| or_dash(ratio.map(percent));
-        let before = self.before_hit_ratio.filter(|before| *before > 0.0);
-        let share = self.restart_hit_ratio.zip(before).map(|(during, before)| during / before);
-        [
-            self.transfers.to_owned(),
-            percent(self.others_hit_ratio),
-            percent(self.new_hit_ratio),
-            self.warm_after_s.map_or("never".to_owned(), |seconds| format!("{seconds:.0}")),
-            percent(self.before_hit_ratio),
-            percent(self.restart_hit_ratio),
-            or_dash(share.map(|share| format!("{share:.2}"))),
-            self.n_failed.to_string(),
-        ]
-    }
-}
-
-async fn measure(args: &FleetsArgs, (transfers, router_args): (&'static str, Vec<String>)) -> anyhow::Result<Row> {
+async fn measure(
+    args: &FleetsArgs,
+    (row, router_args): (&Row, Vec<String>),
+    figures: &mut Figures,
+) -> anyhow::Result<()> {
     let (before, after) = (Duration::from_secs(args.before), Duration::from_secs(args.after));
     let mut fleet = Fleet::start(args.fleet.spec(router_args.clone())?).await?;
     let new = fleet.workers.len() - 1;
@@ -118,7 +73,8 @@ async fn measure(args: &FleetsArgs, (transfers, router_args): (&'static str, Vec
         let new_hit_ratio = hit_ratio(of(from, to).filter(is_new));
         new_hit_ratio.zip(others_hit_ratio).is_some_and(|(new, others)| new >= WARM_SHARE * others)
     };
-    let warm_after_s = (0..args.after.saturating_sub(WINDOW.as_secs())).find(is_warm).map(|from| from as f64);
+    let warm_after_s = (0..args.after.saturating_sub(WINDOW.as_secs())).find(is_warm);
+    let warm_after_ms = warm_after_s.map(|from| from as f64 * 1e3);
     drop(fleet);
 
     let mut fleet = Fleet::start(args.fleet.spec(router_args)?).await?;
@@ -129,16 +85,20 @@ async fn measure(args: &FleetsArgs, (transfers, router_args): (&'static str, Vec
     let (samples, n_failed_here) = load.end().await;
     n_failed += n_failed_here;
     let within = |time: Range<Duration>| hit_ratio(samples.iter().filter(move |(at, _)| time.contains(at)));
-    Ok(Row {
-        transfers,
-        others_hit_ratio,
-        new_hit_ratio,
-        warm_after_s,
-        // The first half of the load fills the caches.
-        before_hit_ratio: within(restarts.start / 2..restarts.start),
-        restart_hit_ratio: within(restarts),
-        n_failed,
-    })
+    // The first half of the load fills the caches.
+    let before_hit_ratio = within(restarts.start / 2..restarts.start);
+    let hit_ratios = [
+        ("hit ratio of the others", others_hit_ratio),
+        ("of the new worker in 10 s", new_hit_ratio),
+        ("before the restarts", before_hit_ratio),
+        ("during them", within(restarts)),
+    ];
+    for (name, hit_ratio) in hit_ratios {
+        figures.add(row, Measure::higher(name, Unit::Share), hit_ratio.as_slice());
+    }
+    figures.add(row, Measure::lower("warm after", Unit::Ms), warm_after_ms.as_slice());
+    figures.add(row, Measure::lower("failed", Unit::Count), &[n_failed as f64]);
+    Ok(())
 }
 
 async fn restart_all(fleet: &mut Fleet) -> anyhow::Result<()> {
@@ -224,15 +184,5 @@ mod tests {
         let sample = (Duration::ZERO, answer(10, 9, 1.0));
         assert_eq!(hit_ratio([&sample].into_iter()), Some(0.9));
         assert_eq!(hit_ratio(std::iter::empty()), None);
-        let row = Row {
-            transfers: "on",
-            others_hit_ratio: Some(0.9),
-            new_hit_ratio: None,
-            warm_after_s: None,
-            before_hit_ratio: Some(0.8),
-            restart_hit_ratio: None,
-            n_failed: 0,
-        };
-        assert_eq!(row.cells(), ["on", "90.0 %", "-", "never", "80.0 %", "-", "-", "0"]);
     }
 }

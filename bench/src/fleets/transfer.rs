@@ -7,16 +7,15 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use serde::Serialize;
 use tokio::task::JoinSet;
 
 use super::FleetsArgs;
 use crate::chat_load::Shape;
 use crate::client::{Answer, ChatClient, Message};
+use crate::figures::{Figures, Measure, Row, Unit};
 use crate::fleet::Fleet;
 use crate::prompts::words;
-use crate::summary::{hit_ratio, median};
-use crate::table::Table;
+use crate::summary::hit_ratio;
 
 /// Longest time until the router reports a worker's slots as busy.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -31,67 +30,33 @@ const BUSY_TOKENS: u32 = 2000;
 /// Source: own choice: with a prefix of 2,000 tokens, the question and the last block are less than a tenth.
 const FETCHED_SHARE: f64 = 0.9;
 
-/// Result of a round.
-#[derive(Debug, Clone, Serialize)]
-struct Round {
-    /// Tokens of the prompt whose prefix another worker held.
-    prompt_tokens: u64,
-    /// Tokens of it that were reused.
-    cached_tokens: u64,
-    /// Whether a worker other than the holder answered, and reused nearly the whole prompt.
-    fetched: bool,
-    /// TTFT of the prompt whose prefix another worker held. Units: milliseconds.
-    held_ttft_ms: f64,
-    /// TTFT of the prompt whose prefix no worker held. Units: milliseconds.
-    computed_ttft_ms: f64,
-}
-
-impl Round {
-    fn of(holder: &str, held: &Answer, computed: &Answer) -> Self {
-        let share = hit_ratio(held.prompt_tokens, held.cached_tokens);
-        Self {
-            prompt_tokens: held.prompt_tokens,
-            cached_tokens: held.cached_tokens,
-            fetched: held.worker.as_deref() != Some(holder) && share >= FETCHED_SHARE,
-            held_ttft_ms: held.ttft_ms,
-            computed_ttft_ms: computed.ttft_ms,
-        }
-    }
-
-    fn ratio(&self) -> f64 {
-        self.held_ttft_ms / self.computed_ttft_ms.max(1e-9)
-    }
-}
-
 /// Runs the rounds and prints their results.
 ///
 /// Errors: a process that does not start, a request that fails.
 pub(super) async fn run(args: &FleetsArgs) -> anyhow::Result<()> {
     ensure!(args.fleet.n_workers() > 1, "state is only fetched in a fleet of at least two workers");
     let fleet = Fleet::start(args.fleet.spec(args.transfer_flags())?).await?;
-    let mut rounds = Vec::new();
+    let (row, mut figures) = (Row::new("", "Warmpath"), Figures::default());
     for round in 0..args.rounds.max(1) {
-        rounds.push(measure(&args.shape, &fleet, round).await.with_context(|| format!("in round {}", round + 1))?);
+        let measured = measure(&args.shape, &fleet, round).await;
+        let (holder, held, computed) = measured.with_context(|| format!("in round {}", round + 1))?;
+        let reused = hit_ratio(held.prompt_tokens, held.cached_tokens);
+        let is_fetched = held.worker.is_some_and(|worker| worker != holder) && reused >= FETCHED_SHARE;
+        for (measure, value) in [
+            (Measure::higher("reused", Unit::Share), reused),
+            (Measure::higher("fetched", Unit::Share), f64::from(u8::from(is_fetched))),
+            (Measure::lower("TTFT", Unit::Ms), held.ttft_ms),
+            (Measure::lower("TTFT computed", Unit::Ms), computed.ttft_ms),
+            (Measure::lower("ratio", Unit::Share), held.ttft_ms / computed.ttft_ms),
+        ] {
+            figures.add(&row, measure, &[value]);
+        }
     }
-    let mut table =
-        Table::new(&["round", "prompt tokens", "reused", "fetched", "TTFT ms", "TTFT ms computed", "ratio"]);
-    for (idx, round) in rounds.iter().enumerate() {
-        table.add([
-            (idx + 1).to_string(),
-            round.prompt_tokens.to_string(),
-            round.cached_tokens.to_string(),
-            if round.fetched { "yes" } else { "no" }.to_owned(),
-            format!("{:.0}", round.held_ttft_ms),
-            format!("{:.0}", round.computed_ttft_ms),
-            format!("{:.3}", round.ratio()),
-        ]);
-    }
-    let ratios: Vec<f64> = rounds.iter().map(Round::ratio).collect();
-    let ratio = median(&ratios).context("no round")?;
-    args.output.print(&rounds, &format!("{table}\nRatio, median of the rounds: {ratio:.3}"))
+    args.figures.show(&figures, ("", "fleet"))
 }
 
-async fn measure(shape: &Shape, fleet: &Fleet, round: u64) -> anyhow::Result<Round> {
+/// Returns the worker that holds a prefix, and the answers with this prefix and with a new one.
+async fn measure(shape: &Shape, fleet: &Fleet, round: u64) -> anyhow::Result<(String, Answer, Answer)> {
     let router = ChatClient::new(&fleet.router.base_url(), None)?;
     let seed = shape.seed * 1_000_000 + round * 1_000;
     let chat = |prefix: u64, question: u64| {
@@ -113,7 +78,7 @@ async fn measure(shape: &Shape, fleet: &Fleet, round: u64) -> anyhow::Result<Rou
         (router.ask_exactly(&held, shape.answer_tokens).await?, computed)
     };
     drop(busy);
-    Ok(Round::of(&holder, &held, &computed))
+    Ok((holder, held, computed))
 }
 
 /// Starts a long answer in each slot of a worker and waits until the router reports all slots as busy. The answers end

@@ -9,7 +9,6 @@ use std::time::Instant;
 use hdrhistogram::Histogram;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
-use serde::Serialize;
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::summary::Run;
 use warmpath_router_core::WorkerIdx;
@@ -25,7 +24,7 @@ const INDEX_BYTES_MAX: usize = 1 << 30;
 const N_REPLACED: u64 = 4;
 
 /// Measurements of resyncs.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug)]
 pub struct ResyncReport {
     /// Number of blocks of the view.
     pub n_blocks: usize,
@@ -39,8 +38,6 @@ pub struct ResyncReport {
     pub busy_ns_p99: u64,
     /// Longest lookup while views are replaced. Units: nanoseconds.
     pub busy_ns_max: u64,
-    /// Number of lookups while views were replaced.
-    pub n_busy: u64,
 }
 
 /// Measures views of `n_blocks` blocks of one worker; the prompts that are looked up are held by another one.
@@ -71,7 +68,6 @@ pub fn measure(n_blocks: usize, seed: u64) -> ResyncReport {
         quiet_ns_p99: quiet.value_at_quantile(0.99),
         busy_ns_p99: busy.value_at_quantile(0.99),
         busy_ns_max: busy.max(),
-        n_busy: busy.len(),
     }
 }
 

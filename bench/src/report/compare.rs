@@ -165,7 +165,7 @@ impl FigureChange {
         let ratio = if ratio.is_finite() { format!("{ratio:.2}") } else { String::new() };
         let label = self.new.measure.unit.label();
         let figure = format!("{} {label}", name(self.part, &self.new)).trim_end().to_owned();
-        vec![kind.to_owned(), figure, page::cell(&self.old), page::cell(&self.new), ratio]
+        vec![kind.to_owned(), figure, self.old.cell(), self.new.cell(), ratio]
     }
 }
 

@@ -4,7 +4,6 @@ use super::compare::Comparison;
 use super::plan::Pace;
 use super::plots::Plot;
 use super::results::{PartResults, Results, Skipped};
-use crate::figures::{Figure, Measure, Row};
 use crate::table::Table;
 
 /// Longest line of text and of commands. Units: characters.
@@ -24,13 +23,6 @@ pub fn page(results: &Results, link: &str, plots: &[Plot], comparison: Option<&C
 /// Returns the day of a date.
 pub fn day(date: &str) -> &str {
     date.split('T').next().unwrap_or_default()
-}
-
-/// Returns the median of a figure, followed by its spread if there is one.
-pub fn cell(figure: &Figure) -> String {
-    let show = |value| figure.measure.unit.show(value);
-    let [median, lowest, highest] = [figure.median, figure.spread.lowest, figure.spread.highest].map(show);
-    if lowest == highest { median } else { format!("{median} ({lowest}-{highest})") }
 }
 
 /// Returns the text with lines wrapped at the limit; tables and single long words are not wrapped.
@@ -89,7 +81,7 @@ fn section(part: &PartResults, plots: &[Plot]) -> String {
         part.commands.iter().map(|line| command(line)).collect::<Vec<_>>().join("\n")
     ));
     if !part.figures.figures.is_empty() {
-        text.push_str(&format!("\n\n{}", table(part)));
+        text.push_str(&format!("\n\n{}", part.figures.table(part.part.row_titles())));
     }
     let remarks = part.failures.iter().map(|failure| format!("- **Failed:** {failure}"));
     let remarks = remarks.chain(part.figures.notes.iter().map(|note| format!("- {note}")));
@@ -118,36 +110,6 @@ fn command(line: &str) -> String {
         n_chars += word.len() + 1;
     }
     lines
-}
-
-/// Returns the table of a part: a row for each case and subject, a column for each measure.
-fn table(part: &PartResults) -> Table {
-    let figures = &part.figures.figures;
-    let mut rows: Vec<&Row> = Vec::new();
-    let mut measures: Vec<&Measure> = Vec::new();
-    for figure in figures {
-        if !rows.iter().any(|row| (&row.case, &row.subject) == (&figure.row.case, &figure.row.subject)) {
-            rows.push(&figure.row);
-        }
-        if !measures.iter().any(|measure| measure.name == figure.measure.name) {
-            measures.push(&figure.measure);
-        }
-    }
-    let has_cases = rows.iter().any(|row| !row.case.is_empty());
-    let (case_title, subject_title) = part.part.row_titles();
-    let titles = has_cases.then_some(case_title).into_iter().chain([subject_title]).map(str::to_owned);
-    let header = titles.chain(measures.iter().map(|measure| title(measure)));
-    let row = |row: &Row| {
-        let found = |name: &str| figures.iter().find(|figure| figure.row == *row && figure.measure.name == name);
-        let cells = measures.iter().map(|measure| found(&measure.name).map(cell).unwrap_or_default());
-        has_cases.then(|| row.case.clone()).into_iter().chain([row.subject.clone()]).chain(cells).collect()
-    };
-    Table { header: header.collect(), rows: rows.into_iter().map(row).collect() }
-}
-
-fn title(measure: &Measure) -> String {
-    let label = measure.unit.label();
-    if measure.name.ends_with(label) { measure.name.clone() } else { format!("{}, {label}", measure.name) }
 }
 
 fn skipped(skipped: &[Skipped]) -> String {

@@ -48,7 +48,7 @@ fn shape(seed: u64) -> Shape {
 async fn the_page_shows_the_fleet_and_is_accessible() -> anyhow::Result<()> {
     let Some(chromium) = tools::chromium()? else { return Ok(()) };
     let rig = Rig::start_models(WORKERS).await?;
-    drive(&ChatClient::new(&rig.router_url(), Some("tiny".to_owned()))?, &shape(1)).await?;
+    drive(&[ChatClient::new(&rig.router_url(), Some("tiny".to_owned()))?], &shape(1)).await?;
     let body = json!({
         "model": "<script>window.harm=1</script>",
         "messages": [{"role": "user", "content": "Hello"}],
@@ -69,7 +69,7 @@ async fn the_page_shows_the_fleet_and_is_accessible() -> anyhow::Result<()> {
 async fn the_picture_of_the_page() -> anyhow::Result<()> {
     let chromium = tools::chromium()?.context("no Chromium")?;
     let rig = Rig::start_models(PICTURED).await?;
-    let client = ChatClient::new(&rig.router_url(), None)?;
+    let clients = [ChatClient::new(&rig.router_url(), None)?];
     let picture = root().join("docs/images/fleet.png").display().to_string();
     let args = [chromium.display().to_string(), format!("{}/fleet", rig.fleet.router.admin_url()?), picture];
     // The load continues while the picture is taken.
@@ -84,7 +84,7 @@ async fn the_picture_of_the_page() -> anyhow::Result<()> {
                 concurrency: 4,
                 ..shape(seed)
             };
-            drive(&client, &shape).await?;
+            drive(&clients, &shape).await?;
         }
         anyhow::Ok(())
     };

@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
-use warmpath_bench::chat_load::{Shape, drive_spread};
+use warmpath_bench::chat_load::{Shape, drive};
 use warmpath_bench::client::{ChatClient, Message};
 use warmpath_bench::corpora::TextKind;
 use warmpath_bench::fleet::{Server, start_router};
@@ -87,7 +87,7 @@ async fn eight_routers_reuse_as_much_as_one() -> anyhow::Result<()> {
     for n_routers in [N_ROUTERS, 1] {
         let rig = Rig::start(3, &[]).await?;
         let replicas = Replicas::start(&rig, n_routers).await?;
-        hit_ratios.push(drive_spread(&replicas.clients, &shape).await?.outcome().summary.prefix_hit_ratio);
+        hit_ratios.push(drive(&replicas.clients, &shape).await?.summary().prefix_hit_ratio);
     }
     println!("hit ratio with {N_ROUTERS} routers {:.4}, with one {:.4}", hit_ratios[0], hit_ratios[1]);
     assert!(hit_ratios[1] > 0.7, "{hit_ratios:?}");
