@@ -12,7 +12,6 @@ mod session;
 mod shape;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
@@ -23,28 +22,21 @@ use self::asked::{DialectClient, MeasuredAnswer};
 use self::prefix::Prefixes;
 use self::session::{Request, Session, Step};
 use self::shape::Shape;
-use crate::fleet::bin_dir;
-use crate::peers;
 use crate::summary::hit_ratio;
 use crate::table::{Table, percent};
-use crate::worker_bench::Peer;
-use crate::worker_bench::contender::{Contender, Programs, Setup};
+use crate::worker_bench::contender::{Contender, ServerArgs, Setup};
 
 /// Command line of `agents`.
 #[derive(Debug, Args)]
 pub struct AgentsArgs {
-    /// GGUF file that every server serves, or that the server at --url serves.
-    #[arg(long, value_name = "FILE")]
-    model: PathBuf,
+    #[command(flatten)]
+    servers: ServerArgs,
     /// Agent whose requests are sent; may be repeated. The default is all agents.
     #[arg(long = "shape", value_name = "AGENT")]
     shapes: Vec<Agent>,
     /// Running router or server to ask, instead of a worker that is started.
     #[arg(long, value_name = "URL", conflicts_with = "against")]
     url: Option<String>,
-    /// Server to compare with; it is built first if it is missing. The default is to measure only the worker.
-    #[arg(long, value_name = "PEER")]
-    against: Option<Peer>,
     /// Questions of the user in the first project.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     questions: u32,
@@ -57,12 +49,6 @@ pub struct AgentsArgs {
     /// Start the worker with --tools-first; with --url, expect the server to have that flag.
     #[arg(long)]
     tools_first: bool,
-    /// Folder that holds warmpath-worker. The default is this program's folder.
-    #[arg(long, value_name = "DIR")]
-    bin_dir: Option<PathBuf>,
-    /// Threads of each server.
-    #[arg(long, default_value_t = 2)]
-    threads: u16,
     /// Slots of each server.
     #[arg(long, default_value_t = 2)]
     slots: u16,
@@ -148,7 +134,7 @@ struct Sum {
 pub async fn run(args: &AgentsArgs) -> anyhow::Result<()> {
     anyhow::ensure!(args.scale > 0.0 && args.scale <= 1.0, "--scale must be above 0 and at most 1");
     let options = PromptOptions { tools_first: args.tools_first, ..PromptOptions::default() };
-    let prefixes = Prefixes::open(&args.model, options)?;
+    let prefixes = Prefixes::open(&args.servers.model.file()?, options)?;
     let agents = if args.shapes.is_empty() { Agent::value_variants() } else { &args.shapes };
     let mut table = Table::new(&HEADER);
     for &agent in agents {
@@ -174,15 +160,7 @@ async fn compare(args: &AgentsArgs, session: &Session, prefixes: &Prefixes) -> a
     if let Some(url) = &args.url {
         return Ok(vec![(url.clone(), hold(args, session, prefixes, url).await)]);
     }
-    let self_test_cache = tempfile::tempdir()?;
-    let programs = Programs {
-        worker: bin_dir(args.bin_dir.as_deref())?.join("warmpath-worker"),
-        peer: args.against.map(|Peer::LlamaServer| peers::llama_server()).transpose()?,
-        peer_chosen: Vec::new(),
-        model: args.model.clone(),
-        threads: args.threads,
-        self_test_cache: self_test_cache.path().to_owned(),
-    };
+    let programs = args.servers.programs()?;
     let (n_slots, slot_context_tokens) = (args.slots, args.slot_ctx);
     let worker_flags = args.tools_first.then(|| "--tools-first".to_owned()).into_iter().collect();
     let setup = Setup { n_slots, slot_context_tokens, worker_flags, ..Setup::default() };

@@ -23,7 +23,7 @@ use crate::model::real::ModelChoice;
 use crate::peers::{self, LOAD_TIMEOUT};
 use crate::prompts::words;
 use crate::summary::median;
-use crate::worker_bench::Peer;
+use crate::worker_bench::contender::Peer;
 
 /// Context of a slot. Units: tokens.
 const SLOT_CONTEXT_TOKENS: u32 = 2048;

@@ -24,9 +24,9 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Context as _;
-use clap::{Args, ValueEnum};
+use clap::Args;
 
-use self::contender::{Contender, Programs, Setup};
+use self::contender::{Contender, Programs, ServerArgs, Setup};
 use self::goals::Verdict;
 use self::long_prompt::Waits;
 use self::measured::Measured;
@@ -37,8 +37,6 @@ use self::state::{Footprint, Restart};
 use self::traffic::{Pass, Traffic};
 use crate::client::Message;
 use crate::figures::{FiguresArgs, Measure};
-use crate::fleet::bin_dir;
-use crate::model::real::ModelChoice;
 use crate::peers;
 use crate::prompts::words;
 use crate::table::Table;
@@ -46,13 +44,8 @@ use crate::table::Table;
 /// Flags of `worker`.
 #[derive(Debug, Args)]
 pub struct WorkerArgs {
-    /// Model that every server serves: a GGUF file, `smollm2` (SmolLM2-135M-Instruct, fetched once) or `made` (made by
-    /// code).
-    #[arg(long, value_name = "FILE|NAME")]
-    model: ModelChoice,
-    /// Server to compare with; it is built first if it is missing. The default is to measure only the worker.
-    #[arg(long, value_name = "PEER")]
-    against: Option<Peer>,
+    #[command(flatten)]
+    servers: ServerArgs,
     /// Scenario to run; may be repeated. The default is all scenarios.
     #[arg(long = "scenario", value_name = "NAME")]
     scenarios: Vec<Scenario>,
@@ -62,24 +55,11 @@ pub struct WorkerArgs {
     /// Page to write the tables into.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Folder that holds warmpath-worker. The default is this program's folder.
-    #[arg(long, value_name = "DIR")]
-    bin_dir: Option<PathBuf>,
-    /// Threads of each server.
-    #[arg(long, default_value_t = 2)]
-    threads: u16,
     /// Seed of all texts.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     #[command(flatten)]
     figures: FiguresArgs,
-}
-
-/// A server to compare with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Peer {
-    /// llama.cpp's own server.
-    LlamaServer,
 }
 
 /// Context of a slot, large enough for the longest scenario's prompts and responses. Units: tokens.
@@ -90,15 +70,7 @@ const SLOT_CONTEXT_TOKENS: u32 = 8192;
 /// A missed goal is reported and is not an error, since this is a measurement. Errors: a server that does not start or
 /// respond; the other scenarios are run and shown nevertheless.
 pub async fn run(args: &WorkerArgs) -> anyhow::Result<()> {
-    let self_test_cache = tempfile::tempdir()?;
-    let mut programs = Programs {
-        worker: bin_dir(args.bin_dir.as_deref())?.join("warmpath-worker"),
-        peer: args.against.map(|Peer::LlamaServer| peers::llama_server()).transpose()?,
-        peer_chosen: Vec::new(),
-        model: args.model.file()?,
-        threads: args.threads,
-        self_test_cache: self_test_cache.path().to_owned(),
-    };
+    let mut programs = args.servers.programs()?;
     let (tokens_per_word, log) = tokens_per_word(&programs).await.context("counting the tokens of a word")?;
     programs.peer_chosen = peers::llama_server_chosen(&log)?.to_vec();
     eprintln!("{} gets {}", Contender::PeerChosen.name(), programs.peer_chosen.join(" "));

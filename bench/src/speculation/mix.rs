@@ -29,7 +29,7 @@ pub(super) async fn run(contenders: &[Contender], (n_rounds, n_streams): (usize,
 async fn measure(contender: &Contender, task: Task, (round, n_streams): (usize, u16)) -> anyhow::Result<f64> {
     let asked = task
         .of_round((round, n_streams))
-        .map(|messages| async move { contender.client.ask(&messages, ANSWER_TOKENS).await });
+        .map(|messages| async move { contender.server.client.ask(&messages, ANSWER_TOKENS).await });
     let answers = try_join_all(asked).await.with_context(|| format!("{}, {}", contender.name, task.name()))?;
     Ok(rate(&answers))
 }

@@ -5,13 +5,58 @@
 //! really cold, with the same model, slots, threads and context.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Context as _;
+use clap::{Args, ValueEnum};
 use serde_json::Value;
+use tempfile::TempDir;
 
 use crate::client::ChatClient;
-use crate::fleet::Server;
+use crate::fleet::{Server, bin_dir};
+use crate::model::real::ModelChoice;
 use crate::peers::{self, LOAD_TIMEOUT};
+
+/// Flags of the servers that a benchmark starts.
+#[derive(Debug, Args)]
+pub struct ServerArgs {
+    /// Model that every server serves: a GGUF file, `smollm2` (SmolLM2-135M-Instruct, fetched once) or `made` (made by
+    /// code).
+    #[arg(long, value_name = "FILE|NAME")]
+    pub model: ModelChoice,
+    /// Server to compare with; it is built first if it is missing. The default is to measure only the worker.
+    #[arg(long, value_name = "PEER")]
+    against: Option<Peer>,
+    /// Folder that holds warmpath-worker. The default is this program's folder.
+    #[arg(long, value_name = "DIR")]
+    bin_dir: Option<PathBuf>,
+    /// Threads of each server.
+    #[arg(long, default_value_t = 2)]
+    threads: u16,
+}
+
+/// A server to compare with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Peer {
+    /// llama.cpp's own server.
+    LlamaServer,
+}
+
+impl ServerArgs {
+    /// Returns the programs, with an empty cache of the self-test; the setting of llama-server is not chosen yet.
+    ///
+    /// Errors: a program or the model cannot be built, fetched or found.
+    pub fn programs(&self) -> anyhow::Result<Programs> {
+        Ok(Programs {
+            worker: bin_dir(self.bin_dir.as_deref())?.join("warmpath-worker"),
+            peer: self.against.map(|Peer::LlamaServer| peers::llama_server()).transpose()?,
+            peer_chosen: Vec::new(),
+            model: self.model.file()?,
+            threads: self.threads,
+            self_test_cache: Arc::new(tempfile::tempdir()?),
+        })
+    }
+}
 
 /// One of the servers that are compared, with its settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -65,6 +110,8 @@ pub struct Setup {
     pub cache_disk: Option<PathBuf>,
     /// Further flags of the worker.
     pub worker_flags: Vec<String>,
+    /// Further flags of llama-server.
+    pub peer_flags: Vec<String>,
 }
 
 /// Number of slots that llama-server has by default.
@@ -93,9 +140,7 @@ pub fn settings(contender: Contender, setup: &Setup, peer_chosen: &[String]) -> 
     if let Some(dir) = setup.cache_disk.as_ref().filter(|_| contender == Contender::Worker) {
         args.extend(["--cache-disk".to_owned(), dir.display().to_string()]);
     }
-    if !contender.is_peer() {
-        args.extend_from_slice(&setup.worker_flags);
-    }
+    args.extend_from_slice(if contender.is_peer() { &setup.peer_flags } else { &setup.worker_flags });
     args
 }
 
@@ -114,7 +159,7 @@ pub struct Programs {
     pub threads: u16,
     /// Folder of this run in which workers keep the result of their self-test; an older result may be from a busier
     /// machine.
-    pub self_test_cache: PathBuf,
+    pub self_test_cache: Arc<TempDir>,
 }
 
 impl Programs {
@@ -127,7 +172,7 @@ impl Programs {
             let peer = self.peer.as_deref().context("no llama-server takes part")?;
             (peer, ["--host", "127.0.0.1", "--port", "0"].map(str::to_owned).to_vec())
         } else {
-            let self_test_cache = self.self_test_cache.display().to_string();
+            let self_test_cache = self.self_test_cache.path().display().to_string();
             let args = ["--listen", "127.0.0.1:0", "--self-test-cache", &self_test_cache].map(str::to_owned);
             (self.worker.as_path(), args.to_vec())
         };

@@ -4,6 +4,7 @@
 //! Workers with each setting run side by side and take turns, so that a noisy machine affects all of them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context as _;
@@ -101,8 +102,7 @@ pub async fn measure(programs: &Programs, texts: Texts) -> anyhow::Result<Regret
     let setup = Setup { n_slots: N_SLOTS, slot_context_tokens: SLOT_CONTEXT_TOKENS, ..Setup::default() };
     let mut regret = Regret::default();
     for _ in 0..STARTS {
-        let unmeasured = tempfile::tempdir()?;
-        let programs = Programs { self_test_cache: unmeasured.path().to_owned(), ..programs.clone() };
+        let programs = Programs { self_test_cache: Arc::new(tempfile::tempdir()?), ..programs.clone() };
         let server = programs.start(Contender::Worker, &setup).await?;
         let setting = server.settled().context("the worker's log does not say on what it has settled")?;
         server.stop().await?;
