@@ -22,6 +22,7 @@ use self::asked::{DialectClient, MeasuredAnswer};
 use self::prefix::Prefixes;
 use self::session::{Request, Session, Step};
 use self::shape::Shape;
+use crate::names;
 use crate::summary::hit_ratio;
 use crate::table::{Table, percent};
 use crate::worker_bench::contender::{Contender, ServerArgs, Setup};
@@ -141,7 +142,7 @@ pub async fn run(args: &AgentsArgs) -> anyhow::Result<()> {
         let session =
             Session { shape: Shape::of(agent).scaled(args.scale), seed: args.seed, questions: args.questions };
         for (server, outcome) in compare(args, &session, &prefixes).await? {
-            let name = agent.to_possible_value().context("no agent is hidden")?.get_name().to_owned();
+            let name = names::name(agent);
             match outcome {
                 Ok(sums) => table.rows.extend(sums.iter().map(|(step, sum)| sum.row(&name, &server, *step))),
                 Err(error) => eprintln!("{name}, {server}: {error:#}"),

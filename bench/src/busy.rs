@@ -82,8 +82,6 @@ enum Scenario {
 }
 
 impl Scenario {
-    const ALL: [Self; 4] = [Self::Loops, Self::Limit, Self::TwoServers, Self::ThreeServers];
-
     fn n_servers(self) -> usize {
         match self {
             Self::Loops | Self::Limit => 1,
@@ -125,7 +123,7 @@ pub async fn run(args: &BusyArgs) -> anyhow::Result<()> {
     let self_test_cache = tempfile::tempdir()?;
     let contenders = contenders(args, self_test_cache.path()).await?;
     let mut figures = Figures::default();
-    let scenarios = if args.scenarios.is_empty() { &Scenario::ALL[..] } else { &args.scenarios };
+    let scenarios = if args.scenarios.is_empty() { Scenario::value_variants() } else { &args.scenarios };
     for &scenario in scenarios {
         let cgroup = (scenario == Scenario::Limit).then(|| Cgroup::make(Controller::Processors)).transpose()?;
         for &n_streams in &args.streams {

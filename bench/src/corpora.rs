@@ -11,6 +11,7 @@ use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng as _;
 
+use crate::names;
 use crate::peers::ROOT;
 use crate::prompts::words;
 
@@ -75,7 +76,7 @@ impl TextKind {
 
 impl std::fmt::Display for TextKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.to_possible_value().expect("no kind is hidden").get_name())
+        f.write_str(&names::name(*self))
     }
 }
 

@@ -14,6 +14,7 @@ pub mod figures;
 pub mod fleets;
 pub mod index_bench;
 pub mod load;
+pub mod names;
 pub mod overhead;
 pub mod peers;
 pub mod pictures;

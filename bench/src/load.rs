@@ -25,6 +25,7 @@ use self::outcome::{Outcome, Slo, Tally};
 use self::requests::{Pace, Prompt, Requests};
 use crate::client::{ChatClient, Endpoint, Message};
 use crate::corpora::TextKind;
+use crate::names;
 use crate::sim::shapes::TraceShape;
 use crate::sim::trace::Trace;
 
@@ -57,7 +58,7 @@ pub struct LoadArgs {
     /// Tokens in a block of that file.
     #[arg(long, value_name = "TOKENS", default_value_t = 512, requires = "trace")]
     block_tokens: u32,
-    /// Made trace to replay instead of a file: chat, shared-prefix, agent, rag or tenants.
+    /// Made trace to replay instead of a file.
     #[arg(long, value_name = "NAME", default_value = "chat", conflicts_with = "trace")]
     shape: TraceShape,
     /// Length of prompts and answers as a share of the trace's lengths; use less than 1 for a small model.
@@ -216,7 +217,7 @@ impl LoadArgs {
             rate: self.rate,
             concurrency: self.concurrency,
             speedup: matches!(self.pace(), Pace::Trace(_)).then_some(self.speedup),
-            trace: self.trace.as_ref().map_or_else(|| self.shape.name().to_owned(), name),
+            trace: self.trace.as_ref().map_or_else(|| names::name(self.shape), name),
             scale: self.scale,
             text: self.text.to_string(),
             seed: self.seed,

@@ -39,7 +39,7 @@ pub struct SimArgs {
     /// Trace to run: one JSON object a line with timestamp (ms), input_length, output_length, hash_ids.
     #[arg(long, value_name = "FILE", required_unless_present = "shape")]
     pub trace: Option<PathBuf>,
-    /// Made trace to run instead of a file: chat, shared-prefix, agent, rag or tenants.
+    /// Made trace to run instead of a file.
     #[arg(long, value_name = "NAME", conflicts_with = "trace")]
     pub shape: Option<TraceShape>,
     /// Requests of a made trace.

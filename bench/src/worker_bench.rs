@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Context as _;
-use clap::Args;
+use clap::{Args, ValueEnum as _};
 
 use self::contender::{Contender, Programs, ServerArgs, Setup};
 use self::goals::Verdict;
@@ -75,7 +75,8 @@ pub async fn run(args: &WorkerArgs) -> anyhow::Result<()> {
     programs.peer_chosen = peers::llama_server_chosen(&log)?.to_vec();
     eprintln!("{} gets {}", Contender::PeerChosen.name(), programs.peer_chosen.join(" "));
     let bench = Bench { programs, tokens_per_word, seed: args.seed, repeat: args.repeat.max(1) };
-    let scenarios = if args.scenarios.is_empty() { Scenario::ALL.to_vec() } else { args.scenarios.clone() };
+    let scenarios =
+        if args.scenarios.is_empty() { Scenario::value_variants().to_vec() } else { args.scenarios.clone() };
     let mut outcome = Outcome::default();
     for scenario in scenarios {
         bench.run(scenario, &mut outcome).await;

@@ -4,13 +4,14 @@
 //! order. So every answer has a reference before faults begin, and computed state can be reused.
 
 use anyhow::{Context as _, ensure};
-use clap::ValueEnum as _;
+use clap::ValueEnum;
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 
 use super::reply::{CHAT, COMPLETIONS, MESSAGES, NATIVE, RESPONSES, Said};
 use crate::agents::{Agent, ShortSession};
 use crate::fleet::Server;
+use crate::names;
 use crate::prompts::words;
 
 /// Number of scripts of each kind.
@@ -51,13 +52,15 @@ pub struct Case {
 }
 
 /// Kind of script.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum)]
 pub enum Kind {
     /// A chat behind a shared system prompt.
     Chat,
     /// A chat whose client leaves in the middle.
+    #[value(name = "cancelled chat")]
     Cancelled,
     /// A chat that is not streamed.
+    #[value(name = "whole chat")]
     Whole,
     /// A conversation that grows with each turn.
     Conversation,
@@ -68,46 +71,22 @@ pub enum Kind {
     /// A completion.
     Completion,
     /// A completion of llama-server.
+    #[value(name = "native completion")]
     Native,
     /// A chat with two choices, chosen at random from a seed.
+    #[value(name = "two choices")]
     Choices,
     /// A chat whose answer follows a JSON schema.
+    #[value(name = "JSON schema")]
     Schema,
     /// A session of a coding agent with tools, in its dialect; each script has another agent.
     Agent,
 }
 
 impl Kind {
-    /// All kinds.
-    pub const ALL: [Self; 11] = [
-        Self::Chat,
-        Self::Cancelled,
-        Self::Whole,
-        Self::Conversation,
-        Self::Messages,
-        Self::Responses,
-        Self::Completion,
-        Self::Native,
-        Self::Choices,
-        Self::Schema,
-        Self::Agent,
-    ];
-
     /// Returns the kind's name in reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Chat => "chat",
-            Self::Cancelled => "cancelled chat",
-            Self::Whole => "whole chat",
-            Self::Conversation => "conversation",
-            Self::Messages => "messages",
-            Self::Responses => "responses",
-            Self::Completion => "completion",
-            Self::Native => "native completion",
-            Self::Choices => "two choices",
-            Self::Schema => "JSON schema",
-            Self::Agent => "agent",
-        }
+    pub fn name(self) -> String {
+        names::name(self)
     }
 
     fn n_turns(self, session: &ShortSession) -> usize {
@@ -225,8 +204,8 @@ pub async fn make(
     bar.set_length(n_cases());
     let mut scripts = Vec::new();
     for idx in 0..SCRIPTS_PER_KIND {
-        for (nth, kind) in Kind::ALL.into_iter().enumerate() {
-            let seed = seed * 1_000_000 + (idx * Kind::ALL.len() + nth) as u64 * 100;
+        for (nth, &kind) in Kind::value_variants().iter().enumerate() {
+            let seed = seed * 1_000_000 + (idx * Kind::value_variants().len() + nth) as u64 * 100;
             let system = words(seed / 1_000_000 + (idx % TENANTS) as u64, SYSTEM_WORDS);
             let mut history = History { system, messages: Vec::new(), seed, session: session(idx, seed) };
             let mut cases = Vec::new();
@@ -246,7 +225,7 @@ pub async fn make(
 
 /// Returns the number of requests in all scripts.
 pub fn n_cases() -> u64 {
-    let of_each = |session: ShortSession| Kind::ALL.into_iter().map(move |kind| kind.n_turns(&session));
+    let of_each = |session: ShortSession| Kind::value_variants().iter().map(move |kind| kind.n_turns(&session));
     (0..SCRIPTS_PER_KIND).flat_map(|idx| of_each(session(idx, 0))).sum::<usize>() as u64
 }
 

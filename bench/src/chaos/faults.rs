@@ -17,6 +17,7 @@ use super::liar::Liar;
 use super::network::{Network, Place};
 use super::site::{Fleet, Served, Start};
 use crate::cgroup::{Cgroup, Controller};
+use crate::names;
 
 /// Kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum)]
@@ -66,7 +67,7 @@ const SIGKILL: i32 = 9;
 impl Fault {
     /// Returns the fault's name, as `--faults` takes it.
     pub fn name(self) -> String {
-        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+        names::name(self)
     }
 
     /// Returns why the fault is impossible on this machine; `None` if it is possible.

@@ -76,7 +76,7 @@ pub struct Verdict {
     /// Number of requests of each outcome.
     pub outcomes: BTreeMap<Outcome, usize>,
     /// Number of requests of each kind.
-    pub kinds: BTreeMap<&'static str, usize>,
+    pub kinds: BTreeMap<String, usize>,
     /// Requests that were sent to another router because the first one was being restarted.
     pub n_passed_on: u32,
     /// Faults.
@@ -123,7 +123,7 @@ impl Verdict {
     pub fn of(observed: &Observed) -> Self {
         let Observed { records, faults, samples, .. } = observed;
         let mut outcomes: BTreeMap<Outcome, usize> = BTreeMap::new();
-        let mut kinds: BTreeMap<&'static str, usize> = BTreeMap::new();
+        let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
         for record in records {
             *outcomes.entry(record.outcome).or_default() += 1;
             *kinds.entry(record.kind.name()).or_default() += 1;

@@ -3,6 +3,8 @@
 //! A figure has changed if the samples of the two runs do not overlap and the medians differ by more than the noise of
 //! the unit. With one sample per run, only the second condition applies.
 
+use clap::ValueEnum as _;
+
 use super::page;
 use super::plan::Part;
 use super::results::{PartResults, Results};
@@ -64,7 +66,7 @@ pub fn compare(old: &Results, new: &Results) -> Comparison {
         missing: Vec::new(),
         added: Vec::new(),
     };
-    for part in Part::ALL {
+    for &part in Part::value_variants() {
         comparison.compare_part(part, old.part(part), new.part(part));
     }
     comparison.changes.sort_by_key(|change| change.kind == Kind::Improvement);

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::results::PartResults;
 use crate::figures::Figures;
+use crate::names;
 use crate::peers::Gateway;
 
 /// Length of a report.
@@ -45,35 +46,9 @@ pub enum Part {
 }
 
 impl Part {
-    /// All parts.
-    pub const ALL: [Self; 8] = [
-        Self::Fleets,
-        Self::Worker,
-        Self::Throughput,
-        Self::Overhead,
-        Self::Index,
-        Self::Policies,
-        Self::Routers,
-        Self::Chaos,
-    ];
-
     /// Parts of a report unless others are named.
     pub const DEFAULT: [Self; 7] =
         [Self::Fleets, Self::Worker, Self::Overhead, Self::Index, Self::Policies, Self::Routers, Self::Chaos];
-
-    /// Returns the name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Fleets => "fleets",
-            Self::Worker => "worker",
-            Self::Throughput => "throughput",
-            Self::Overhead => "overhead",
-            Self::Index => "index",
-            Self::Policies => "policies",
-            Self::Routers => "routers",
-            Self::Chaos => "chaos",
-        }
-    }
 
     /// Returns the heading on the page.
     pub fn title(self) -> &'static str {
@@ -151,7 +126,7 @@ impl Part {
 
 impl fmt::Display for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        f.write_str(&names::name(*self))
     }
 }
 
@@ -302,8 +277,7 @@ impl Plan {
 }
 
 fn names(gateways: &[Gateway]) -> String {
-    let name = |gateway: &Gateway| gateway.to_possible_value().map(|value| value.get_name().to_owned());
-    gateways.iter().filter_map(name).collect::<Vec<_>>().join(",")
+    gateways.iter().map(|gateway| names::name(*gateway)).collect::<Vec<_>>().join(",")
 }
 
 /// Parses the name of a model: one word, since the page's commands contain it.
@@ -344,11 +318,11 @@ pub(super) mod tests {
     fn every_part_runs_once_before_any_runs_again() {
         for pace in [Pace::Full, Pace::Quick] {
             let plan = plan(pace, everything());
-            let steps = plan.steps(&Part::ALL);
+            let steps = plan.steps(Part::value_variants());
             assert!(steps.is_sorted_by_key(|step| step.round), "{steps:?}");
             let mut rounds: BTreeMap<Part, Vec<u64>> = BTreeMap::new();
             steps.iter().for_each(|step| rounds.entry(step.part).or_default().push(step.round));
-            assert_eq!(rounds.len(), Part::ALL.len());
+            assert_eq!(rounds.len(), Part::value_variants().len());
             for (part, mut rounds) in rounds {
                 rounds.dedup();
                 assert_eq!(rounds, (1..=plan.empty_results(part).n_rounds).collect::<Vec<_>>());
@@ -389,10 +363,7 @@ pub(super) mod tests {
 
     #[test]
     fn parts_have_the_same_names_on_the_command_line_and_in_files() {
-        assert_eq!(Part::value_variants(), Part::ALL);
-        for part in Part::ALL {
-            let value = part.to_possible_value().expect("no part is hidden");
-            assert_eq!(value.get_name(), part.name());
+        for part in Part::value_variants() {
             assert_eq!(serde_json::to_string(&part).expect("JSON"), format!("\"{part}\""));
         }
         assert!(model_name("a b.gguf").is_err() && model_name("made").is_ok());

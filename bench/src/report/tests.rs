@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use clap::ValueEnum as _;
+
 use super::*;
 use crate::figures::{Answered, Measure, Row, Unit};
 
@@ -118,7 +120,7 @@ async fn a_wrong_file_is_refused_before_anything_is_measured() {
     std::fs::write(&path, "{\"format\": 9}").expect("it is written");
     let args = ReportArgs {
         quick: true,
-        parts: Part::ALL.to_vec(),
+        parts: Part::value_variants().to_vec(),
         model: "made".to_owned(),
         compare: Some(path),
         from: None,

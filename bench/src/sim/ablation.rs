@@ -12,7 +12,7 @@ use warmpath_router_core::ledger::{Decision, Ledger, NoWorker, RouteRequest, Tic
 use warmpath_router_core::routing::choose::{Candidate, Policy, TieBreak, choose as choose_by};
 
 /// Part of our policy that can be left out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Term {
     /// Time before the prefill begins.
     Wait,
@@ -30,34 +30,6 @@ pub enum Term {
     FreeCells,
     /// Backoff before a choice where other routers send as well.
     Backoff,
-}
-
-impl Term {
-    /// All terms.
-    pub const ALL: [Self; 8] = [
-        Self::Wait,
-        Self::Prefill,
-        Self::Pressure,
-        Self::Slowdown,
-        Self::TieMargin,
-        Self::RecentWork,
-        Self::FreeCells,
-        Self::Backoff,
-    ];
-
-    /// Returns the name of the term on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Wait => "wait",
-            Self::Prefill => "prefill",
-            Self::Pressure => "pressure",
-            Self::Slowdown => "slowdown",
-            Self::TieMargin => "tie-margin",
-            Self::RecentWork => "recent-work",
-            Self::FreeCells => "free-cells",
-            Self::Backoff => "backoff",
-        }
-    }
 }
 
 /// Chooses a worker by our policy without `term` and books the request on it.

@@ -5,10 +5,12 @@
 use std::fmt;
 use std::str::FromStr;
 
+use clap::ValueEnum as _;
 use warmpath_router_core::routing::choose::Policy as Offered;
 
 use super::ablation::Term;
 use super::rivals::Kind;
+use crate::names;
 
 /// Rule by which workers are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +50,7 @@ impl Policy {
     /// Returns our policy as a whole, and without each of its terms.
     pub fn ablated() -> Vec<Self> {
         let whole = Self::Offered(Offered::PredictedTtft);
-        std::iter::once(whole).chain(Term::ALL.map(Self::Without)).collect()
+        std::iter::once(whole).chain(Term::value_variants().iter().copied().map(Self::Without)).collect()
     }
 
     fn known() -> impl Iterator<Item = Self> {
@@ -61,8 +63,8 @@ impl fmt::Display for Policy {
         match self {
             Self::Offered(policy) => write!(f, "{policy}"),
             Self::Hash { n_blocks } => write!(f, "hash-{n_blocks}"),
-            Self::Without(term) => write!(f, "without-{}", term.name()),
-            Self::Rival(kind) => f.write_str(kind.name()),
+            Self::Without(term) => write!(f, "without-{}", names::name(*term)),
+            Self::Rival(kind) => f.write_str(&names::name(*kind)),
         }
     }
 }

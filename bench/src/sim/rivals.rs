@@ -20,7 +20,7 @@ use super::router::FleetShape;
 use super::trace::{Request, mix};
 
 /// Kind of rule.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kind {
     /// Consistent hash of the first blocks; workers with more than their share are skipped.
     BoundedHash,
@@ -29,31 +29,20 @@ pub enum Kind {
     /// The shortest time to the first token.
     EarliestFinish,
     /// The fewest uncached tokens plus a tenth of the waiting ones.
+    #[value(name = "uncached+0.1queue")]
     TenthQueue,
     /// SGLang's: the longest prefix while the fleet is balanced, the shortest queue otherwise.
+    #[value(name = "sglang")]
     SglangSwitch,
     /// Dynamo's: blocks to prefill plus different blocks in use, each with those of the request.
     ///
     /// Source: `worker_logit` and `potential_blocks_and_tokens` of Dynamo's kv-router, at its default weights, without
     /// output blocks.
+    #[value(name = "dynamo")]
     DynamoCost,
     /// llm-d's: weighted scores of prefix, queue and cache use.
+    #[value(name = "llm-d")]
     LlmdScorers,
-}
-
-impl Kind {
-    /// Returns the name of the rule on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::BoundedHash => "bounded-hash",
-            Self::Sticky => "sticky",
-            Self::EarliestFinish => "earliest-finish",
-            Self::TenthQueue => "uncached+0.1queue",
-            Self::SglangSwitch => "sglang",
-            Self::DynamoCost => "dynamo",
-            Self::LlmdScorers => "llm-d",
-        }
-    }
 }
 
 /// Factor by which a worker's load may exceed the mean under [`Kind::BoundedHash`].

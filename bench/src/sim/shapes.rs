@@ -3,12 +3,12 @@
 //! Traces are read in `trace`. There are few parameters, each documented here, and none of them is known to the router.
 //! Another seed gives another trace of the same shape.
 
-use std::str::FromStr;
-
+use clap::ValueEnum;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
 
 use super::trace::{Line, Trace};
+use crate::names;
 
 /// Length of a block. Units: tokens.
 ///
@@ -16,7 +16,7 @@ use super::trace::{Line, Trace};
 const BLOCK_TOKENS: u32 = 64;
 
 /// A shape of traffic.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum)]
 pub enum TraceShape {
     /// Conversations that grow turn by turn, after one system prompt.
     Chat,
@@ -31,20 +31,6 @@ pub enum TraceShape {
 }
 
 impl TraceShape {
-    /// All shapes.
-    pub const ALL: [Self; 5] = [Self::Chat, Self::SharedPrefix, Self::Agent, Self::Rag, Self::Tenants];
-
-    /// Returns the name of the shape on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Chat => "chat",
-            Self::SharedPrefix => "shared-prefix",
-            Self::Agent => "agent",
-            Self::Rag => "rag",
-            Self::Tenants => "tenants",
-        }
-    }
-
     /// Returns a trace of about `n_requests` requests.
     ///
     /// Errors: none that a number of requests above 0 could cause.
@@ -68,7 +54,7 @@ impl TraceShape {
     /// Errors: a shape without dialogues, or no request in that time.
     pub fn trace_of_sessions(self, sessions_per_s: f64, seconds: f64, seed: u64) -> anyhow::Result<Trace> {
         let is_dialogue = matches!(self, Self::Chat | Self::Agent | Self::Tenants);
-        anyhow::ensure!(is_dialogue, "the shape {} has no sessions", self.name());
+        anyhow::ensure!(is_dialogue, "the shape {} has no sessions", names::name(self));
         let mut maker = Maker::new(seed);
         maker.dialogues(self.sessions(), 1.0 / sessions_per_s, |_, start_s| start_s < seconds);
         maker.lines.retain(|line| line.timestamp < seconds * 1e3);
@@ -82,18 +68,6 @@ impl TraceShape {
             Self::Tenants => ((0..40).map(|n| (1.0 / f64::from(n + 1), 1024 + n * 64)).collect(), CHAT),
             Self::Chat | Self::SharedPrefix | Self::Rag => (vec![(1.0, 512)], CHAT),
         }
-    }
-}
-
-impl FromStr for TraceShape {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        let known = || Self::ALL.map(Self::name).join(", ");
-        Self::ALL
-            .into_iter()
-            .find(|shape| shape.name() == name)
-            .ok_or_else(|| format!("no shape is called `{name}`; the shapes are {}", known()))
     }
 }
 

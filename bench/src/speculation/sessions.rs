@@ -21,7 +21,7 @@ pub(super) async fn run(contenders: &[Contender], n_rounds: usize) -> anyhow::Re
     let mut rates = vec![Rates::default(); contenders.len()];
     for (round, seed) in (1..=n_rounds).zip(1..) {
         for &agent in Agent::value_variants() {
-            let name = agent.to_possible_value().context("no agent is hidden")?.get_name().to_owned();
+            let name = crate::names::name(agent);
             let session = ShortSession::new(agent, SCALE, seed);
             for time in ["first", "again"] {
                 for (contender, rates) in contenders.iter().zip(&mut rates) {

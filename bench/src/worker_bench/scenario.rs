@@ -3,6 +3,7 @@
 //! The requests are made in `traffic`, `throughput` and `state`; the goals are in `goals`.
 
 use super::contender::Contender;
+use crate::names;
 
 /// A scenario.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
@@ -46,44 +47,9 @@ pub enum Scenario {
 }
 
 impl Scenario {
-    /// All scenarios.
-    pub const ALL: [Self; 15] = [
-        Self::ExactRepeat,
-        Self::GrownPrompt,
-        Self::SixTurnChat,
-        Self::SharedSystem8,
-        Self::Interleaved12,
-        Self::Shared4k,
-        Self::HotAfterFlood,
-        Self::HotAfterFloodTight,
-        Self::Tenants6x4,
-        Self::Throughput,
-        Self::Constrained,
-        Self::LongPrompt,
-        Self::Restart,
-        Self::SharedRam50,
-        Self::Settings,
-    ];
-
     /// Returns the name on the command line and in tables.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::ExactRepeat => "exact-repeat",
-            Self::GrownPrompt => "grown-prompt",
-            Self::SixTurnChat => "six-turn-chat",
-            Self::SharedSystem8 => "shared-system-8",
-            Self::Interleaved12 => "interleaved-12",
-            Self::Shared4k => "shared-4k",
-            Self::HotAfterFlood => "hot-after-flood",
-            Self::HotAfterFloodTight => "hot-after-flood-tight",
-            Self::Tenants6x4 => "tenants-6x4",
-            Self::Throughput => "throughput",
-            Self::Constrained => "constrained",
-            Self::LongPrompt => "long-prompt",
-            Self::Restart => "restart",
-            Self::SharedRam50 => "shared-ram-50",
-            Self::Settings => "settings",
-        }
+    pub fn name(self) -> String {
+        names::name(self)
     }
 
     /// Returns the servers that take part if llama-server does.
@@ -95,21 +61,5 @@ impl Scenario {
             _ => {}
         }
         contenders
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::ValueEnum as _;
-
-    use super::*;
-
-    #[test]
-    fn every_scenario_has_the_same_name_on_the_command_line_and_in_tables() {
-        assert_eq!(Scenario::value_variants(), Scenario::ALL);
-        for scenario in Scenario::ALL {
-            let value = scenario.to_possible_value().expect("no scenario is hidden");
-            assert_eq!(value.get_name(), scenario.name());
-        }
     }
 }

@@ -32,7 +32,7 @@ pub fn reuse_row(scenario: Scenario, measured: &BTreeMap<Contender, Measured>, v
         let cold = measured.cold_ttft_ms.map(|ms| format!(", {ms:.0}")).unwrap_or_default();
         format!("{}, {:.1}{cold}", measured.computed_tokens, measured.warm_ttft_ms)
     };
-    let mut row = vec![scenario.name().to_owned(), prompt_tokens.unwrap_or_default()];
+    let mut row = vec![scenario.name(), prompt_tokens.unwrap_or_default()];
     row.extend(REUSE_COLUMNS.iter().map(cell));
     row.extend([goals(verdicts), reached(verdicts)]);
     row
