@@ -2,7 +2,7 @@
 //! goals.
 //!
 //! The servers are in `contender`, the requests in `traffic`, `shapes`, `throughput`, `long_prompt` and `state`,
-//! figures and goals in `measured` and `goals`, tables in `tables` and `outcome`. Only ratios within one run count. In
+//! figures and goals in `measured` and `goals`, tables in `outcome`. Only ratios within one run count. In
 //! every scenario the servers take turns, pass by pass, so that a noisy machine affects all of them.
 
 pub mod constrained;
@@ -15,7 +15,6 @@ pub mod scenario;
 pub mod settings;
 pub mod shapes;
 pub mod state;
-pub mod tables;
 pub mod throughput;
 pub mod traffic;
 
@@ -28,18 +27,15 @@ use clap::{Args, ValueEnum as _};
 
 use self::contender::{Contender, Programs, ServerArgs, Setup};
 use self::goals::Verdict;
-use self::long_prompt::Waits;
 use self::measured::Measured;
 use self::outcome::Outcome;
 use self::scenario::Scenario;
 use self::shapes::Texts;
-use self::state::{Footprint, Restart};
 use self::traffic::{Pass, Traffic};
 use crate::client::Message;
-use crate::figures::{FiguresArgs, Measure};
+use crate::figures::{Figures, FiguresArgs, Measure, Row};
 use crate::peers;
 use crate::prompts::words;
-use crate::table::Table;
 
 /// Flags of `worker`.
 #[derive(Debug, Args)]
@@ -84,9 +80,9 @@ pub async fn run(args: &WorkerArgs) -> anyhow::Result<()> {
     eprintln!("{}", outcome.summary());
     if let Some(out) = &args.out {
         let page = std::fs::read_to_string(out).with_context(|| format!("reading {}", out.display()))?;
-        std::fs::write(out, tables::splice(&page, &outcome.page()))?;
+        std::fs::write(out, outcome::splice(&page, &outcome.page()))?;
     }
-    args.figures.write(&outcome.figures)?;
+    args.figures.write(&outcome.figures())?;
     let failures = outcome.failures();
     anyhow::ensure!(failures.is_empty(), "not everything could be measured: {}", failures.join("; "));
     Ok(())
@@ -107,13 +103,6 @@ async fn tokens_per_word(programs: &Programs) -> anyhow::Result<(f64, String)> {
     let log = server.log();
     server.stop().await?;
     Ok(((prompt_tokens[1] - prompt_tokens[0]) / (many - few) as f64, log))
-}
-
-/// Result of one server in a scenario that compares a single measurement of each.
-struct Compared {
-    row: Vec<String>,
-    verdicts: Vec<Verdict>,
-    measures: Vec<(Measure, f64)>,
 }
 
 /// State that every scenario needs.
@@ -164,9 +153,10 @@ impl Bench {
                 }
             }
         }
-        for (&contender, passes) in &passes {
+        let mut figures = Figures::default();
+        for (contender, passes) in &passes {
             for pass in passes {
-                outcome.record(scenario, contender, Measured::of(std::slice::from_ref(pass)).measures());
+                record(&mut figures, (scenario, *contender), Measured::of(std::slice::from_ref(pass)).measures());
             }
         }
         let measured = passes.iter().map(|(&contender, passes)| (contender, Measured::of(passes))).collect();
@@ -174,10 +164,7 @@ impl Bench {
             eprintln!("  the servers' answers differ, and so do the prompts that contain them");
         }
         let verdicts = goals::judge(scenario, &measured);
-        let mut table = tables::reuse_table();
-        table.rows.push(tables::reuse_row(scenario, &measured, &verdicts));
-        outcome.show("Reuse of the warm prompts in one pass: computed tokens, TTFT warm and cold in ms:", table);
-        outcome.judge(scenario, verdicts);
+        outcome.add("Reuse of the warm prompts in one pass:", figures, (scenario, verdicts));
     }
 
     async fn pass(&self, scenario: Scenario, contender: Contender, pass_idx: u64) -> anyhow::Result<Pass> {
@@ -205,12 +192,10 @@ impl Bench {
         for load in throughput::LOADS {
             match throughput::measure(&self.programs, self.texts(0), load).await {
                 Ok(rates) => {
-                    throughput::record(load, &rates, &mut outcome.figures);
-                    let mut table = throughput::table();
-                    let (row, verdicts) = throughput::row(load, &rates);
-                    table.rows.push(row);
-                    outcome.show(throughput::TITLE, table);
-                    outcome.judge(Scenario::Throughput, verdicts);
+                    let mut figures = Figures::default();
+                    throughput::record(load, &rates, &mut figures);
+                    let verdicts = throughput::verdicts(load, &rates);
+                    outcome.add(throughput::TITLE, figures, (Scenario::Throughput, verdicts));
                 }
                 Err(error) => outcome.fail(Scenario::Throughput, Contender::Worker, &error),
             }
@@ -221,12 +206,10 @@ impl Bench {
         for n in constrained::SEQUENCES {
             match constrained::measure(&self.programs, self.texts(0), n).await {
                 Ok(rates) => {
-                    constrained::record(n, &rates, &mut outcome.figures);
-                    let mut table = constrained::table();
-                    let (rows, verdicts) = constrained::rows(n, &rates);
-                    table.rows = rows;
-                    outcome.show(constrained::TITLE, table);
-                    outcome.judge(Scenario::Constrained, verdicts);
+                    let mut figures = Figures::default();
+                    constrained::record(n, &rates, &mut figures);
+                    let verdicts = constrained::verdicts(n, &rates);
+                    outcome.add(constrained::TITLE, figures, (Scenario::Constrained, verdicts));
                 }
                 Err(error) => outcome.fail(Scenario::Constrained, Contender::Worker, &error),
             }
@@ -234,65 +217,70 @@ impl Bench {
     }
 
     async fn long_prompt(&self, outcome: &mut Outcome) {
-        let table = (Scenario::LongPrompt, "What waits for a prompt of 3,584 tokens that is alone:", Waits::table());
         let measure = async |contender| {
             let waits = long_prompt::measure(&self.programs, contender, self.texts(0)).await?;
-            Ok(Compared { row: waits.row(contender), verdicts: waits.verdicts(contender), measures: waits.measures() })
+            Ok((waits.measures(), waits.verdicts(contender)))
         };
-        self.compare(outcome, table, measure).await;
+        let title = "What waits for a prompt of 3,584 tokens that is alone:";
+        self.compare(outcome, (Scenario::LongPrompt, title), measure).await;
     }
 
     async fn restart(&self, outcome: &mut Outcome) {
-        let table = (Scenario::Restart, "Restart, the same conversations before and after:", Restart::table());
         let measure = async |contender| {
             let restart = state::restart(&self.programs, contender, self.texts(0)).await?;
-            let (row, verdicts) = (restart.row(contender), restart.verdicts(contender));
-            Ok(Compared { row, verdicts, measures: restart.measures() })
+            Ok((restart.measures(), restart.verdicts(contender)))
         };
-        self.compare(outcome, table, measure).await;
+        let title = "Restart, the same conversations before and after:";
+        self.compare(outcome, (Scenario::Restart, title), measure).await;
     }
 
     async fn footprint(&self, outcome: &mut Outcome) {
-        let title = "Memory of 50 conversations that share a prefix of 2,000 tokens:";
         let measure = async |contender| {
             let footprint = state::footprint(&self.programs, contender, self.texts(0)).await?;
-            let (row, verdicts) = (footprint.row(contender), footprint.verdicts());
-            Ok(Compared { row, verdicts, measures: footprint.measures() })
+            Ok((footprint.measures(), footprint.verdicts()))
         };
-        self.compare(outcome, (Scenario::SharedRam50, title, Footprint::table()), measure).await;
+        let title = "Memory of 50 conversations that share a prefix of 2,000 tokens:";
+        self.compare(outcome, (Scenario::SharedRam50, title), measure).await;
     }
 
     async fn settings(&self, outcome: &mut Outcome) {
         match settings::measure(&self.programs, self.texts(0)).await {
             Ok(regret) => {
-                regret.record(&mut outcome.figures);
-                let (table, verdicts) = regret.table();
-                outcome.show(settings::TITLE, table);
-                outcome.judge(Scenario::Settings, verdicts);
+                let mut figures = Figures::default();
+                regret.record(&mut figures);
+                outcome.add(settings::TITLE, figures, (Scenario::Settings, regret.verdicts()));
             }
             Err(error) => outcome.fail(Scenario::Settings, Contender::Worker, &error),
         }
     }
 
-    /// Measures every contender of a scenario, one row of its table each, and judges them together.
+    /// Measures every contender of a scenario once, and judges them together.
     async fn compare(
         &self,
         outcome: &mut Outcome,
-        (scenario, title, mut table): (Scenario, &'static str, Table),
-        measure: impl AsyncFn(Contender) -> anyhow::Result<Compared>,
+        (scenario, title): (Scenario, &'static str),
+        measure: impl AsyncFn(Contender) -> anyhow::Result<(Vec<(Measure, f64)>, Vec<Verdict>)>,
     ) {
-        let mut all = Vec::new();
+        let (mut figures, mut all) = (Figures::default(), Vec::new());
         for contender in self.contenders(scenario) {
             match measure(contender).await {
-                Ok(Compared { row, verdicts, measures }) => {
-                    outcome.record(scenario, contender, measures);
-                    table.rows.push(row);
+                Ok((measures, verdicts)) => {
+                    record(&mut figures, (scenario, contender), measures);
                     all.extend(verdicts);
                 }
                 Err(error) => outcome.fail(scenario, contender, &error),
             }
         }
-        outcome.show(title, table);
-        outcome.judge(scenario, all);
+        outcome.add(title, figures, (scenario, all));
     }
+}
+
+/// Adds a sample of each figure of a server in a scenario.
+fn record(
+    figures: &mut Figures,
+    (scenario, contender): (Scenario, Contender),
+    measures: impl IntoIterator<Item = (Measure, f64)>,
+) {
+    let row = Row::new(scenario.name(), contender.name());
+    measures.into_iter().for_each(|(measure, value)| figures.add(&row, measure, &[value]));
 }

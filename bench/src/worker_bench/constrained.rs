@@ -14,11 +14,9 @@ use serde_json::{Value, json};
 use super::contender::{Contender, Programs, Running, Setup};
 use super::goals::Verdict;
 use super::shapes::Texts;
-use super::tables::reached;
 use super::throughput::{Streamed, measured_together};
 use crate::figures::{Figures, Measure, Row, Unit};
 use crate::summary::median;
-use crate::table::Table;
 
 /// Numbers of sequences that run at once.
 pub const SEQUENCES: [u32; 3] = [1, 4, 8];
@@ -154,36 +152,15 @@ value  ::= string | [0-9]{1,9} | "null" | "[" (value (", " value)*)? "]"
 /// Line above the table.
 pub const TITLE: &str = "Decode, constrained and free, in tokens/s; must reach 0.90x:";
 
-/// Servers that have a column of [`rows`].
-const COLUMNS: [Contender; 2] = [Contender::Worker, Contender::PeerChosen];
-
-/// Returns an empty table for [`rows`].
-pub fn table() -> Table {
-    let servers = COLUMNS.map(Contender::name);
-    Table::new(&[["sequences", "follows"].as_slice(), &servers, &["reached"]].concat())
-}
-
-/// Returns one row per constraint, and the worker's verdicts.
-pub fn rows(n: u32, rates: &BTreeMap<Contender, Rates>) -> (Vec<Vec<String>>, Vec<Verdict>) {
-    let (mut rows, mut verdicts) = (Vec::new(), Vec::new());
+/// Returns the verdict on the worker for each constraint.
+pub fn verdicts(n: u32, rates: &BTreeMap<Contender, Rates>) -> Vec<Verdict> {
     let (goal, minimum) = GOAL;
-    for rule in [Rule::Schema, Rule::Grammar] {
-        let measured = |contender: &Contender| {
-            let rate = |rule: Rule| rates.get(contender)?.get(&rule).and_then(|rates| median(rates));
-            rate(rule).zip(rate(Rule::Nothing))
-        };
-        let verdict = measured(&Contender::Worker).map(|(following, free)| {
-            Verdict::at_least(&format!("{n} x {}", rule.name()), goal, (following / free, minimum))
-        });
-        let verdict: Vec<Verdict> = verdict.into_iter().collect();
-        let shown = |(following, free): (f64, f64)| format!("{following:.0}, {free:.0}");
-        let mut row = vec![n.to_string(), rule.name().to_owned()];
-        row.extend(COLUMNS.iter().map(|contender| measured(contender).map(shown).unwrap_or_default()));
-        row.push(reached(&verdict));
-        rows.push(row);
-        verdicts.extend(verdict);
-    }
-    (rows, verdicts)
+    let verdict = |rule: Rule| {
+        let rate = |rule: Rule| rates.get(&Contender::Worker)?.get(&rule).and_then(|rates| median(rates));
+        let ratio = rate(rule)? / rate(Rule::Nothing)?;
+        Some(Verdict::at_least(&format!("{n} x {}", rule.name()), goal, (ratio, minimum)))
+    };
+    [Rule::Schema, Rule::Grammar].into_iter().filter_map(verdict).collect()
 }
 
 /// Adds the rates of every server, constraint and round to `figures`.
@@ -207,11 +184,8 @@ mod tests {
             Rule::ALL.into_iter().zip(rates).collect()
         };
         let measured = [(Contender::Worker, rates(89.0, 91.0)), (Contender::PeerChosen, rates(50.0, 20.0))].into();
-        let (rows, verdicts) = rows(4, &measured);
-        let passed: Vec<bool> = verdicts.iter().map(|verdict| verdict.passed).collect();
+        let passed: Vec<bool> = verdicts(4, &measured).iter().map(|verdict| verdict.passed).collect();
         assert_eq!(passed, [false, true]);
-        assert_eq!(rows[1], ["4", "a GBNF grammar", "91, 100", "20, 100", "0.910x: pass"]);
-        assert!(rows.iter().all(|row| row.len() == table().header.len()));
         let mut figures = Figures::default();
         record(4, &measured, &mut figures);
         let medians: Vec<f64> = figures.figures.iter().map(|figure| figure.median).collect();

@@ -82,15 +82,6 @@ impl Contender {
         }
     }
 
-    /// Returns the name of the settings only.
-    pub fn settings_name(self) -> &'static str {
-        match self {
-            Self::Worker | Self::PeerDefaults => "defaults",
-            Self::WorkerUncached => "cache off",
-            Self::PeerChosen => "chosen",
-        }
-    }
-
     /// Returns whether it is llama-server.
     pub fn is_peer(self) -> bool {
         matches!(self, Self::PeerChosen | Self::PeerDefaults)

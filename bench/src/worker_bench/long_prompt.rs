@@ -11,11 +11,9 @@ use anyhow::Context as _;
 use super::contender::{Contender, Programs, Running, Setup};
 use super::goals::Verdict;
 use super::shapes::Texts;
-use super::tables::{goals, reached};
 use crate::client::Answer;
 use crate::figures::{Measure, Unit};
 use crate::summary::median;
-use crate::table::Table;
 
 /// Number of slots of the servers.
 const N_SLOTS: u16 = 4;
@@ -141,19 +139,6 @@ impl Beside<'_> {
 }
 
 impl Waits {
-    /// Returns an empty table for [`Self::row`].
-    pub fn table() -> Table {
-        Table::new(&[
-            "server",
-            "long prompt alone ms",
-            "short TTFT ms",
-            "cancelled slot free ms",
-            "/cache ms",
-            "must reach",
-            "reached",
-        ])
-    }
-
     /// Returns the figures and their values.
     pub fn measures(&self) -> Vec<(Measure, f64)> {
         let cache = self.cache_ms.map(|ms| ("/cache", ms));
@@ -182,21 +167,6 @@ impl Waits {
             verdict("cancelled slot", self.cancelled_ms, CANCELLED_MAX),
         ]
     }
-
-    /// Returns the row of `contender`.
-    pub fn row(&self, contender: Contender) -> Vec<String> {
-        let verdicts = self.verdicts(contender);
-        let shown = |ms: f64| format!("{ms:.0}");
-        vec![
-            contender.name().to_owned(),
-            shown(self.alone_ms),
-            shown(self.short_ms),
-            shown(self.cancelled_ms),
-            self.cache_ms.map(shown).unwrap_or_default(),
-            goals(&verdicts),
-            reached(&verdicts),
-        ]
-    }
 }
 
 #[cfg(test)]
@@ -210,6 +180,5 @@ mod tests {
             waits.verdicts(Contender::Worker).into_iter().map(|verdict| (verdict.reached, verdict.passed)).collect();
         assert_eq!(passed, [("2.100x".to_owned(), false), ("0.500x".to_owned(), true)]);
         assert_eq!(waits.verdicts(Contender::PeerChosen), []);
-        assert_eq!(waits.row(Contender::PeerChosen).len(), Waits::table().header.len());
     }
 }

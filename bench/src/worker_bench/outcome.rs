@@ -1,57 +1,52 @@
 //! The outcome of a run: its tables by kind, its verdicts, and what could not be measured.
 //!
-//! The figures are in the other modules. A scenario shows its table as soon as it is measured; the page gets all tables
-//! at the end.
+//! The figures are made in the other modules. A scenario shows its table as soon as it is measured; the page gets all
+//! tables at the end.
 
 use super::contender::Contender;
 use super::goals::Verdict;
 use super::scenario::Scenario;
-use crate::figures::{Figures, Measure, Row};
+use crate::figures::Figures;
 use crate::table::Table;
+
+/// Line of a page after which the tables begin.
+const BEGIN: &str = "<!-- warmpath-bench worker: begin -->";
+/// Line of a page before which the tables end.
+const END: &str = "<!-- warmpath-bench worker: end -->";
 
 /// Everything that was measured so far.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// Tables, each with its title.
-    tables: Vec<(&'static str, Table)>,
+    /// Figures, each kind with the line above its table.
+    tables: Vec<(&'static str, Figures)>,
     /// Verdicts.
     verdicts: Vec<(Scenario, Verdict)>,
     /// Missing measurements, with the reasons.
     failures: Vec<String>,
-    /// Figures of all scenarios.
-    pub figures: Figures,
 }
 
-impl Outcome {
-    /// Prints a table and keeps its rows, below those of earlier tables of the same title.
-    #[expect(clippy::print_stdout, reason = "the tables are the command's output")]
-    pub fn show(&mut self, title: &'static str, table: Table) {
-        println!("{table}");
-        match self.tables.iter_mut().find(|(known, _)| *known == title) {
-            Some((_, known)) => known.rows.extend(table.rows),
-            None => self.tables.push((title, table)),
-        }
-    }
+/// Titles of the columns of case and subject.
+const ROW_TITLES: (&str, &str) = ("scenario", "server");
 
-    /// Prints and keeps the verdicts on a scenario.
-    pub fn judge(&mut self, scenario: Scenario, verdicts: Vec<Verdict>) {
+impl Outcome {
+    /// Prints the figures of a scenario and the verdicts on it, and keeps both.
+    pub fn add(&mut self, title: &'static str, figures: Figures, (scenario, verdicts): (Scenario, Vec<Verdict>)) {
+        figures.table(ROW_TITLES).print();
         for verdict in &verdicts {
             eprintln!("  {}: {} ({})", verdict.word(), verdict.reached, verdict.goal);
         }
         self.verdicts.extend(verdicts.into_iter().map(|verdict| (scenario, verdict)));
+        match self.tables.iter_mut().find(|(known, _)| *known == title) {
+            Some((_, known)) => known.merge(figures),
+            None => self.tables.push((title, figures)),
+        }
     }
 
-    /// Keeps the figures of a server in a scenario, one sample each.
-    pub fn record(
-        &mut self,
-        scenario: Scenario,
-        contender: Contender,
-        measures: impl IntoIterator<Item = (Measure, f64)>,
-    ) {
-        let row = Row::new(scenario.name(), contender.name());
-        for (measure, value) in measures {
-            self.figures.add(&row, measure, &[value]);
-        }
+    /// Returns the figures of all scenarios.
+    pub fn figures(&self) -> Figures {
+        let mut all = Figures::default();
+        self.tables.iter().for_each(|(_, figures)| all.merge(figures.clone()));
+        all
     }
 
     /// Prints and keeps the failure to measure a server.
@@ -68,10 +63,16 @@ impl Outcome {
 
     /// Returns all tables as Markdown, the summary, and the first line of each failure.
     pub fn page(&self) -> String {
-        let tables = self.tables.iter().map(|(title, table)| format!("{title}\n\n{table}\n\n"));
+        let table = |(title, figures): &(&str, Figures)| format!("{title}\n\n{}\n\n", figures.table(ROW_TITLES));
+        let mut goals = Table::new(&["scenario", "goal of the worker", "reached", ""]);
+        for (scenario, verdict) in &self.verdicts {
+            let Verdict { goal, reached, .. } = verdict.clone();
+            goals.add([scenario.name(), goal, reached, verdict.word().to_owned()]);
+        }
+        let tables: String = self.tables.iter().map(table).collect();
         let first_lines = self.failures.iter().filter_map(|failure| failure.lines().next());
-        let failures = first_lines.map(|line| format!("\n\nNot measured: {line}"));
-        tables.collect::<String>() + &self.summary() + &failures.collect::<String>()
+        let failures = first_lines.map(|line| format!("\n\nNot measured: {line}")).collect::<String>();
+        format!("{tables}{goals}\n\n{}{failures}", self.summary())
     }
 
     /// Returns how many goals were reached, and which were missed.
@@ -85,32 +86,63 @@ impl Outcome {
     }
 }
 
+/// Returns `page` with `tables` between the two markers, which are added at its end where it has none.
+pub fn splice(page: &str, tables: &str) -> String {
+    let between = format!("{BEGIN}\n\n{}\n\n{END}", tables.trim_end());
+    match (page.find(BEGIN), page.find(END)) {
+        (Some(begin), Some(end)) if begin < end => {
+            format!("{}{between}{}", &page[..begin], &page[end + END.len()..])
+        }
+        _ => format!("{}\n\n{between}\n", page.trim_end()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::figures::{Measure, Row, Unit};
 
     #[test]
-    fn the_summary_counts_goals_and_names_those_missed() {
+    fn the_page_has_one_table_of_a_kind_the_goals_and_what_was_not_measured() {
         let mut outcome = Outcome::default();
         assert_eq!(outcome.summary(), "Goals reached: 0 of 0.");
-        outcome.judge(Scenario::Shared4k, vec![Verdict::at_least("reused", "96.9 %", (0.98, 0.969))]);
-        outcome.judge(Scenario::Tenants6x4, vec![Verdict::at_least("reused", "93 %", (0.74, 0.93))]);
-        let missed = "Missed: tenants-6x4: 74.0 %, reused at least 93 % wanted.";
-        assert_eq!(outcome.summary(), format!("Goals reached: 1 of 2.\n\n{missed}"));
-    }
-
-    #[test]
-    fn tables_of_one_title_become_one() {
-        let mut outcome = Outcome::default();
-        for cell in ["1", "2"] {
-            let mut table = Table::new(&["a"]);
-            table.rows.push(vec![cell.to_owned()]);
-            outcome.show("Numbers:", table);
+        for (scenario, share) in [(Scenario::Shared4k, 0.98), (Scenario::Tenants6x4, 0.74)] {
+            let mut figures = Figures::default();
+            let row = Row::new(scenario.name(), Contender::Worker.name());
+            figures.add(&row, Measure::higher("reused", Unit::Share), &[share]);
+            let verdict = Verdict::at_least("reused", "93 %", (share, 0.93));
+            outcome.add("Reuse:", figures, (scenario, vec![verdict]));
         }
         let error = anyhow::anyhow!("it did not start; its log:\nlines");
         outcome.fail(Scenario::Restart, Contender::Worker, &error);
-        let page = "Numbers:\n\n| a |\n|---|\n| 1 |\n| 2 |\n\nGoals reached: 0 of 0.";
-        let failure = "Not measured: restart with warmpath-worker: it did not start; its log:";
-        assert_eq!(outcome.page(), format!("{page}\n\n{failure}"));
+        let page = "Reuse:
+
+| scenario    | server          | reused, % |
+|-------------|-----------------|-----------|
+| shared-4k   | warmpath-worker | 98.0      |
+| tenants-6x4 | warmpath-worker | 74.0      |
+
+| scenario    | goal of the worker   | reached |        |
+|-------------|----------------------|---------|--------|
+| shared-4k   | reused at least 93 % | 98.0 %  | pass   |
+| tenants-6x4 | reused at least 93 % | 74.0 %  | missed |
+
+Goals reached: 1 of 2.
+
+Missed: tenants-6x4: 74.0 %, reused at least 93 % wanted.
+
+Not measured: restart with warmpath-worker: it did not start; its log:";
+        assert_eq!(outcome.page(), page);
+        assert_eq!(outcome.figures().figures.len(), 2);
+    }
+
+    #[test]
+    fn a_second_run_replaces_the_first_ones_tables() {
+        let page = "# Page\n\nwords\n";
+        let once = splice(page, "| a |\n");
+        assert_eq!(once, format!("# Page\n\nwords\n\n{BEGIN}\n\n| a |\n\n{END}\n"));
+        let page = format!("{once}\nmore words\n");
+        let twice = splice(&page, "| b |");
+        assert_eq!(twice, format!("# Page\n\nwords\n\n{BEGIN}\n\n| b |\n\n{END}\n\nmore words\n"));
     }
 }

@@ -17,7 +17,6 @@ use super::throughput::{Streamed, measured_together};
 use crate::client::Message;
 use crate::figures::{Figures, Measure, Row, Unit};
 use crate::summary::median;
-use crate::table::Table;
 
 /// Starts of a worker without a remembered result.
 const STARTS: usize = 10;
@@ -166,35 +165,27 @@ impl Regret {
         Some(sum? / self.chosen.values().sum::<usize>() as f64)
     }
 
-    /// Returns the table and the verdicts.
-    pub fn table(&self) -> (Table, Vec<Verdict>) {
-        let phases = Times::default().phases().map(|(name, _)| name);
-        let mut table =
-            Table::new(&[["setting", "chosen"].as_slice(), &phases, &["request", "to the fastest"]].concat());
-        for (name, times) in &self.times {
-            let n_chosen = self.chosen.get(*name).copied().unwrap_or_default();
-            let ms = |times: &[f64]| median(times).map(|ms| format!("{ms:.1}")).unwrap_or_default();
-            let mut row = vec![(*name).to_owned(), n_chosen.to_string()];
-            row.extend(times.phases().map(|(_, times)| ms(times)));
-            row.push(times.request_ms().map(|ms| format!("{ms:.0}")).unwrap_or_default());
-            row.push(self.of(name).map(|ratio| format!("{ratio:.3}x")).unwrap_or_default());
-            table.rows.push(row);
-        }
+    /// Returns the verdicts.
+    pub fn verdicts(&self) -> Vec<Verdict> {
         let n_same = self.chosen.values().max().copied().unwrap_or_default();
         let (goal, maximum) = REGRET;
         let regret = self.mean().map(|mean| Verdict::at_most("regret", goal, (mean, maximum)));
         let same = (n_same as f64 / STARTS as f64, SAME_MIN as f64 / STARTS as f64);
         let same = Verdict::at_least("starts with the same setting", "90 %", same);
-        (table, regret.into_iter().chain([same]).collect())
+        regret.into_iter().chain([same]).collect()
     }
 
-    /// Adds the times of every setting to `figures`.
+    /// Adds the starts and the times of every setting to `figures`.
     pub fn record(&self, figures: &mut Figures) {
         for (name, times) in &self.times {
             let row = Row::new("settings", *name);
+            let n_chosen = self.chosen.get(*name).copied().unwrap_or_default();
+            figures.add(&row, Measure::higher("chosen", Unit::Count), &[n_chosen as f64]);
             for (phase, times) in times.phases() {
                 figures.add(&row, Measure::lower(phase, Unit::Ms), times);
             }
+            figures.add(&row, Measure::lower("request", Unit::Ms), times.request_ms().as_slice());
+            figures.add(&row, Measure::lower("of the fastest", Unit::Share), self.of(name).as_slice());
         }
     }
 }
@@ -231,9 +222,7 @@ mod tests {
     fn a_start_that_chooses_a_slow_setting_or_two_that_choose_another_miss_the_goals() {
         let [best, second, slow, _] = SETTINGS.map(|(_, name)| name);
         let passed = |chosen: &[(&str, usize)]| {
-            let (table, verdicts) = regret(chosen).table();
-            assert!(table.rows.len() == 4 && table.rows.iter().all(|row| row.len() == table.header.len()));
-            verdicts.iter().map(|verdict| verdict.passed).collect::<Vec<_>>()
+            regret(chosen).verdicts().iter().map(|verdict| verdict.passed).collect::<Vec<_>>()
         };
         assert_eq!(passed(&[(best, 9), (second, 1)]), [true, true]);
         assert_eq!(passed(&[(best, 8), (second, 2)]), [true, false]);

@@ -11,11 +11,9 @@ use warmpath_gguf::Header;
 use super::contender::{Contender, Programs, Running, Setup};
 use super::goals::Verdict;
 use super::shapes::Texts;
-use super::tables::{goals, reached};
 use crate::client::{Answer, Message};
 use crate::figures::{Measure, Unit};
 use crate::summary::median;
-use crate::table::{Table, percent};
 
 /// Number of slots of the servers.
 const N_SLOTS: u16 = 4;
@@ -46,10 +44,6 @@ const NUMBER_BYTES: u64 = 2;
 
 fn setup() -> Setup {
     Setup { n_slots: N_SLOTS, slot_context_tokens: SLOT_CONTEXT_TOKENS, ..Setup::default() }
-}
-
-fn mib(bytes: f64) -> String {
-    format!("{:.1}", bytes / f64::from(1 << 20))
 }
 
 fn cached_tokens(answers: &[Answer]) -> u64 {
@@ -104,12 +98,6 @@ async fn ask_all(server: &Running, texts: Texts) -> anyhow::Result<Vec<Answer>> 
 }
 
 impl Restart {
-    /// Returns an empty table for [`Self::row`].
-    pub fn table() -> Table {
-        let names = ["server", "tokens held", "came back", "TTFT cold ms", "TTFT after ms", "must reach", "reached"];
-        Table::new(&names)
-    }
-
     /// Returns the share of the reused tokens that was reused again after the restart.
     pub fn share(&self) -> f64 {
         self.came_back_tokens as f64 / self.held_tokens.max(1) as f64
@@ -128,20 +116,6 @@ impl Restart {
     pub fn verdicts(&self, contender: Contender) -> Vec<Verdict> {
         let verdict = Verdict::at_least("came back", "95 %", (self.share(), COME_BACK_MIN));
         if contender == Contender::Worker { vec![verdict] } else { Vec::new() }
-    }
-
-    /// Returns the row of a server.
-    pub fn row(&self, contender: Contender) -> Vec<String> {
-        let verdicts = self.verdicts(contender);
-        vec![
-            contender.name().to_owned(),
-            self.held_tokens.to_string(),
-            format!("{} ({})", self.came_back_tokens, percent(self.share())),
-            format!("{:.0}", self.cold_ttft_ms),
-            format!("{:.0}", self.after_ttft_ms),
-            goals(&verdicts),
-            reached(&verdicts),
-        ]
     }
 }
 
@@ -203,12 +177,6 @@ async fn ram_tier_bytes(server: &Running) -> anyhow::Result<u64> {
 }
 
 impl Footprint {
-    /// Returns an empty table for [`Self::row`].
-    pub fn table() -> Table {
-        let names = ["server", "distinct tokens", "their MiB", "cache MiB", "process grew MiB", "own tokens kept"];
-        Table::new(&[names.as_slice(), &["must reach", "reached"]].concat())
-    }
-
     fn distinct_bytes(&self) -> f64 {
         (self.distinct_tokens * self.token_bytes) as f64
     }
@@ -227,21 +195,6 @@ impl Footprint {
         let ratio = cache_bytes as f64 / self.distinct_bytes();
         let bytes = Verdict::at_most("cache to distinct tokens", "1.1x", (ratio, BYTES_MAX));
         vec![bytes, Verdict::at_least("own tokens kept", "85 %", (self.own_reused, OWN_REUSED_MIN))]
-    }
-
-    /// Returns the row of a server.
-    pub fn row(&self, contender: Contender) -> Vec<String> {
-        let verdicts = self.verdicts();
-        vec![
-            contender.name().to_owned(),
-            self.distinct_tokens.to_string(),
-            mib(self.distinct_bytes()),
-            self.cache_bytes.map(|bytes| mib(bytes as f64)).unwrap_or_default(),
-            self.rss_growth_bytes.map(|bytes| mib(bytes as f64)).unwrap_or_default(),
-            percent(self.own_reused),
-            goals(&verdicts),
-            reached(&verdicts),
-        ]
     }
 }
 
@@ -274,8 +227,6 @@ mod tests {
         let restart = Restart { held_tokens: 1000, came_back_tokens: 949, cold_ttft_ms: 300.0, after_ttft_ms: 9.0 };
         assert!(!restart.verdicts(Contender::Worker)[0].passed);
         assert!(restart.verdicts(Contender::PeerChosen).is_empty());
-        assert_eq!(restart.row(Contender::Worker)[2], "949 (94.9 %)");
-        assert_eq!(restart.row(Contender::Worker).len(), Restart::table().header.len());
     }
 
     #[test]
@@ -293,7 +244,6 @@ mod tests {
         assert_eq!(passed(footprint(Some(1101), 0.95)), [false, true]);
         assert_eq!(passed(footprint(Some(0), 0.5)), [true, false]);
         assert_eq!(footprint(None, 0.9).verdicts(), []);
-        assert_eq!(footprint(None, 0.9).row(Contender::PeerChosen).len(), Footprint::table().header.len());
     }
 
     #[test]

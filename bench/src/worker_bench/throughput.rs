@@ -13,11 +13,9 @@ use futures::future::try_join_all;
 use super::contender::{Contender, Programs, Running, Setup};
 use super::goals::Verdict;
 use super::shapes::Texts;
-use super::tables::reached;
 use crate::client::Answer;
 use crate::figures::{Figures, Measure, Row, Unit};
 use crate::summary::median;
-use crate::table::Table;
 
 /// One combination to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -264,35 +262,17 @@ impl Streamed {
 pub const TITLE: &str =
     "Tokens/s of warmpath-worker and llama-server; must reach 0.98x of its better setting, 3x of the defaults:";
 
-/// Returns an empty table for [`row`].
-pub fn table() -> Table {
-    Table::new(&["sequences", "llama-server", "prefill", "decode", "reached"])
-}
-
-/// Returns the row of a load, with the rates of all servers in each phase, and the verdicts on the compared phases.
-pub fn row(load: Load, rates: &BTreeMap<Contender, Rates>) -> (Vec<String>, Vec<Verdict>) {
+/// Returns the verdicts on the compared phases of a load.
+pub fn verdicts(load: Load, rates: &BTreeMap<Contender, Rates>) -> Vec<Verdict> {
     let (goal, minimum) = load.against.goal();
-    let (mut cells, mut verdicts) = (Vec::new(), Vec::new());
-    for phase in [Phase::Prefill, Phase::Decode] {
-        if phase == Phase::Prefill && load.against != Against::Better {
-            cells.push(String::new());
-            continue;
-        }
+    let phases = if load.against == Against::Better { &[Phase::Prefill, Phase::Decode][..] } else { &[Phase::Decode] };
+    let verdict = |phase: &Phase| {
         let rate = |contender: &Contender| rates.get(contender).and_then(|rates| median(phase.of(rates)));
-        let worker = rate(&Contender::Worker);
-        let peers: Vec<f64> = load.against.contenders().iter().filter_map(rate).collect();
-        let shown = worker.iter().chain(&peers).map(|rate| format!("{rate:.0}"));
-        cells.push(shown.collect::<Vec<_>>().join(", "));
-        let fastest = peers.iter().copied().max_by(f64::total_cmp);
-        verdicts.extend(worker.zip(fastest).map(|(worker, fastest)| {
-            Verdict::at_least(&format!("{}, {}", load.describe(), phase.name()), goal, (worker / fastest, minimum))
-        }));
-    }
-    let settings = load.against.contenders().iter().map(|contender| contender.settings_name());
-    let mut row = vec![load.describe(), settings.collect::<Vec<_>>().join(", ")];
-    row.extend(cells);
-    row.push(reached(&verdicts));
-    (row, verdicts)
+        let fastest = load.against.contenders().iter().filter_map(rate).max_by(f64::total_cmp)?;
+        let ratio = rate(&Contender::Worker)? / fastest;
+        Some(Verdict::at_least(&format!("{}, {}", load.describe(), phase.name()), goal, (ratio, minimum)))
+    };
+    phases.iter().filter_map(verdict).collect()
 }
 
 /// Adds the rates of every server and round to `figures`.
@@ -382,12 +362,9 @@ mod tests {
             (Contender::PeerDefaults, rates(100.0, 80.0)),
         ];
         let rates = rates.into();
-        let (row, verdicts) = row(LOADS[1], &rates);
+        let verdicts = verdicts(LOADS[1], &rates);
         let passed: Vec<_> = verdicts.iter().map(|verdict| (verdict.reached.as_str(), verdict.passed)).collect();
         assert_eq!(passed, [("0.970x", false), ("0.990x", true)]);
-        assert_eq!(row[..4], ["4 x 256 tokens", "chosen, defaults", "97, 90, 100", "99, 100, 80"]);
-        assert_eq!(row[4], "0.970x: missed; 0.990x: pass");
-        assert_eq!(row.len(), table().header.len());
         let mut figures = Figures::default();
         record(LOADS[1], &rates, &mut figures);
         let found: Vec<_> = figures.figures.iter().map(|figure| (figure.samples.len(), figure.median)).collect();
@@ -398,14 +375,12 @@ mod tests {
     #[test]
     fn the_defaults_must_be_beaten_threefold_in_decode() {
         let rates = [(Contender::Worker, rates(1.0, 290.0)), (Contender::PeerDefaults, rates(1.0, 100.0))].into();
-        let (row, verdicts) = row(LOADS[8], &rates);
-        assert_eq!(row[2..4], ["", "290, 100"]);
+        let verdicts = verdicts(LOADS[8], &rates);
         assert_eq!((verdicts.len(), verdicts[0].passed, verdicts[0].reached.as_str()), (1, false, "2.900x"));
     }
 
     #[test]
     fn without_a_peer_there_is_no_verdict() {
-        let (row, verdicts) = row(LOADS[0], &[(Contender::Worker, rates(1.0, 1.0))].into());
-        assert_eq!((row[2].as_str(), verdicts.len()), ("1", 0));
+        assert_eq!(verdicts(LOADS[0], &[(Contender::Worker, rates(1.0, 1.0))].into()), []);
     }
 }
