@@ -96,7 +96,8 @@ impl LoadedModel {
         }
     }
 
-    /// Returns the result of `work` on this state, run on a thread for long work, in the pool of requests that only count.
+    /// Returns the result of `work` on this state, run on a thread for long work, in the pool of requests that only
+    /// count.
     ///
     /// Errors: `PreparingFull` if every place is taken, the work's own, `Internal` if it panics.
     pub async fn count<T: Send + 'static>(

@@ -56,6 +56,22 @@ enum Computes {
     Embedder(EmbedHandle),
 }
 
+impl Computes {
+    /// Returns the model's description, its number of parameters and the size of its tensors.
+    fn facts(&self) -> (String, u64, u64) {
+        match self {
+            Self::Engine(engine) => {
+                let facts = engine.facts();
+                (facts.description.clone(), facts.n_params, facts.model_bytes)
+            }
+            Self::Embedder(embedder) => {
+                let facts = embedder.facts();
+                (facts.description.clone(), facts.n_params, facts.model_bytes)
+            }
+        }
+    }
+}
+
 /// Results of the blocking work.
 struct LoadedParts {
     computes: Computes,
@@ -112,16 +128,7 @@ pub async fn load(job: LoadJob) -> Result<LoadedModel, RunError> {
     let preparing = Preparing::new(usize::from(model.n_slots) + config.engine.queue_max);
     let loaded_at_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let adapter_files = config.engine.adapters.into_iter().map(|adapter| adapter.path).collect();
-    let (description, n_params, model_bytes) = match &parts.computes {
-        Computes::Engine(engine) => {
-            let facts = engine.facts();
-            (facts.description.clone(), facts.n_params, facts.model_bytes)
-        }
-        Computes::Embedder(embedder) => {
-            let facts = embedder.facts();
-            (facts.description.clone(), facts.n_params, facts.model_bytes)
-        }
-    };
+    let (description, n_params, model_bytes) = parts.computes.facts();
     let common = CommonState {
         model,
         prompts: parts.prompts,
