@@ -1,6 +1,7 @@
 //! Measures one setting in a small separate context.
 //!
-//! Every slot gets a cached state of zeros, which is faster than computing one and takes the same time in attention.
+//! Every slot gets a cached state of one computed block, repeated, which is faster than computing all of it. Zeros
+//! would not do: without flash attention, attention to them is faster than to real state.
 //! The largest costs are measured first, so that measuring a slower setting stops early. Not here: the choice among
 //! settings (`self_test`).
 
@@ -35,6 +36,13 @@ const ROOM_TOKENS_KEPT: u32 = 512;
 /// Number of computed tokens of a new prompt. Source: a quarter of a micro-batch, for which the kernels for batches are
 /// used.
 const COLD_TOKENS: u32 = 128;
+/// Longest time of these tokens for which a whole micro-batch is measured, too. Units: milliseconds. Source: four times
+/// as long is a second. With few heads flash attention needs whole micro-batches for its speed: 1.1 ms for a token of
+/// SmolLM2 in 512, 1.2 to 1.4 in 128.
+const SHORT_COLD_MS: f64 = 250.0;
+/// Cost, relative to another setting's, from which a whole micro-batch is not measured any more. Source: a token in the
+/// short part may take a third longer, which is a third of the cost.
+const COLD_SLACK: f64 = 1.1;
 /// Tokens of a step with a draft; longer ones are extrapolated. Source: powers of two up to the longest usual draft.
 const DRAFT_TOKENS: [u32; 5] = [2, 4, 8, 16, 32];
 /// Tokens of a step with a draft in a short context; numbers between these are interpolated. Source: fewer than above,
@@ -183,9 +191,14 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
     fn fill(&mut self) -> Result<(), Stop> {
         let n_bytes = match &self.layout {
             Some(layout) if layout.sections() == Sections::AttentionOnly => {
-                let payload = vec![0; layout.payload_bytes(layout.block_tokens())];
-                let piece = PayloadPart { payload: &payload, n_tokens: layout.block_tokens() };
-                let pieces = vec![piece; (self.n_cached / layout.block_tokens()) as usize];
+                let n_tokens = layout.block_tokens();
+                let mut payload = vec![0; layout.payload_bytes(n_tokens)];
+                self.llama.decode_any(self.model, SlotId(0), n_tokens)?;
+                let export = layout.parse(self.llama.export(SlotId(0))?).map_err(StateError::from)?;
+                export.cut(0..n_tokens, &mut payload).map_err(StateError::from)?;
+                self.llama.clear(SlotId(0));
+                let piece = PayloadPart { payload: &payload, n_tokens };
+                let pieces = vec![piece; (self.n_cached / n_tokens) as usize];
                 let frame = self.llama.frame(SlotId(0));
                 let written = layout.assemble(frame, (&pieces, None), |n_bytes| self.llama.room(n_bytes));
                 written.map_err(StateError::from)?
@@ -206,6 +219,7 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
         self.other_work.start();
         self.figures.decode_one_ms = Some(self.decode_ms(1)?);
         self.check()?;
+        self.shorten_slots();
         self.figures.decode_all_ms = Some(self.decode_ms(self.n_slots)?);
         self.check()?;
         let suffix_ms = self.best_ms(&[(SlotId(0), SUFFIX_TOKENS)])?;
@@ -223,6 +237,17 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
         self.check()
     }
 
+    /// Cuts slots back to lengths from all to half of the cached tokens, if that is possible.
+    ///
+    /// Conversations differ in length. In a step without flash attention each slot costs as much as the longest one.
+    fn shorten_slots(&mut self) {
+        for slot in self.slots().skip(1).filter(|_| self.rewinds) {
+            let n_less = self.n_cached / 2 * u32::from(slot.0) / u32::from(self.n_slots - 1);
+            // A sliding window cannot be cut back so far.
+            let _is_cut = self.llama.rewind(slot, self.n_cached - n_less);
+        }
+    }
+
     /// Measures a part of a new prompt; leaves the last slot empty.
     ///
     /// The time of attention grows with the number of earlier tokens. So the part is in the middle of the prompt, if
@@ -234,10 +259,20 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
         if !is_in_middle {
             self.llama.clear(last);
         }
-        self.figures.cold_tokens = COLD_TOKENS.min(self.llama.batch_limits().1);
-        let work = [(last, self.figures.cold_tokens)];
-        self.figures.cold_ms =
-            Some(if is_in_middle { self.best_ms(&work)? } else { self.step_ms(&work, Outputs::Last)? });
+        let (_, ubatch_tokens) = self.llama.batch_limits();
+        let n_tokens = COLD_TOKENS.min(ubatch_tokens);
+        let ms = self.step_ms(&[(last, n_tokens)], Outputs::Last)?;
+        (self.figures.cold_tokens, self.figures.cold_ms) = (n_tokens, Some(ms));
+        let n_free = self.n_cached + ROOM_TOKENS - n_before;
+        if is_in_middle && ms < SHORT_COLD_MS && n_free >= ubatch_tokens {
+            if self.figures.cost_ms() > COLD_SLACK * self.limit.cost_ms {
+                return Err(Stop::Behind);
+            }
+            let ms = self.best_ms(&[(last, ubatch_tokens)])?;
+            (self.figures.cold_tokens, self.figures.cold_ms) = (ubatch_tokens, Some(ms));
+        } else if is_in_middle {
+            self.figures.cold_ms = Some(self.best_ms(&[(last, n_tokens)])?.min(ms));
+        }
         self.llama.clear(last);
         Ok(())
     }

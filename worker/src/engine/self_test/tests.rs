@@ -33,7 +33,8 @@ fn takes_the_expected_setting_unless_another_is_clearly_cheaper() {
         assert_eq!(choose(&costs.iter().map(of).collect::<Vec<_>>()), expected, "{costs:?}");
     };
     check(&[Some(100.0)], 0);
-    check(&[Some(100.0), Some(95.0)], 0);
+    check(&[Some(100.0), Some(98.0)], 0);
+    check(&[Some(100.0), Some(96.0)], 1);
     check(&[Some(100.0), Some(80.0)], 1);
     check(&[Some(100.0), Some(80.0), Some(60.0)], 2);
     check(&[None, Some(1000.0)], 1);
