@@ -159,7 +159,15 @@ impl<'a> SchemaNode<'a> {
         let map = value.as_object().ok_or_else(|| at.refuse("`patternProperties` must be an object"))?;
         let compiled = map.keys().map(|key| compiled_pattern(key, &at)).collect::<Result<Vec<_>, _>>()?;
         let Value::Object(schemas) = named_schemas(walk, value, &at)? else { return Ok(json!({})) };
-        Ok(compiled.into_iter().zip(schemas.into_iter().map(|(_, schema)| schema)).collect())
+        let mut rebuilt = Map::new();
+        for (pattern, (_, schema)) in compiled.into_iter().zip(schemas) {
+            // Two patterns may have the same form; then both schemas apply.
+            match rebuilt.get_mut(&pattern) {
+                Some(other) => *other = json!({ "allOf": [other.take(), schema] }),
+                None => drop(rebuilt.insert(pattern, schema)),
+            }
+        }
+        Ok(Value::Object(rebuilt))
     }
 
     fn format(&mut self, value: &Value) -> Result<(), SchemaError> {

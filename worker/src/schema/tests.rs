@@ -171,6 +171,13 @@ fn refuses_unsupported_keywords_with_their_path() {
 }
 
 #[test]
+fn schemas_of_two_patterns_with_one_form_both_apply() {
+    let normal = normalize(&json!({"patternProperties": {"^\\d$": {"type": "string"}, "^[0-9]$": {"minLength": 2}}}));
+    let of_digits = &normal.expect("it is accepted")["patternProperties"]["^[0-9]$"];
+    assert_eq!(*of_digits, json!({"allOf": [{"type": "string"}, {"minLength": 2}]}));
+}
+
+#[test]
 fn refuses_wrong_types_with_their_path() {
     for (schema, path) in [
         (json!(5), ""),
