@@ -28,17 +28,17 @@ const CACHED_TOKENS_MAX: u32 = 2048;
 const CACHED_TOKENS_MIN: u32 = 256;
 /// Maximum size of all cached state. Units: bytes. Source: 4,096 tokens of an 8B model.
 const STATE_BYTES_MAX: u64 = 512 << 20;
-/// Room of a slot after its cached tokens, if the tokens of a step can be removed again. Source: the longest step here,
-/// [`COLD_TOKENS`], and 32 tokens to spare.
+/// Room of a slot after its cached tokens, if the tokens of a step can be removed again. Source: twice the longest step
+/// behind all of them, a tile, and 32 tokens to spare.
 const ROOM_TOKENS: u32 = 160;
 /// Room of a slot after its cached tokens, if tokens cannot be removed. Source: enough for some runs of each step.
 const ROOM_TOKENS_KEPT: u32 = 512;
 /// Number of computed tokens of a new prompt. Source: a quarter of a micro-batch, for which the kernels for batches are
 /// used.
 const COLD_TOKENS: u32 = 128;
-/// Longest time of these tokens for which a whole micro-batch is measured, too. Units: milliseconds. Source: four times
-/// as long is a second. With few heads flash attention needs whole micro-batches for its speed: 1.1 ms for a token of
-/// SmolLM2 in 512, 1.2 to 1.4 in 128.
+/// Longest time of these tokens for which more is measured, a whole micro-batch if it has room. Units: milliseconds.
+/// Source: four times as long is a second. With few heads flash attention needs whole micro-batches for its speed: 1.1
+/// ms for a token of SmolLM2 in 512, 1.2 to 1.4 in 128.
 const SHORT_COLD_MS: f64 = 250.0;
 /// Cost, relative to another setting's, from which a whole micro-batch is not measured any more. Source: a token in the
 /// short part may take a third longer, which is a third of the cost.
@@ -260,18 +260,18 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
             self.llama.clear(last);
         }
         let (_, ubatch_tokens) = self.llama.batch_limits();
-        let n_tokens = COLD_TOKENS.min(ubatch_tokens);
+        let mut n_tokens = COLD_TOKENS.min(ubatch_tokens);
         let ms = self.step_ms(&[(last, n_tokens)], Outputs::Last)?;
         (self.figures.cold_tokens, self.figures.cold_ms) = (n_tokens, Some(ms));
-        let n_free = self.n_cached + ROOM_TOKENS - n_before;
-        if is_in_middle && ms < SHORT_COLD_MS && n_free >= ubatch_tokens {
+        if is_in_middle && ms < SHORT_COLD_MS {
             if self.figures.cost_ms() > COLD_SLACK * self.limit.cost_ms {
                 return Err(Stop::Behind);
             }
-            let ms = self.best_ms(&[(last, ubatch_tokens)])?;
-            (self.figures.cold_tokens, self.figures.cold_ms) = (ubatch_tokens, Some(ms));
-        } else if is_in_middle {
-            self.figures.cold_ms = Some(self.best_ms(&[(last, n_tokens)])?.min(ms));
+            if self.n_cached + ROOM_TOKENS - n_before >= ubatch_tokens {
+                n_tokens = ubatch_tokens;
+            }
+            let ms = self.best_ms(&[(last, n_tokens)])?;
+            (self.figures.cold_tokens, self.figures.cold_ms) = (n_tokens, Some(ms));
         }
         self.llama.clear(last);
         Ok(())
