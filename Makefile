@@ -27,7 +27,7 @@ STAGE := scripts/stage.sh
 DEMO_FLAGS := $(if $(MODEL),--model $(MODEL)) $(if $(KEEP),--keep)
 BENCH_MODEL := $(or $(MODEL),made)
 
-.PHONY: help setup build demo test test-setup test-gpu test-clients test-k8s test-llama-server fuzz simulate chaos image-files test-image bench-cpu-variants bench-hostile fixtures models venv deploy-tools chromium lint notices fmt bench report doc pages picture
+.PHONY: help setup build demo test test-setup test-gpu test-clients test-k8s test-llama-server fuzz simulate chaos image-files test-image bench-cpu-variants bench-hostile fixtures models venv deploy-tools chromium lint notices figures fmt bench report doc pages picture
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -128,6 +128,9 @@ lint: setup venv ## Check format, scripts, dependencies, code and docs; warnings
 
 notices: ## Write THIRD-PARTY.txt, the licences of all that packages contain; after a change of Cargo.lock
 	@$(STAGE) notices scripts/third-party.py
+
+figures: ## Print figures of the tree's code, for a review: scripts/figures.py --list FOLDER names each place
+	@scripts/figures.py
 
 fmt: ## Format the code
 	$(CARGO) fmt --all
