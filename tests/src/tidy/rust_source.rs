@@ -1,4 +1,4 @@
-//! The rules for Rust files: length, header, functions, names, purity of the cores.
+//! The rules for Rust files: header, functions, names, purity of the cores.
 
 use std::path::Path;
 
@@ -7,10 +7,6 @@ use syn::visit::{self, Visit};
 
 use super::Finding;
 
-/// Most lines of a file.
-const FILE_LINES_MAX: usize = 500;
-/// Most lines of a function, from its signature to its closing brace.
-const FUNCTION_LINES_MAX: usize = 70;
 /// Words without meaning in the name of a type, a module or a function.
 const EMPTY_WORDS: [&str; 7] = ["manager", "helper", "helpers", "util", "utils", "data", "misc"];
 /// Function names without meaning.
@@ -37,11 +33,7 @@ const IMPURE: [&str; 11] = [
 
 /// Returns the rules that the Rust file at `path` breaks.
 pub(super) fn check_rust_source(path: &Path, text: &str) -> Vec<Finding> {
-    let n_lines = text.lines().count();
     let mut findings = Vec::new();
-    if n_lines > FILE_LINES_MAX {
-        findings.push(Finding::new(path, 0, format!("{n_lines} lines, more than {FILE_LINES_MAX}")));
-    }
     if !text.starts_with("//! ") {
         findings.push(Finding::new(path, 1, "does not open with `//!`: what it is, what it is not, the idea"));
     }
@@ -150,12 +142,8 @@ impl Visitor<'_> {
         self.findings.push(Finding::new(self.path, span.start().line, message));
     }
 
-    fn check_function(&mut self, signature: &syn::Signature, body: &syn::Block) {
-        let n_lines = body.span().end().line + 1 - signature.span().start().line;
+    fn check_function(&mut self, signature: &syn::Signature) {
         let name = signature.ident.to_string();
-        if n_lines > FUNCTION_LINES_MAX {
-            self.find(signature.span(), format!("`{name}` has {n_lines} lines, more than {FUNCTION_LINES_MAX}"));
-        }
         if EMPTY_FUNCTIONS.contains(&name.as_str()) {
             self.find(signature.span(), format!("`{name}` does not say what the function does"));
         }
@@ -186,18 +174,18 @@ fn is_test_only(attributes: &[syn::Attribute]) -> bool {
 
 impl<'ast> Visit<'ast> for Visitor<'_> {
     fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
-        self.check_function(&item.sig, &item.block);
+        self.check_function(&item.sig);
         visit::visit_item_fn(self, item);
     }
 
     fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
-        self.check_function(&item.sig, &item.block);
+        self.check_function(&item.sig);
         visit::visit_impl_item_fn(self, item);
     }
 
     fn visit_trait_item_fn(&mut self, item: &'ast syn::TraitItemFn) {
-        if let Some(body) = &item.default {
-            self.check_function(&item.sig, body);
+        if item.default.is_some() {
+            self.check_function(&item.sig);
         }
         visit::visit_trait_item_fn(self, item);
     }
