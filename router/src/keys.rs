@@ -61,7 +61,7 @@ pub enum KeysError {
     },
     /// A hash is not valid.
     #[error(
-        "the key `{name}`: `sha256` must be 64 hexadecimal digits; `warmpath-router --new-key NAME` makes an entry"
+        "the key `{name}`: `sha256` must be 64 hexadecimal digits; `warmpath-router new-key NAME` makes an entry"
     )]
     Hash {
         /// Name of the key.

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::Write as _;
 
 use anyhow::Context as _;
-use warmpath_router::config::flags::Flags;
+use warmpath_router::config::flags::{Flags, RouterCommand};
 use warmpath_router::config::{Config, resolve};
 use warmpath_router::fleet::trial::{TRIAL_COMMAND, try_here};
 use warmpath_router::server::Server;
@@ -29,7 +29,7 @@ fn main() -> anyhow::Result<()> {
         ParsedCommandLine::Run(flags) => flags,
         ParsedCommandLine::Text(text) => return print(&text),
     };
-    if let Some(name) = &flags.new_key {
+    if let Some(RouterCommand::NewKey { name }) = &flags.command {
         return print_new_key(name);
     }
     let checks = flags.config.check;

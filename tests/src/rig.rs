@@ -95,7 +95,7 @@ pub struct NewKey {
 ///
 /// Errors: the router refuses the name.
 pub fn new_key(name: &str) -> anyhow::Result<NewKey> {
-    let output = Command::new(bin_dir()?.join("warmpath-router")).args(["--new-key", name]).output()?;
+    let output = Command::new(bin_dir()?.join("warmpath-router")).args(["new-key", name]).output()?;
     let text = String::from_utf8(output.stdout)?;
     let (first, entry) = text.split_once('\n').context("two parts")?;
     let (_, key) = first.rsplit_once(' ').context("the key ends the first line")?;

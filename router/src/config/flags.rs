@@ -5,7 +5,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use warmpath_router_core::routing::choose::Policy;
 use warmpath_shell::command_line::ConfigFlags;
 use warmpath_shell::image_urls::ImageUrlFlags;
@@ -201,10 +201,6 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_HEAD_TIMEOUT", value_name = "SECONDS", default_value_t = 75.0)]
     pub head_timeout: f64,
 
-    /// Prints a new API key and its entry for --api-keys-file, then exits.
-    #[arg(long, value_name = "NAME")]
-    pub new_key: Option<String>,
-
     /// Seconds that running responses get to finish after SIGTERM.
     #[arg(long, env = "WARMPATH_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 30.0)]
     pub drain_timeout: f64,
@@ -220,4 +216,18 @@ pub struct Flags {
     /// Flags of the configuration.
     #[command(flatten)]
     pub config: ConfigFlags,
+
+    /// Command to run in place of a router.
+    #[command(subcommand)]
+    pub command: Option<RouterCommand>,
+}
+
+/// A command that the program runs in place of a router.
+#[derive(Debug, Clone, Subcommand)]
+pub enum RouterCommand {
+    /// Print a new API key and its entry for --api-keys-file.
+    NewKey {
+        /// Name of the key, which logs and metrics show.
+        name: String,
+    },
 }

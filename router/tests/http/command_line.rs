@@ -20,7 +20,7 @@ fn an_empty_variable_is_unset_and_the_last_of_two_flags_counts() {
 #[test]
 fn a_new_key_is_printed_whatever_the_variables_are() {
     let output = Command::new(env!("CARGO_BIN_EXE_warmpath-router"))
-        .args(["--new-key", "alice"])
+        .args(["new-key", "alice"])
         .env("WARMPATH_LISTEN", "0.0.0.0:8080")
         .output()
         .expect("the program runs");
