@@ -234,6 +234,16 @@ pub const HISTORY_NOTES: usize = 361;
 /// Longest file of API keys. Units: bytes. Source: own choice: some ten thousand keys.
 pub const KEYS_FILE_BYTES_MAX: usize = 4 << 20;
 
+/// Time after a request's first failure, without its waits, within which another attempt may begin. A request whose
+/// worker was lost is always tried again.
+///
+/// Source: own choice: half of `--queue-timeout`; three attempts that fail in this time show that a fourth is no help.
+pub const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Interval between two resolutions of a name of `--worker-dns`. Source: the lifetime that CoreDNS gives the
+/// addresses of a Kubernetes service by default.
+pub const DNS_INTERVAL: Duration = Duration::from_secs(5);
+
 /// Longest time for a DNS query. Source: own choice: resolvers try several servers, each for some seconds.
 pub const DNS_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -440,7 +450,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
                 .ok_or(ConfigError::Range { flag: "--body-memory-max", range: "three times --body-max or more" })?,
             retry: RetryOptions {
                 attempts_max: flags.attempts_max,
-                elapsed_max: seconds("--retry-timeout", flags.retry_timeout)?,
+                elapsed_max: RETRY_TIMEOUT,
             },
             retry_budget: BudgetOptions { per_request: flags.retry_budget, ..BudgetOptions::default() },
             failover_max: flags.failover_max,

@@ -10,7 +10,7 @@ use rustls::pki_types::ServerName;
 use url::Url;
 
 use super::flags::Flags;
-use super::{ConfigError, WORKERS_MAX, seconds};
+use super::{ConfigError, DNS_INTERVAL, WORKERS_MAX};
 
 /// Sources of worker addresses.
 #[derive(Debug, Clone)]
@@ -212,7 +212,7 @@ pub(super) fn resolve(flags: &Flags) -> Result<DiscoveryConfig, ConfigError> {
         workers: workers(&flags.workers)?,
         file: flags.workers_file.clone(),
         dns: flags.worker_dns.iter().map(|text| dns_name(text)).collect::<Result<_, _>>()?,
-        dns_pause: seconds("--dns-interval", flags.dns_interval)?.max(Duration::from_millis(100)),
+        dns_pause: DNS_INTERVAL,
         kubernetes: flags.kubernetes_services.iter().map(|text| service(text)).collect::<Result<_, _>>()?,
         kubeconfig: flags.kubeconfig.clone(),
     };

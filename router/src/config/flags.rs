@@ -33,10 +33,6 @@ pub struct Flags {
     #[arg(long = "worker-dns", env = "WARMPATH_WORKER_DNS", value_name = "[https://]HOST:PORT", value_delimiter = ',')]
     pub worker_dns: Vec<String>,
 
-    /// Seconds between two resolutions of the names of --worker-dns.
-    #[arg(long, env = "WARMPATH_DNS_INTERVAL", value_name = "SECONDS", default_value_t = 5.0)]
-    pub dns_interval: f64,
-
     /// Kubernetes service whose endpoints are workers, with the port's number or name, and https:// before it for TLS;
     /// may be repeated, or a list with commas.
     #[arg(
@@ -98,11 +94,6 @@ pub struct Flags {
     /// Most workers that a request is tried on, the first included.
     #[arg(long, env = "WARMPATH_ATTEMPTS_MAX", value_name = "N", default_value_t = 3)]
     pub attempts_max: u32,
-
-    /// Seconds after a request's first failure, not counting waits, within which it may be tried on another worker. A
-    /// request whose worker was lost is always tried again.
-    #[arg(long, env = "WARMPATH_RETRY_TIMEOUT", value_name = "SECONDS", default_value_t = 30.0)]
-    pub retry_timeout: f64,
 
     /// Share of the requests that may be retried; ten more per second are always allowed.
     #[arg(long, env = "WARMPATH_RETRY_BUDGET", value_name = "RATIO", default_value_t = 0.2)]

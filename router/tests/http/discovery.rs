@@ -189,8 +189,10 @@ async fn the_addresses_of_a_name_are_workers() {
     let worker = FakeWorker::start(1);
     let port = worker.url().rsplit_once(':').expect("a port").1.trim_end_matches('/').to_owned();
     let name = format!("localhost:{port}");
-    let flags = ["--worker-dns", &name, "--worker-dns", "nowhere.invalid:1", "--dns-interval", "0.1"];
-    let router = start(config_of(&[], &flags)).await;
+    let flags = ["--worker-dns", &name, "--worker-dns", "nowhere.invalid:1"];
+    let mut config = config_of(&[], &flags);
+    config.discovery.dns_pause = Duration::from_millis(100);
+    let router = start(config).await;
     let expected = (worker.url(), "ready".to_owned());
     eventually("it is found", || async { states(&router).await.contains(&expected) }).await;
     assert_eq!(answering_worker(&router).await, uid(1));

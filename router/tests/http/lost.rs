@@ -4,15 +4,22 @@ use std::time::Duration;
 
 use crate::support::stock::FakeStock;
 use crate::support::worker::{Behaviour, FakeWorker};
-use crate::support::{TestRouter, chat_body, error_of, eventually, header, long_text};
+use crate::support::{TestRouter, chat_body, config, config_of, error_of, eventually, header, long_text};
 use futures::StreamExt;
 use tokio::task::JoinHandle;
+use warmpath_router::config::Config;
+
+/// Starts a router that gives requests no time for retries.
+async fn without_time_for_retries(mut config: Config) -> TestRouter {
+    config.requests.retry.elapsed_max = Duration::ZERO;
+    TestRouter::start_with(config).await.wait_until_ready().await
+}
 
 /// Starts a router in front of two workers, the first of which has the text cached and hangs.
 async fn with_a_hanging_holder(text: &str, behaviour: Behaviour) -> ([FakeWorker; 2], TestRouter) {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     // The time before the worker was lost does not count as time of retries.
-    let router = TestRouter::ready(&workers.each_ref(), &["--retry-timeout", "0"]).await;
+    let router = without_time_for_retries(config(&workers.each_ref(), &[])).await;
     workers[0].hold(text, None, 0);
     eventually("the router knows the blocks", || async { router.fleet().await["workers"][0]["blocks"] != 0 }).await;
     workers[0].with(|script| script.behaviour = behaviour);
@@ -111,7 +118,7 @@ async fn the_client_of_the_last_worker_gets_an_error_when_it_is_lost() {
 async fn a_request_at_a_lost_stock_server_is_sent_to_another_worker() {
     let servers = [FakeStock::start("tiny"), FakeStock::start("tiny")];
     let flags: Vec<_> = servers.iter().map(FakeStock::flag).collect();
-    let router = TestRouter::ready_for(&flags, &["--retry-timeout", "0"]).await;
+    let router = without_time_for_retries(config_of(&flags, &[])).await;
     servers.iter().for_each(|server| server.with(|script| script.is_silent = true));
     let waiting = send(&router, "hello");
     eventually("one has it", || async { servers.iter().any(|server| server.seen().len() == 1) }).await;

@@ -2,6 +2,8 @@
 //!
 //! Not here: TLS with clients (`tls`), the token with scripted workers (`tokens`).
 
+use std::time::Duration;
+
 use crate::support::authority::{Authority, get, text};
 use crate::support::real_worker::{RealWorker, bound};
 use crate::support::{TestRouter, config_of, eventually, long_text};
@@ -108,8 +110,10 @@ async fn a_certificate_must_bear_the_name_by_which_the_worker_is_found() {
     let by_address = router(format!("https://{}", worker.address), &["--worker-ca", text(&root)]).await;
     is_in_trouble(&by_address, "down", "not valid for name").await;
     let name = worker.url("https");
-    let flags = ["--worker-ca", text(&root), "--worker-dns", &name, "--dns-interval", "0.1"];
-    let server = Server::start(config_of(&[], &flags)).await.expect("port 0 is free");
+    let flags = ["--worker-ca", text(&root), "--worker-dns", &name];
+    let mut config = config_of(&[], &flags);
+    config.discovery.dns_pause = Duration::from_millis(100);
+    let server = Server::start(config).await.expect("port 0 is free");
     let by_name = TestRouter { server, client: reqwest::Client::builder().no_proxy().build().expect("a client") };
     let url = format!("https://{}", worker.address);
     eventually("its address is ready", || async {
