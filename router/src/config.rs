@@ -15,6 +15,7 @@ use url::Url;
 use warmpath_router_core::fleet::membership::MembershipOptions;
 use warmpath_router_core::ledger::LedgerOptions;
 use warmpath_router_core::overload::retry::{BudgetOptions, RetryOptions};
+use warmpath_shell::body::room_bytes;
 use warmpath_shell::hosts::AllowedHosts;
 use warmpath_shell::image_urls::ImageHost;
 use warmpath_shell::listen::ConnectionLimits;
@@ -444,10 +445,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
             requests_max: flags.requests_max,
             body_bytes_max: flags.body_max,
             body_timeout: seconds("--body-timeout", flags.body_timeout)?,
-            body_memory_bytes_max: flags
-                .listener
-                .body_memory(flags.body_max)
-                .ok_or(ConfigError::Range { flag: "--body-memory-max", range: "three times --body-max or more" })?,
+            body_memory_bytes_max: room_bytes(flags.body_max),
             retry: RetryOptions {
                 attempts_max: flags.attempts_max,
                 elapsed_max: RETRY_TIMEOUT,

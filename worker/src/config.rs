@@ -112,8 +112,6 @@ pub struct HttpConfig {
     pub admin_allowed_hosts: AllowedHosts,
     /// Longest request body. Units: bytes.
     pub body_bytes_max: usize,
-    /// Maximum memory of request bodies that are being received. Units: bytes.
-    pub body_memory_bytes_max: usize,
     /// Hosts from which images are fetched.
     pub image_url_hosts: Vec<ImageHost>,
     /// Folder for saved slots; `None` if clients may not save them.
@@ -279,10 +277,6 @@ fn http_config(flags: &Flags) -> Result<HttpConfig, ConfigError> {
     let silence_max = request::silence_max(flags.sse_ping_interval)
         .map_err(|reason| ConfigError::Range { flag: "sse-ping-interval".into(), reason })?;
     let host = |error: HostError| ConfigError::Range { flag: "allowed-host".into(), reason: error.to_string() };
-    let body_memory_bytes_max = flags.listener.body_memory(flags.body_max).ok_or_else(|| ConfigError::Range {
-        flag: "body-memory-max".into(),
-        reason: "must be at least three times --body-max".to_owned(),
-    })?;
     Ok(HttpConfig {
         listen: flags.listen,
         admin_listen: flags.admin_listen,
@@ -293,7 +287,6 @@ fn http_config(flags: &Flags) -> Result<HttpConfig, ConfigError> {
         allowed_hosts: flags.listener.allowed_hosts(flags.listen).map_err(host)?,
         admin_allowed_hosts: flags.listener.admin_allowed_hosts().map_err(host)?,
         body_bytes_max: flags.body_max,
-        body_memory_bytes_max,
         image_url_hosts: flags.media.urls.image_url_hosts.clone(),
         slot_save_path,
         silence_max,

@@ -20,7 +20,7 @@ use warmpath_common::ids::WorkerUid;
 use warmpath_common::lora;
 use warmpath_gguf::{GgufError, Model};
 use warmpath_prompt::{OpenError, TemplateOrigin};
-use warmpath_shell::body::{BodyLimits, BodyRoom};
+use warmpath_shell::body::{BodyLimits, BodyRoom, room_bytes};
 use warmpath_shell::fleet_token::{FleetTokens, TokenError};
 use warmpath_shell::image_urls::ImageUrls;
 use warmpath_shell::listen::{
@@ -269,7 +269,7 @@ impl Bound {
             bodies: Arc::new(BodyLimits {
                 bytes_max: config.http.body_bytes_max,
                 timeout: BODY_TIMEOUT,
-                room: BodyRoom::new(config.http.body_memory_bytes_max),
+                room: BodyRoom::new(room_bytes(config.http.body_bytes_max)),
             }),
             connections: Connections::new(config.http.connections),
             allowed_hosts: Arc::new(config.http.allowed_hosts.clone()),

@@ -245,7 +245,17 @@ pub(crate) struct Claim {
 
 /// Lowest ratio of the memory for all bodies to the longest body. Source: one sender gets at most a third of the
 /// memory.
-pub const ROOM_BODIES_MIN: usize = 3;
+const ROOM_BODIES_MIN: usize = 3;
+
+/// Memory for all bodies, unless the longest body needs more. Units: bytes.
+///
+/// Source: own choice: sixteen times the longest body by default.
+const ROOM_BYTES_MIN: usize = 256 << 20;
+
+/// Returns the memory for all bodies of up to `body_bytes_max` each. Units: bytes.
+pub fn room_bytes(body_bytes_max: usize) -> usize {
+    body_bytes_max.saturating_mul(ROOM_BODIES_MIN).max(ROOM_BYTES_MIN)
+}
 
 impl BodyRoom {
     /// Returns an account of `bytes_max` of memory. Units: bytes.

@@ -33,7 +33,6 @@ use tower::ServiceExt as _;
 
 use self::connections::{Accepted, Seat};
 use self::watched::{Download, Upload};
-use crate::body::ROOM_BODIES_MIN;
 use crate::descriptors;
 use crate::hosts::{self, AllowedHosts, HostError};
 use crate::reader_timeout::ReadConnection;
@@ -91,12 +90,6 @@ pub struct ListenFlags {
     #[arg(long, env = "WARMPATH_CONNECTIONS_PER_ADDRESS_MAX", value_name = "N")]
     connections_per_address_max: Option<NonZeroUsize>,
 
-    /// Most memory of request bodies, from their arrival until they are dropped, at least three times --body-max. One
-    /// sender gets at most a third of it, and less while others send; further bodies get status 429 [default: 256, or
-    /// what --body-max needs].
-    #[arg(long, env = "WARMPATH_BODY_MEMORY_MAX", value_name = "MIB")]
-    body_memory_max: Option<usize>,
-
     /// Host name or address by which clients may address this server, in addition to the machine's own names, or * for
     /// all; may be repeated, or a list with commas. By default a server on a loopback address accepts no further names,
     /// and a server on another address accepts all.
@@ -113,11 +106,6 @@ pub struct ListenFlags {
     )]
     admin_allowed_hosts: Vec<String>,
 }
-
-/// Memory of request bodies, unless a flag sets it. Units: bytes.
-///
-/// Source: own choice: sixteen times the longest body by default.
-const BODY_MEMORY_DEFAULT: usize = 256 << 20;
 
 impl ListenFlags {
     /// Returns the limits that the flags set.
@@ -143,16 +131,6 @@ impl ListenFlags {
     pub fn admin_allowed_hosts(&self) -> Result<AllowedHosts, HostError> {
         let of_clients = self.allowed_hosts.iter().filter(|name| *name != hosts::ANY);
         AllowedHosts::of_operators(&self.admin_allowed_hosts.iter().chain(of_clients).cloned().collect::<Vec<_>>())
-    }
-
-    /// Returns the memory for request bodies; `None` if the flag's value is too small for bodies of `body_bytes_max`.
-    /// Units: bytes.
-    pub fn body_memory(&self, body_bytes_max: usize) -> Option<usize> {
-        let needed = body_bytes_max.saturating_mul(ROOM_BODIES_MIN);
-        match self.body_memory_max {
-            None => Some(needed.max(BODY_MEMORY_DEFAULT)),
-            Some(mib) => mib.checked_mul(1 << 20).filter(|bytes| *bytes >= needed),
-        }
     }
 }
 

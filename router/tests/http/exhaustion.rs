@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use crate::support::keys::{KeyFile, key};
 use crate::support::worker::answers::{End, N_TOKENS};
 use crate::support::worker::{Behaviour, FakeWorker, full, idle, model};
-use crate::support::{TestRouter, chat_body, error_of, eventually, header};
+use crate::support::{TestRouter, chat_body, config, error_of, eventually, header};
 use futures::StreamExt as _;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -18,8 +18,13 @@ const CHAT: &str = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n";
 /// Metric of the memory of bodies.
 const BODY_BYTES: &str = "warmpath_router_body_bytes";
 
-/// Flags for 3 MiB of memory for bodies, of which one sender may use 1 MiB.
-const SMALL_BODY_MEMORY: [&str; 4] = ["--body-max", "1048576", "--body-memory-max", "3"];
+/// Starts a router with 3 MiB of memory for bodies, of which one sender may use 1 MiB.
+async fn with_small_body_memory(workers: &[&FakeWorker], flags: &[&str]) -> TestRouter {
+    let mut config = config(workers, flags);
+    config.requests.body_bytes_max = 1 << 20;
+    config.requests.body_memory_bytes_max = 3 << 20;
+    TestRouter::start_with(config).await.wait_until_ready().await
+}
 
 /// Returns the body of a chat with a word, and with so many bytes in a field that the router ignores.
 fn long_chat(word: &str, n_ignored: usize, stream: bool) -> String {
@@ -58,7 +63,7 @@ async fn bodies_that_never_arrive_take_no_memory_from_others() {
 async fn unfinished_bodies_take_bounded_memory_and_one_more_gets_retry_after() {
     const MIB: usize = 1 << 20;
     let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &SMALL_BODY_MEMORY).await;
+    let router = with_small_body_memory(&[&worker], &[]).await;
     let _held = send_unfinished(&router, MIB, MIB / 2).await;
     router.wait_for_metric(BODY_BYTES, (MIB / 2) as f64).await;
     let refused = router.post("/v1/chat/completions", vec![b' '; MIB]).await;
@@ -75,7 +80,7 @@ async fn bodies_of_waiting_requests_count_and_another_sender_is_still_answered()
     worker.with(|script| script.poison = Some(("stay", Behaviour::Silent)));
     let ((a, first), (b, second)) = (key("a", ""), key("b", ""));
     let file = KeyFile::new(&format!("{first}{second}"));
-    let router = TestRouter::ready(&[&worker], &[&file.flags()[..], &SMALL_BODY_MEMORY].concat()).await;
+    let router = with_small_body_memory(&[&worker], &file.flags()).await;
     let send = |key: &str, word: &str| {
         let request = router.client.post(router.url("/v1/chat/completions")).bearer_auth(key);
         request.body(long_chat(word, 600_000, false)).send()
@@ -99,7 +104,7 @@ async fn an_open_stream_loses_its_failover_where_a_new_body_needs_the_memory() {
     for worker in [&first, &second] {
         worker.with(|script| script.poison = Some(("quick", Behaviour::Answer)));
     }
-    let router = TestRouter::ready(&[&first, &second], &SMALL_BODY_MEMORY).await;
+    let router = with_small_body_memory(&[&first, &second], &[]).await;
     let report = async |load: Load| {
         let shown = serde_json::to_value(&load).expect("JSON");
         second.update(Vec::new(), Some(load));
