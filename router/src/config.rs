@@ -18,7 +18,6 @@ use warmpath_router_core::overload::retry::{BudgetOptions, RetryOptions};
 use warmpath_shell::body::room_bytes;
 use warmpath_shell::hosts::AllowedHosts;
 use warmpath_shell::image_urls::ImageHost;
-use warmpath_shell::listen::ConnectionLimits;
 use warmpath_shell::tls::{CertFiles, ClientFiles, ServerFiles};
 use warmpath_shell::trace::export::TraceConfig;
 
@@ -288,8 +287,8 @@ pub struct Config {
     pub web: WebConfig,
     /// Longest time for a request's head, including the idle time before it.
     pub head_timeout: Duration,
-    /// Limits on client connections.
-    pub connections: ConnectionLimits,
+    /// Most connections of clients at a time.
+    pub connections_max: usize,
     /// Host names by which clients may address this router.
     pub allowed_hosts: AllowedHosts,
     /// Host names by which operators may address it.
@@ -437,7 +436,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
         tls: flags.tls.files(),
         web: WebConfig { cors: web::cors(&flags.cors_origins)?, chat_page: flags.ui },
         head_timeout: seconds("--head-timeout", flags.head_timeout)?,
-        connections: flags.listener.limits(),
+        connections_max: flags.listener.connections_max(),
         allowed_hosts: flags.listener.allowed_hosts(flags.listen)?,
         admin_allowed_hosts: flags.listener.admin_allowed_hosts()?,
         trace: flags.trace.config(),

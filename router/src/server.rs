@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 use warmpath_shell::fleet_token::TokenError;
-use warmpath_shell::listen::{self, ConnectionLimits, Connections, HEAD_BYTES_MAX, ListenerOptions};
+use warmpath_shell::listen::{self, ADMIN_CONNECTIONS_MAX, Connections, HEAD_BYTES_MAX, ListenerOptions};
 use warmpath_shell::tls::TlsError;
 use warmpath_shell::trace::Tracer;
 use warmpath_shell::trace::export::TraceError;
@@ -131,7 +131,7 @@ impl Server {
         }
         let tracer = config.trace.as_ref().map(|trace| Tracer::start(trace, "warmpath-router", &mut tasks));
         let tracer = tracer.transpose().map_err(StartError::Trace)?.unwrap_or_default();
-        let connections = Connections::new(config.connections);
+        let connections = Connections::new(config.connections_max);
         let hosts = Arc::new(Hosts { clients: config.allowed_hosts, operators: config.admin_allowed_hosts });
         let resources = HttpResources { connections: Arc::clone(&connections), hosts, image_urls };
         let app = App::new(fleet, config.requests, (keys, metrics, tracer), resources);
@@ -155,7 +155,7 @@ impl Server {
         let options = ListenerOptions { tls, head_timeout, head_bytes_max, reader_timeout, connections };
         listeners.spawn(listen::serve(listener, routes, options, stopped));
         // The admin listener serves until the last response has ended.
-        let connections = Connections::new(ConnectionLimits::ADMIN);
+        let connections = Connections::new(ADMIN_CONNECTIONS_MAX);
         let admin = ListenerOptions { tls: None, head_timeout, head_bytes_max, reader_timeout, connections };
         tasks.spawn(listen::serve(admin_listener, admin_routes(app.clone()), admin, stopped_never));
         tracing::info!("listening on {scheme}://{address}");

@@ -28,7 +28,6 @@ use warmpath_common::names::is_pattern;
 use warmpath_prompt::TemplateKwargs;
 use warmpath_shell::hosts::{AllowedHosts, HostError};
 use warmpath_shell::image_urls::ImageHost;
-use warmpath_shell::listen::ConnectionLimits;
 use warmpath_shell::tls::ServerFiles;
 use warmpath_shell::trace::export::TraceConfig;
 
@@ -104,8 +103,8 @@ pub struct HttpConfig {
     pub tls: Option<ServerFiles>,
     /// Settings of KV transfers; `None` if the worker exchanges no state.
     pub kv_transfer: Option<KvTransferConfig>,
-    /// Limits on client connections.
-    pub connections: ConnectionLimits,
+    /// Most connections of clients at a time.
+    pub connections_max: usize,
     /// Host names by which clients may address this worker.
     pub allowed_hosts: AllowedHosts,
     /// Host names by which probes and scrapers may address the admin listener.
@@ -283,7 +282,7 @@ fn http_config(flags: &Flags) -> Result<HttpConfig, ConfigError> {
         token_file: flags.fleet_token_file.clone(),
         tls: flags.tls.clone().files(),
         kv_transfer: flags.kv_transfer.config()?,
-        connections: flags.listener.limits(),
+        connections_max: flags.listener.connections_max(),
         allowed_hosts: flags.listener.allowed_hosts(flags.listen).map_err(host)?,
         admin_allowed_hosts: flags.listener.admin_allowed_hosts().map_err(host)?,
         body_bytes_max: flags.body_max,

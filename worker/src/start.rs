@@ -24,7 +24,7 @@ use warmpath_shell::body::{BodyLimits, BodyRoom, room_bytes};
 use warmpath_shell::fleet_token::{FleetTokens, TokenError};
 use warmpath_shell::image_urls::ImageUrls;
 use warmpath_shell::listen::{
-    self, ConnectionLimits, Connections, HEAD_BYTES_MAX, ListenerOptions, WORKER_HEAD_BYTES_MAX,
+    self, ADMIN_CONNECTIONS_MAX, Connections, HEAD_BYTES_MAX, ListenerOptions, WORKER_HEAD_BYTES_MAX,
 };
 use warmpath_shell::log::timed;
 use warmpath_shell::tls::{CurrentServer, ServerFiles, TlsError};
@@ -271,7 +271,7 @@ impl Bound {
                 timeout: BODY_TIMEOUT,
                 room: BodyRoom::new(room_bytes(config.http.body_bytes_max)),
             }),
-            connections: Connections::new(config.http.connections),
+            connections: Connections::new(config.http.connections_max),
             allowed_hosts: Arc::new(config.http.allowed_hosts.clone()),
             admin_allowed_hosts: Arc::new(config.http.admin_allowed_hosts.clone()),
             slot_save_path: config.http.slot_save_path.clone(),
@@ -367,7 +367,7 @@ fn serve_http(
     let (close, closed) = watch::channel(false);
     if let Some(admin) = admin {
         // Responses of these connections are short, so their end is not awaited.
-        let connections = Connections::new(ConnectionLimits::ADMIN);
+        let connections = Connections::new(ADMIN_CONNECTIONS_MAX);
         let options = ListenerOptions {
             tls: None,
             head_timeout: HEAD_TIMEOUT,

@@ -85,11 +85,6 @@ pub struct ListenFlags {
     #[arg(long, env = "WARMPATH_CONNECTIONS_MAX", value_name = "N")]
     connections_max: Option<NonZeroUsize>,
 
-    /// Most connections of one client address at a time; unlimited by default, because clients behind a proxy share an
-    /// address.
-    #[arg(long, env = "WARMPATH_CONNECTIONS_PER_ADDRESS_MAX", value_name = "N")]
-    connections_per_address_max: Option<NonZeroUsize>,
-
     /// Host name or address by which clients may address this server, in addition to the machine's own names, or * for
     /// all; may be repeated, or a list with commas. By default a server on a loopback address accepts no further names,
     /// and a server on another address accepts all.
@@ -108,14 +103,11 @@ pub struct ListenFlags {
 }
 
 impl ListenFlags {
-    /// Returns the limits that the flags set.
+    /// Returns the most connections of clients at a time.
     ///
     /// Reads: the limit on open files.
-    pub fn limits(&self) -> ConnectionLimits {
-        ConnectionLimits {
-            connections_max: self.connections_max.map_or_else(descriptors::connections_max, NonZeroUsize::get),
-            per_address_max: self.connections_per_address_max.map(NonZeroUsize::get),
-        }
+    pub fn connections_max(&self) -> usize {
+        self.connections_max.map_or_else(descriptors::connections_max, NonZeroUsize::get)
     }
 
     /// Returns the names by which clients may address a server that listens at `listen`.
@@ -132,20 +124,6 @@ impl ListenFlags {
         let of_clients = self.allowed_hosts.iter().filter(|name| *name != hosts::ANY);
         AllowedHosts::of_operators(&self.admin_allowed_hosts.iter().chain(of_clients).cloned().collect::<Vec<_>>())
     }
-}
-
-/// Limits on the connections to one listener.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ConnectionLimits {
-    /// Most connections at a time.
-    pub connections_max: usize,
-    /// Most connections of one address at a time; absent if there is no such limit.
-    pub per_address_max: Option<usize>,
-}
-
-impl ConnectionLimits {
-    /// Limits of an admin listener.
-    pub const ADMIN: Self = Self { connections_max: ADMIN_CONNECTIONS_MAX, per_address_max: None };
 }
 
 /// Address of a request's client; an extension of every request.

@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use warmpath_shell::body::{BodyLimits, BodyRoom};
 use warmpath_shell::hosts::AllowedHosts;
-use warmpath_shell::listen::{ConnectionLimits, Connections};
+use warmpath_shell::listen::{ADMIN_CONNECTIONS_MAX, Connections};
 use warmpath_shell::trace::Tracer;
 
 use super::*;
@@ -25,7 +25,7 @@ async fn loading(percent: u8) -> (String, watch::Sender<Phase>) {
         worker,
         names: ["m".to_owned(), "m:a".to_owned()].into(),
         bodies: Arc::new(BodyLimits { bytes_max: 1000, timeout: BODY_TIMEOUT, room: BodyRoom::new(10_000) }),
-        connections: Connections::new(ConnectionLimits::ADMIN),
+        connections: Connections::new(ADMIN_CONNECTIONS_MAX),
         allowed_hosts: Arc::new(AllowedHosts::Any),
         admin_allowed_hosts: Arc::new(AllowedHosts::Any),
         slot_save_path: None,

@@ -12,8 +12,6 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::ConnectionLimits;
-
 /// Shortest silence that is recorded while a body arrives.
 ///
 /// Source: own choice: bodies arrive in thousands of pieces, and each record takes the lock.
@@ -22,7 +20,7 @@ const SILENCE_STEP: Duration = Duration::from_millis(500);
 /// Connections to one listener.
 #[derive(Debug)]
 pub struct Connections {
-    limits: ConnectionLimits,
+    connections_max: usize,
     /// State of the open connections. The lock is held for one entry, never across `.await`.
     table: Mutex<OpenConnections>,
     n_refused: AtomicU64,
@@ -35,12 +33,10 @@ struct OpenConnections {
     open: HashMap<u64, Open>,
     /// Connections whose client has to send something, by the start of its silence.
     silent: BTreeSet<(Instant, u64)>,
-    by_address: HashMap<IpAddr, usize>,
 }
 
 #[derive(Debug)]
 struct Open {
-    address: IpAddr,
     silent_since: Option<Instant>,
     displaced: Arc<Notify>,
 }
@@ -55,10 +51,10 @@ pub(super) enum Accepted {
 }
 
 impl Connections {
-    /// Returns the state of a listener without connections.
-    pub fn new(limits: ConnectionLimits) -> Arc<Self> {
+    /// Returns the state of a listener without connections, which may have `connections_max` at a time.
+    pub fn new(connections_max: usize) -> Arc<Self> {
         let table = Mutex::default();
-        Arc::new(Self { limits, table, n_refused: AtomicU64::new(0), n_displaced: AtomicU64::new(0) })
+        Arc::new(Self { connections_max, table, n_refused: AtomicU64::new(0), n_displaced: AtomicU64::new(0) })
     }
 
     /// Returns how many connections are open.
@@ -79,17 +75,14 @@ impl Connections {
     /// Adds a connection from `address`; if the limit is reached, a silent connection is displaced.
     pub(super) fn enter(connections: &Arc<Self>, address: IpAddr) -> Accepted {
         let mut table = connections.table();
-        let n_of_address = table.by_address.get(&address).copied().unwrap_or(0);
-        let is_full_for_address = connections.limits.per_address_max.is_some_and(|max| n_of_address >= max);
-        let has_room = table.open.len() < connections.limits.connections_max;
-        if is_full_for_address || !(has_room || connections.displace(&mut table)) {
+        let is_full = table.open.len() >= connections.connections_max;
+        if is_full && !connections.displace(&mut table) {
             connections.n_refused.fetch_add(1, Ordering::Relaxed);
             return Accepted::Full;
         }
         let (number, displaced) = (table.next, Arc::new(Notify::new()));
         table.next += 1;
-        table.open.insert(number, Open { address, silent_since: None, displaced: Arc::clone(&displaced) });
-        *table.by_address.entry(address).or_default() += 1;
+        table.open.insert(number, Open { silent_since: None, displaced: Arc::clone(&displaced) });
         table.set_silence(number, Some(Instant::now()));
         drop(table);
         let connections = Arc::clone(connections);
@@ -138,14 +131,7 @@ impl OpenConnections {
 
     fn leave(&mut self, number: u64) -> Option<Open> {
         self.set_silence(number, None);
-        let open = self.open.remove(&number)?;
-        if let Some(n) = self.by_address.get_mut(&open.address) {
-            *n -= 1;
-            if *n == 0 {
-                self.by_address.remove(&open.address);
-            }
-        }
-        Some(open)
+        self.open.remove(&number)
     }
 }
 
@@ -221,12 +207,8 @@ mod tests {
 
     const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-    fn connections(connections_max: usize, per_address_max: Option<usize>) -> Arc<Connections> {
-        Connections::new(ConnectionLimits { connections_max, per_address_max })
-    }
-
-    fn enter(connections: &Arc<Connections>, address: IpAddr) -> Option<Seat> {
-        match Connections::enter(connections, address) {
+    fn enter(connections: &Arc<Connections>) -> Option<Seat> {
+        match Connections::enter(connections, HERE) {
             Accepted::Seat(seat) => Some(seat),
             Accepted::Full => None,
         }
@@ -238,49 +220,37 @@ mod tests {
 
     #[test]
     fn the_client_that_has_been_silent_for_longest_is_displaced() {
-        let all = connections(3, None);
-        let seats: Vec<_> = (0..3).map(|_| enter(&all, HERE).expect("there is room")).collect();
+        let all = Connections::new(3);
+        let seats: Vec<_> = (0..3).map(|_| enter(&all).expect("there is room")).collect();
         seats[0].await_server();
         seats[1].answered();
-        let _fourth = enter(&all, HERE).expect("the third is silent");
+        let _fourth = enter(&all).expect("the third is silent");
         assert_eq!(seats.iter().map(|seat| is_displaced(&all, seat)).collect::<Vec<_>>(), [false, false, true]);
         assert_eq!((all.n_open(), all.n_displaced(), all.n_refused()), (3, 1, 0));
     }
 
     #[test]
     fn a_connection_is_refused_while_all_others_are_being_answered() {
-        let all = connections(2, None);
-        let seats: Vec<_> = (0..2).map(|_| enter(&all, HERE).expect("there is room")).collect();
+        let all = Connections::new(2);
+        let seats: Vec<_> = (0..2).map(|_| enter(&all).expect("there is room")).collect();
         seats.iter().for_each(Seat::await_server);
-        assert!(enter(&all, HERE).is_none());
+        assert!(enter(&all).is_none());
         assert_eq!((all.n_open(), all.n_refused()), (2, 1));
         drop(seats);
-        assert!(enter(&all, HERE).is_some());
-    }
-
-    #[test]
-    fn an_address_has_a_limit_and_others_can_still_connect() {
-        let all = connections(10, Some(2));
-        let seats: Vec<_> = (0..2).map(|_| enter(&all, HERE).expect("there is room")).collect();
-        assert!(enter(&all, HERE).is_none());
-        assert!(enter(&all, IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1))).is_some());
-        drop(seats);
-        assert!(enter(&all, HERE).is_some());
-        assert!(all.table().by_address.len() <= 1, "an address without connections is forgotten");
+        assert!(enter(&all).is_some());
     }
 
     proptest! {
         #[test]
         fn the_table_of_connections_stays_consistent(
-            steps in prop::collection::vec((0..5u8, any::<prop::sample::Index>(), 0..3u8), 1..80),
+            steps in prop::collection::vec((0..5u8, any::<prop::sample::Index>()), 1..80),
             max in 1..6usize,
-            per_address in prop::option::of(1..4usize),
         ) {
-            let all = connections(max, per_address);
+            let all = Connections::new(max);
             let mut seats: Vec<Seat> = Vec::new();
-            for (step, which, address) in steps {
+            for (step, which) in steps {
                 match (step, seats.len()) {
-                    (0, _) | (_, 0) => seats.extend(enter(&all, IpAddr::V4(Ipv4Addr::new(10, 0, 0, address)))),
+                    (0, _) | (_, 0) => seats.extend(enter(&all)),
                     (1, n) => drop(seats.swap_remove(which.index(n))),
                     (2, n) => seats[which.index(n)].await_server(),
                     (3, n) => seats[which.index(n)].answered(),
@@ -289,9 +259,7 @@ mod tests {
                 let table = all.table();
                 let silent = table.open.iter().filter_map(|(number, open)| Some((open.silent_since?, *number)));
                 prop_assert_eq!(silent.collect::<BTreeSet<_>>(), table.silent.clone());
-                prop_assert_eq!(table.by_address.values().sum::<usize>(), table.open.len());
                 prop_assert!(table.open.len() <= max);
-                prop_assert!(table.by_address.values().all(|n| *n <= per_address.unwrap_or(max)));
             }
         }
     }

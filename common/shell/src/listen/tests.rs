@@ -58,7 +58,7 @@ impl Listener {
             .route("/refused", post(refuse));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("port 0 is free");
         let address = listener.local_addr().expect("it is bound");
-        let connections = Connections::new(ConnectionLimits { connections_max, per_address_max: None });
+        let connections = Connections::new(connections_max);
         let options = ListenerOptions {
             tls,
             head_timeout: HEAD_TIMEOUT,
@@ -317,7 +317,7 @@ async fn requests_know_their_client_s_address() {
     );
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("port 0 is free");
     let address = listener.local_addr().expect("it is bound");
-    let connections = Connections::new(ConnectionLimits::ADMIN);
+    let connections = Connections::new(ADMIN_CONNECTIONS_MAX);
     let (_stop, stopped) = watch::channel(false);
     tokio::spawn(serve(
         listener,
