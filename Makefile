@@ -141,7 +141,7 @@ bench: build fixtures ## Measure everything beside its peers (llama-server is bu
 	@$(STAGE) index $(BIN)/warmpath-bench index --rounds 3 \
 		--against target/peers/index/release/index-peers,target/peers/index/release/index-peers-mimalloc
 	@$(STAGE) policies $(BIN)/warmpath-bench fleets --model $(BENCH_MODEL) --against \
-		--policies predicted-ttft,prefix,least-loaded,round-robin,random,consistent-hash
+		--policies predicted-ttft,least-loaded,round-robin
 	@$(STAGE) llama-server scripts/llama-server.sh
 	@$(STAGE) worker $(BIN)/warmpath-bench worker --against llama-server --model $(BENCH_MODEL)
 	@$(STAGE) fleets $(BIN)/warmpath-bench fleets --slots 2 --model $(BENCH_MODEL)

@@ -21,7 +21,6 @@ use warmpath_common::block_hash::{BlockHash, BlockKey, ChainRoot};
 use warmpath_common::dialects::Spelling;
 use warmpath_common::lora;
 use warmpath_common::model::{Capability, ModelInfo};
-use warmpath_common::prompts::{MediaPrompt, RawPrompt};
 use warmpath_common::whole::Whole;
 use warmpath_prompt::{DroppedReasoning, PromptTokens, Scope, unless_cancelled};
 use warmpath_router_core::diagnostics::prefix_breaks::ChatHashes;
@@ -43,10 +42,6 @@ use stage::PromptStage;
 ///
 /// Source: English text in JSON, by common tokenizers.
 const BYTES_PER_TOKEN: usize = 4;
-
-/// Length of the start of a text prompt that identifies its conversation. Units: bytes. Source: own choice: system
-/// prompts of different applications differ within it.
-const AFFINITY_BYTES: usize = 256;
 
 /// Longest body that is parsed and rendered on the thread that read it. Units: bytes.
 ///
@@ -139,8 +134,6 @@ pub struct Prepared {
     pub purpose: Purpose,
     /// The prompt.
     pub prompt: PreparedPrompt,
-    /// Identifies the conversation.
-    pub affinity: u64,
     /// Hashes of a chat.
     pub chat: ChatHashes,
     /// A chat's tools, if the template renders them behind its system text.
@@ -269,7 +262,6 @@ struct UntokenizedRequest {
     /// Converts a chat's field names to those of the client's dialect.
     spelling: Spelling,
     model: Arc<ModelInfo>,
-    affinity: u64,
     chat: ChatHashes,
     /// A chat's tools and its system text.
     tools: Option<ToolsBehindText>,
@@ -304,7 +296,6 @@ impl UntokenizedRequest {
             name.clone_from(&model.names[0]);
             renamed_body = Some(body::with_model(&draft.body, name)?);
         }
-        let affinity = affinity(&parsed, &salt, &draft);
         let session = draft.session.or_else(|| options.prompt_cache_key.as_ref().and_then(hashes::session_of_key));
         let chat = match &parsed {
             Parsed::Chat(chat) => hashes::of_chat(chat, session),
@@ -329,7 +320,6 @@ impl UntokenizedRequest {
             salt,
             spelling,
             model,
-            affinity,
             chat,
             tools,
             dropped_reasoning: None,
@@ -355,7 +345,7 @@ impl UntokenizedRequest {
 
     /// Tokenizes and hashes the rendered prompt.
     fn finish(self, chains: &BlockKeyCache) -> Prepared {
-        let Self { draft, options, renamed_body, salt, model, affinity, chat, tools, n_sequences, .. } = self;
+        let Self { draft, options, renamed_body, salt, model, chat, tools, n_sequences, .. } = self;
         let dropped_reasoning = self.dropped_reasoning;
         let (stage, mut phases) = (self.stage, self.phases);
         let tools = tools.filter(|_| stage.has_tools_behind_system_text());
@@ -393,7 +383,6 @@ impl UntokenizedRequest {
             delivery: options.delivery,
             purpose,
             prompt,
-            affinity,
             chat,
             tools,
             dropped_reasoning,
@@ -408,41 +397,4 @@ fn timed<T>(took: &mut Duration, work: impl FnOnce() -> T) -> T {
     let result = work();
     *took += start.elapsed();
     result
-}
-
-/// Returns a number that is the same for every turn of a conversation: a hash of its salt, its system prompt and its
-/// first question, or of the start of its text.
-fn affinity(parsed: &Parsed, salt: &str, draft: &RawRequest) -> u64 {
-    let mut hasher = std::hash::DefaultHasher::new();
-    let mut add = |bytes: &[u8]| std::hash::Hasher::write(&mut hasher, bytes);
-    add(salt.as_bytes());
-    let head = |bytes: &[u8]| bytes[..bytes.len().min(AFFINITY_BYTES)].to_vec();
-    match parsed {
-        Parsed::Chat(chat) => {
-            let is_user = |message: &&serde_json::Map<String, serde_json::Value>| {
-                message.get("role").is_some_and(|role| role == "user")
-            };
-            let first_user = chat.messages.iter().position(|message| is_user(&message)).unwrap_or(0);
-            for message in &chat.messages[..=first_user] {
-                add(serde_json::to_string(message).unwrap_or_default().as_bytes());
-            }
-        }
-        Parsed::Raw(prompts) => match prompts.first() {
-            Some(RawPrompt::Text(text)) => add(&head(text.as_bytes())),
-            Some(RawPrompt::Tokens(tokens)) => {
-                tokens.iter().take(AFFINITY_BYTES / 4).for_each(|token| add(&token.to_le_bytes()));
-            }
-            Some(RawPrompt::Mixed(parts)) => add(&head(format!("{parts:?}").as_bytes())),
-            Some(RawPrompt::Media(MediaPrompt { text, media })) => {
-                add(&head(text.as_bytes()));
-                media.iter().for_each(|file| add(file.as_bytes()));
-            }
-            Some(RawPrompt::Infill(infill)) => add(&head(infill.input_prefix.as_bytes())),
-            None => {}
-        },
-        // Texts to embed are no conversation: they may go anywhere.
-        Parsed::None => add(&draft.body),
-        Parsed::Foreign(_) => {}
-    }
-    std::hash::Hasher::finish(&hasher)
 }

@@ -440,11 +440,11 @@ class Chart(unittest.TestCase):
             self.assertTrue((ROOT / url.removeprefix("https://git.example/warmpath/")).exists(), url)
 
     def test_the_user_s_flags_follow_the_chart_s(self):
-        values = {**pool(extraArgs=["--queue-max=1"]), **router(extraArgs=["--policy=random"])}
+        values = {**pool(extraArgs=["--queue-max=1"]), **router(extraArgs=["--policy=round-robin"])}
         result = helm("template", "rel", CHART, values=values)
         given = [c["args"] for spec, _, _ in pods(yaml.safe_load_all(result.stdout)) for c in spec["containers"] if "args" in c]
         last = [[arg for arg in args if arg.startswith(("--queue-max=", "--policy="))][-1] for args in given]
-        self.assertEqual(sorted(last), ["--policy=random", "--queue-max=1"])
+        self.assertEqual(sorted(last), ["--policy=round-robin", "--queue-max=1"])
 
     def test_large_numbers_of_a_file_of_values_are_written_as_integers(self):
         large = 10**6

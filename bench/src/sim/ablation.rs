@@ -5,7 +5,6 @@
 
 use std::sync::Arc;
 
-use rand_chacha::ChaCha8Rng;
 use warmpath_common::summary::Load;
 use warmpath_router_core::fleet::{FleetView, WorkerView};
 use warmpath_router_core::ledger::{Decision, Ledger, NoWorker, RouteRequest, Ticket};
@@ -38,26 +37,21 @@ pub enum Term {
 pub fn choose(
     term: Term,
     ledger: &mut Ledger,
-    (fleet, ask): (&FleetView, &RouteRequest<'_>),
-    rng: &mut ChaCha8Rng,
+    fleet: &FleetView,
+    ask: &RouteRequest<'_>,
 ) -> Result<(Decision, Ticket), NoWorker> {
     if term == Term::FreeCells {
-        return ledger.choose(&without_free_cells(fleet), ask, rng);
+        return ledger.choose(&without_free_cells(fleet), ask);
     }
-    ledger.choose_by(fleet, ask, |candidates, turn| pick(term, candidates, turn, rng))
+    ledger.choose_by(fleet, ask, |candidates, turn| pick(term, candidates, turn))
 }
 
-fn pick<'c, 'a>(
-    term: Term,
-    candidates: &'c [Candidate<'a>],
-    turn: TieBreak,
-    rng: &mut ChaCha8Rng,
-) -> Option<&'c Candidate<'a>> {
+fn pick<'c, 'a>(term: Term, candidates: &'c [Candidate<'a>], turn: TieBreak) -> Option<&'c Candidate<'a>> {
     if term == Term::TieMargin {
         return candidates.iter().min_by(|a, b| a.cost.total_ms().total_cmp(&b.cost.total_ms()));
     }
     let without: Vec<Candidate<'a>> = candidates.iter().map(|candidate| ablate(*candidate, term)).collect();
-    let chosen = choose_by(Policy::PredictedTtft, &without, turn, rng)?.worker.idx;
+    let chosen = choose_by(Policy::PredictedTtft, &without, turn)?.worker.idx;
     candidates.iter().find(|candidate| candidate.worker.idx == chosen)
 }
 

@@ -1,6 +1,7 @@
 //! The policies that are compared, by name.
 //!
-//! The router's own policies are in `warmpath-router-core`, ours without a term in `ablation`, the others in `rivals`.
+//! The router's own policies are in `warmpath-router-core`, ours without a term in `ablation`, simple ones on the
+//! router's candidates in `simple`, the others in `rivals`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,6 +11,7 @@ use warmpath_router_core::routing::choose::Policy as Offered;
 
 use super::ablation::Term;
 use super::rivals::Kind;
+use super::simple::Simple;
 use crate::names;
 
 /// Rule by which workers are chosen.
@@ -17,11 +19,8 @@ use crate::names;
 pub enum Policy {
     /// A policy of the router, run by its own code.
     Offered(Offered),
-    /// The router's consistent hash; a conversation is identified by the first blocks of its prompt.
-    Hash {
-        /// Number of these blocks.
-        n_blocks: usize,
-    },
+    /// A simple policy on the router's candidates.
+    Simple(Simple),
     /// Our policy without one of its terms.
     Without(Term),
     /// A policy that the router does not offer.
@@ -31,14 +30,14 @@ pub enum Policy {
 impl Policy {
     /// Policies that `--all-policies` compares, ours last.
     pub const COMPARED: [Self; 14] = [
-        Self::Offered(Offered::Random),
+        Self::Simple(Simple::Random),
         Self::Offered(Offered::RoundRobin),
         Self::Offered(Offered::LeastLoaded),
-        Self::Hash { n_blocks: 1 },
-        Self::Hash { n_blocks: 2 },
+        Self::Simple(Simple::Hash { n_blocks: 1 }),
+        Self::Simple(Simple::Hash { n_blocks: 2 }),
         Self::Rival(Kind::BoundedHash),
         Self::Rival(Kind::Sticky),
-        Self::Offered(Offered::Prefix),
+        Self::Simple(Simple::Prefix),
         Self::Rival(Kind::EarliestFinish),
         Self::Rival(Kind::TenthQueue),
         Self::Rival(Kind::SglangSwitch),
@@ -62,7 +61,7 @@ impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Offered(policy) => write!(f, "{policy}"),
-            Self::Hash { n_blocks } => write!(f, "hash-{n_blocks}"),
+            Self::Simple(policy) => write!(f, "{policy}"),
             Self::Without(term) => write!(f, "without-{}", names::name(*term)),
             Self::Rival(kind) => f.write_str(&names::name(*kind)),
         }

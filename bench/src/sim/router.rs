@@ -24,7 +24,8 @@ use super::ablation::{self, Term};
 use super::network::Network;
 use super::policy::Policy;
 use super::rivals::{Rival, Seen};
-use super::trace::{Request, mix};
+use super::simple::{self, Simple};
+use super::trace::Request;
 
 /// Maximum memory of a router's index, which no simulation reaches. Units: bytes.
 const INDEX_BYTES_MAX: usize = 4 << 30;
@@ -43,11 +44,21 @@ pub struct Router {
 
 /// Implementation that makes the decisions.
 enum Books {
-    /// The production code, with a policy that the router offers, the number of blocks that identify a conversation,
-    /// and the term that is left out.
-    Own { dispatch: Box<Ledger>, affinity_blocks: usize, without: Option<Term> },
+    /// The production code.
+    Own { ledger: Box<Ledger>, rule: Rule },
     /// Another rule.
     Rival(Box<Rival>),
+}
+
+/// Rule by which the production code chooses among its candidates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rule {
+    /// The policy that the router offers.
+    Offered,
+    /// Our policy without a term.
+    Without(Term),
+    /// A policy that the router does not offer.
+    Simple(Simple),
 }
 
 /// Size of a fleet.
@@ -110,15 +121,15 @@ impl Router {
         let fleet = FleetView { workers: (0..shape.n_workers).map(|idx| Arc::new(worker(idx))).collect() };
         let writer = IndexWriter::new(IndexOptions { bytes_max: INDEX_BYTES_MAX, seed });
         let index = writer.reader();
-        let own = |policy: Offered, affinity_blocks, without| {
+        let own = |policy: Offered, rule| {
             let kv_bytes_per_ms = shape.network.map(|network| network.bytes_per_ms);
             let options = LedgerOptions { policy, kv_bytes_per_ms, ..LedgerOptions::default() };
-            Books::Own { dispatch: Box::new(Ledger::new(options)), affinity_blocks, without }
+            Books::Own { ledger: Box::new(Ledger::new(options)), rule }
         };
         let books = match policy {
-            Policy::Offered(policy) => own(policy, 1, None),
-            Policy::Hash { n_blocks } => own(Offered::ConsistentHash, n_blocks, None),
-            Policy::Without(term) => own(Offered::PredictedTtft, 1, Some(term)),
+            Policy::Offered(policy) => own(policy, Rule::Offered),
+            Policy::Simple(policy) => own(Offered::default(), Rule::Simple(policy)),
+            Policy::Without(term) => own(Offered::default(), Rule::Without(term)),
             Policy::Rival(kind) => Books::Rival(Box::new(Rival::new(kind, shape))),
         };
         let rng = ChaCha8Rng::seed_from_u64(seed);
@@ -128,21 +139,21 @@ impl Router {
     /// Returns how long a request is held back before its choice.
     pub fn backoff(&mut self, request: &Request, id: &RequestId, now: Duration) -> Duration {
         let Self { fleet, model, index, books, rng, start, block_tokens, .. } = self;
-        let Books::Own { dispatch, without, .. } = books else { return Duration::ZERO };
-        if *without == Some(Term::Backoff) {
+        let Books::Own { ledger, rule } = books else { return Duration::ZERO };
+        if *rule == Rule::Without(Term::Backoff) {
             return Duration::ZERO;
         }
         let keys = request.reusable_keys(*block_tokens);
         let matches = index.matches(keys);
         let prompt = PromptView::Known { n_tokens: request.prompt_tokens, keys, matches: &matches, media: &[] };
-        dispatch.backoff(fleet, &ask((id, *start + now), model, prompt), rng)
+        ledger.backoff(fleet, &ask((id, *start + now), model, prompt), rng)
     }
 
     /// Returns whether a request that is held back may continue to wait.
     pub fn may_back_off(&self, request: &Request, id: &RequestId, now: Duration) -> bool {
-        let Books::Own { dispatch, .. } = &self.books else { return false };
+        let Books::Own { ledger, .. } = &self.books else { return false };
         let prompt = PromptView::Estimated { n_tokens: request.prompt_tokens };
-        dispatch.may_back_off(&self.fleet, &ask((id, self.start + now), &self.model, prompt))
+        ledger.may_back_off(&self.fleet, &ask((id, self.start + now), &self.model, prompt))
     }
 
     /// Chooses a worker for a request that has failed at `tried`; `None` if no worker is available.
@@ -156,12 +167,14 @@ impl Router {
         let matches = self.index.matches(keys);
         let prompt = PromptView::Known { n_tokens: request.prompt_tokens, keys, matches: &matches, media: &[] };
         match &mut self.books {
-            Books::Own { dispatch, affinity_blocks, without } => {
-                let affinity = request.ids.iter().take(*affinity_blocks).fold(0, |hash, id| mix(hash ^ u64::from(*id)));
-                let ask = RouteRequest { affinity, tried, ..ask((id, self.start + now), &self.model, prompt) };
-                let choice = match *without {
-                    Some(term) => ablation::choose(term, dispatch, (&self.fleet, &ask), &mut self.rng),
-                    None => dispatch.choose(&self.fleet, &ask, &mut self.rng),
+            Books::Own { ledger, rule } => {
+                let ask = RouteRequest { tried, ..ask((id, self.start + now), &self.model, prompt) };
+                let choice = match *rule {
+                    Rule::Offered => ledger.choose(&self.fleet, &ask),
+                    Rule::Without(term) => ablation::choose(term, ledger, &self.fleet, &ask),
+                    Rule::Simple(policy) => {
+                        simple::choose(policy, ledger, &self.fleet, &ask, request, &mut self.rng)
+                    }
                 };
                 let (decision, ticket) = choice.ok()?;
                 let Decision { worker, cached_tokens, transfer, .. } = decision;
@@ -178,22 +191,22 @@ impl Router {
     /// Records that the first token of a request has arrived.
     pub fn first_token(&mut self, worker: WorkerIdx, id: &RequestId) {
         match &mut self.books {
-            Books::Own { dispatch, .. } => dispatch.answered(worker, &[], self.start),
+            Books::Own { ledger, .. } => ledger.answered(worker, &[], self.start),
             Books::Rival(rival) => rival.first_token(worker, id),
         }
     }
 
     /// Records the bytes and milliseconds of what a worker fetched from a peer; `None` if it fetched nothing.
     pub fn fetched(&mut self, pair: (WorkerIdx, WorkerIdx), measured: Option<(u64, f64)>, now: Duration) {
-        if let Books::Own { dispatch, .. } = &mut self.books {
-            dispatch.fetched(pair, measured, self.start + now);
+        if let Books::Own { ledger, .. } = &mut self.books {
+            ledger.fetched(pair, measured, self.start + now);
         }
     }
 
     /// Records that a request has left its worker.
     pub fn ended(&mut self, receipt: Receipt, id: &RequestId) {
         match (&mut self.books, receipt) {
-            (Books::Own { dispatch, .. }, Receipt::Own(ticket)) => dispatch.ended(ticket),
+            (Books::Own { ledger, .. }, Receipt::Own(ticket)) => ledger.ended(ticket),
             (Books::Rival(rival), Receipt::Rival(worker)) => rival.ended(worker, id),
             _ => unreachable!("a receipt is returned to the router that issued it"),
         }
@@ -203,9 +216,9 @@ impl Router {
     pub fn apply_changes(&mut self, worker: WorkerIdx, changes: &[Change]) {
         let n_filling: usize = changes.iter().map(|change| self.writer.apply(worker, change)).sum();
         if n_filling > 0
-            && let Books::Own { dispatch, .. } = &mut self.books
+            && let Books::Own { ledger, .. } = &mut self.books
         {
-            dispatch.filling(worker, n_filling as u64 * u64::from(self.block_tokens));
+            ledger.filling(worker, n_filling as u64 * u64::from(self.block_tokens));
         }
         let n_blocks = self.writer.n_blocks_of(worker);
         self.view_mut(worker).blocks.n_blocks = n_blocks;
@@ -216,7 +229,7 @@ impl Router {
         for change in counted {
             let Change::Accepted(id) = change else { continue };
             match &mut self.books {
-                Books::Own { dispatch, .. } => dispatch.accepted(worker, id, self.start + now),
+                Books::Own { ledger, .. } => ledger.accepted(worker, id, self.start + now),
                 Books::Rival(rival) => rival.accepted(worker, id),
             }
         }
@@ -275,7 +288,7 @@ fn ask<'a>(
     model: &'a ModelInfo,
     prompt: PromptView<'a>,
 ) -> RouteRequest<'a> {
-    let (model_name, account, wanted, affinity) = (None, None, None, 0);
+    let (model_name, account, wanted) = (None, None, None);
     let (tried, awaited, n_sequences) = (&[], &[], 1);
-    RouteRequest { request_id, model_name, account, model, wanted, prompt, affinity, tried, awaited, n_sequences, now }
+    RouteRequest { request_id, model_name, account, model, wanted, prompt, tried, awaited, n_sequences, now }
 }

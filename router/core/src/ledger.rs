@@ -25,7 +25,6 @@ pub use backoff::BACKOFF_POLL;
 pub use dry_run::{DryRun, Scored};
 use health::Health;
 use pause::Quota;
-use rand::Rng;
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{RequestId, SlotId};
 use warmpath_common::model::{Capability, ModelInfo};
@@ -83,8 +82,6 @@ pub struct RouteRequest<'a> {
     pub wanted: Option<Capability>,
     /// The prompt.
     pub prompt: PromptView<'a>,
-    /// Identifies the conversation, for [`Policy::ConsistentHash`].
-    pub affinity: u64,
     /// Workers at which this request has failed.
     pub tried: &'a [WorkerIdx],
     /// Workers that the request may not use now, because earlier requests wait for them.
@@ -254,10 +251,9 @@ impl Ledger {
         &mut self,
         fleet: &FleetView,
         request: &RouteRequest<'_>,
-        rng: &mut impl Rng,
     ) -> Result<(Decision, Ticket), NoWorker> {
         let policy = self.options.policy;
-        self.choose_by(fleet, request, |candidates, ties| choose(policy, candidates, ties, rng))
+        self.choose_by(fleet, request, |candidates, ties| choose(policy, candidates, ties))
     }
 
     /// Chooses as [`Ledger::choose`] does, with `pick` in place of the policy.
@@ -306,7 +302,7 @@ impl Ledger {
 
     /// Returns the inputs that break ties of cost and load.
     fn ties(&self, request: &RouteRequest<'_>) -> TieBreak {
-        TieBreak { last: self.last, affinity: request.affinity, first_new_block: request.prompt.first_new_block() }
+        TieBreak { last: self.last, first_new_block: request.prompt.first_new_block() }
     }
 
     /// Returns the stale blocks.

@@ -70,7 +70,7 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_ADMIN_LISTEN", value_name = "ADDR:PORT", default_value = "127.0.0.1:9090")]
     pub admin_listen: SocketAddr,
 
-    /// Routing policy: predicted-ttft, prefix, least-loaded, round-robin, random or consistent-hash.
+    /// Routing policy: predicted-ttft, least-loaded or round-robin.
     #[arg(long, env = "WARMPATH_POLICY", value_name = "POLICY", default_value_t)]
     pub policy: Policy,
 

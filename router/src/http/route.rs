@@ -55,7 +55,7 @@ pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Valu
     let matches = find_matches(&app, &prepared);
     let request_id = fresh_request_id();
     let ask = ask(&request_id, &prepared, &matches);
-    let explanation = app.fleet.ledger().dry_run(&view, &ask, &mut rand::rng());
+    let explanation = app.fleet.ledger().dry_run(&view, &ask);
     let workers: Vec<Value> = explanation.workers.iter().map(|scored| describe(&app, scored, &matches)).collect();
     let choice = explanation
         .choice

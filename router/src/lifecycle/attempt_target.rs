@@ -61,7 +61,6 @@ pub fn ask<'a>(request_id: &'a RequestId, prepared: &'a Prepared, matches: &'a [
         model: &prepared.model,
         wanted: prepared.wanted,
         prompt: prompt_view(prepared, matches),
-        affinity: prepared.affinity,
         tried: &[],
         awaited: &[],
         n_sequences: prepared.n_sequences,
@@ -99,7 +98,7 @@ pub(super) fn choose(
     let account = app.queue.account(arrival);
     let first = ask(&arrival.id, prepared, &matches);
     let ask = RouteRequest { account, tried: &tried, awaited, now: start, ..first };
-    let (mut decision, ticket) = app.fleet.ledger().choose(&view, &ask, &mut rand::rng())?;
+    let (mut decision, ticket) = app.fleet.ledger().choose(&view, &ask)?;
     let mut in_flight = app.fleet.in_flight(decision.worker, ticket);
     in_flight.watch(&arrival.id, || sending(prepared, &decision));
     if retry_state.n_attempts > 0 {

@@ -336,28 +336,6 @@ async fn round_robin_takes_turns() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn consistent_hash_keeps_a_conversation_at_its_worker() {
-    let workers: Vec<_> = (0..4).map(FakeWorker::start).collect();
-    let router = TestRouter::ready(&workers.iter().collect::<Vec<_>>(), &["--policy", "consistent-hash"]).await;
-    let mut homes = std::collections::HashSet::new();
-    for topic in 0..12 {
-        let first = json!({"role": "user", "content": format!("topic {topic}")});
-        let turns = [
-            vec![first.clone()],
-            vec![first, json!({"role": "assistant", "content": "a"}), json!({"role": "user", "content": "b"})],
-        ];
-        let mut homes_of_turns = std::collections::HashSet::new();
-        for messages in turns {
-            let response = router.post("/v1/chat/completions", json!({"messages": messages}).to_string()).await;
-            homes_of_turns.insert(header(&response, "x-warmpath-worker"));
-        }
-        assert_eq!(homes_of_turns.len(), 1, "both turns of topic {topic} go to one worker");
-        homes.extend(homes_of_turns);
-    }
-    assert!(homes.len() > 1, "conversations spread");
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn the_longest_of_several_prompts_decides() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;

@@ -194,13 +194,12 @@ impl World {
             model: &model,
             wanted: None,
             prompt: PromptView::Known { n_tokens: tokens, keys: &keys, matches: &matches, media: &[] },
-            affinity: 0,
             tried: &tried,
             awaited: &[],
             n_sequences: 1,
             now,
         };
-        let choice = router.fleet.ledger().choose(&view, &ask, &mut self.rng.0);
+        let choice = router.fleet.ledger().choose(&view, &ask);
         let (decision, ticket) = match choice {
             Ok(choice) => choice,
             Err(refusal) if refusal.is_overload() && waited < QUEUE_TIMEOUT => {

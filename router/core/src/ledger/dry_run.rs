@@ -6,8 +6,6 @@
 
 use std::time::Duration;
 
-use rand::Rng;
-
 use super::candidates::serving;
 use super::health::Trust;
 use super::{Ledger, NoWorker, RouteRequest};
@@ -41,7 +39,7 @@ pub struct DryRun<'a> {
 
 impl Ledger {
     /// Returns the choice that a request would get now.
-    pub fn dry_run<'a>(&self, fleet: &'a FleetView, request: &RouteRequest<'_>, rng: &mut impl Rng) -> DryRun<'a> {
+    pub fn dry_run<'a>(&self, fleet: &'a FleetView, request: &RouteRequest<'_>) -> DryRun<'a> {
         let backoff_max = self.backoff_max(fleet, request);
         let held = self.holdings(fleet, request.prompt);
         let request = &RouteRequest { prompt: request.prompt.with_matches(held.matches.as_deref()), ..*request };
@@ -62,7 +60,7 @@ impl Ledger {
                 same.expect("a candidate serves the model").candidate = *candidate;
             }
             let chosen =
-                choose(self.options.policy, &candidates, self.ties(request), rng).ok_or_else(NoWorker::unserved)?;
+                choose(self.options.policy, &candidates, self.ties(request)).ok_or_else(NoWorker::unserved)?;
             Ok((chosen.worker.idx, reason(self.options.policy, &candidates, chosen, request.prompt)))
         });
         DryRun { workers, choice, backoff_max }

@@ -26,8 +26,8 @@ fn id(text: &str) -> RequestId {
 
 fn request<'a>(request_id: &'a RequestId, model: &'a ModelInfo, prompt: PromptView<'a>) -> RouteRequest<'a> {
     let (model_name, now) = (Some("m"), Instant::now());
-    let (account, wanted, affinity, tried, awaited, n_sequences) = (None, None, 0, &[], &[], 1);
-    RouteRequest { request_id, model_name, account, model, wanted, prompt, affinity, tried, awaited, n_sequences, now }
+    let (account, wanted, tried, awaited, n_sequences) = (None, None, &[], &[], 1);
+    RouteRequest { request_id, model_name, account, model, wanted, prompt, tried, awaited, n_sequences, now }
 }
 
 struct World {
@@ -53,7 +53,7 @@ impl World {
     ) -> Result<(Decision, Ticket), NoWorker> {
         let (request_id, model) = (id(request_id), model());
         let request = RouteRequest { tried, now: self.now, ..request(&request_id, &model, prompt) };
-        self.ledger.choose(&self.fleet, &request, &mut SmallRng::seed_from_u64(1))
+        self.ledger.choose(&self.fleet, &request)
     }
 
     /// Returns the longest backoff of a prompt.
@@ -99,7 +99,7 @@ fn a_request_leaves_workers_to_the_requests_that_wait_for_them() {
         let awaited: Vec<_> = awaited.iter().copied().map(WorkerIdx).collect();
         let prompt = PromptView::Estimated { n_tokens: 100 };
         let request = RouteRequest { awaited: &awaited, now: world.now, ..request(&request_id, &model, prompt) };
-        let chosen = world.ledger.choose(&world.fleet, &request, &mut SmallRng::seed_from_u64(1));
+        let chosen = world.ledger.choose(&world.fleet, &request);
         chosen.map(|(decision, _ticket)| decision.worker.0)
     };
     assert_eq!([choose(&[0, 1]), choose(&[0, 2]), choose(&[2, 1])], [Ok(2), Ok(1), Ok(0)]);
@@ -114,7 +114,7 @@ fn a_request_counts_as_often_as_it_asks_for_responses() {
     let mut send = |n_sequences| {
         let prompt = PromptView::Estimated { n_tokens: 100 };
         let request = RouteRequest { n_sequences, now: world.now, ..request(&request_id, &model, prompt) };
-        let (decision, ticket) = world.ledger.choose(&world.fleet, &request, &mut SmallRng::seed_from_u64(1)).unwrap();
+        let (decision, ticket) = world.ledger.choose(&world.fleet, &request).unwrap();
         let n_requests = world.ledger.unreported(WorkerIdx(0)).n_requests;
         world.ledger.ended(ticket);
         (n_requests, decision.service_ms - decision.cost.prefill_ms)

@@ -13,7 +13,6 @@ use std::ops::Range;
 use std::str::FromStr;
 use std::time::Instant;
 
-use rand::{Rng, RngExt};
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::mix::mix;
 
@@ -37,32 +36,22 @@ pub enum Policy {
     /// By the cost: the predicted time to first token and the time that other requests lose.
     #[default]
     PredictedTtft,
-    /// The longest cached prefix, then the least load.
-    Prefix,
     /// The least queued work.
     LeastLoaded,
     /// Each worker in turn.
     RoundRobin,
-    /// A random worker.
-    Random,
-    /// By conversation: all of its requests go to the same worker while that worker is available.
-    ConsistentHash,
 }
 
 impl Policy {
     /// All policies.
-    pub const ALL: [Self; 6] =
-        [Self::PredictedTtft, Self::Prefix, Self::LeastLoaded, Self::RoundRobin, Self::Random, Self::ConsistentHash];
+    pub const ALL: [Self; 3] = [Self::PredictedTtft, Self::LeastLoaded, Self::RoundRobin];
 
     /// Returns the policy's name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::PredictedTtft => "predicted-ttft",
-            Self::Prefix => "prefix",
             Self::LeastLoaded => "least-loaded",
             Self::RoundRobin => "round-robin",
-            Self::Random => "random",
-            Self::ConsistentHash => "consistent-hash",
         }
     }
 }
@@ -265,8 +254,6 @@ pub fn add_pressure(candidates: &mut [Candidate<'_>], reuse_ratio: f64) {
 pub struct TieBreak {
     /// Worker that was chosen last.
     pub last: Option<WorkerIdx>,
-    /// Hash of the conversation.
-    pub affinity: u64,
     /// Key of the new part of the prompt: see [`PromptView::first_new_block`].
     pub first_new_block: u64,
 }
@@ -278,22 +265,14 @@ pub fn choose<'c, 'a>(
     policy: Policy,
     candidates: &'c [Candidate<'a>],
     ties: TieBreak,
-    rng: &mut impl Rng,
 ) -> Option<&'c Candidate<'a>> {
     match policy {
         Policy::PredictedTtft => cheapest(candidates, ties),
-        Policy::Prefix => {
-            let longest = candidates.iter().map(|candidate| candidate.cached_blocks).max()?;
-            least_loaded(candidates.iter().filter(|candidate| candidate.cached_blocks == longest), ties)
-        }
-        Policy::LeastLoaded => least_loaded(candidates.iter(), ties),
+        Policy::LeastLoaded => least_loaded(candidates, ties),
         Policy::RoundRobin => {
             let next = candidates.iter().filter(|c| Some(c.worker.idx) > ties.last).min_by_key(|c| c.worker.idx);
             next.or_else(|| candidates.iter().min_by_key(|c| c.worker.idx))
         }
-        Policy::Random if candidates.is_empty() => None,
-        Policy::Random => candidates.get(rng.random_range(0..candidates.len())),
-        Policy::ConsistentHash => candidates.iter().max_by_key(|c| rendezvous(ties.affinity, &c.worker.name)),
     }
 }
 
@@ -324,27 +303,13 @@ fn tie_margin_ms(cheapest: &Cost, concurrency: f64) -> f64 {
     (NEARLY_EQUAL * cheapest.ttft_ms()).max(cheapest.prefill_ms / (1.0 + concurrency).powi(2))
 }
 
-fn least_loaded<'c, 'a: 'c>(
-    candidates: impl Iterator<Item = &'c Candidate<'a>>,
-    ties: TieBreak,
-) -> Option<&'c Candidate<'a>> {
-    candidates.min_by(|a, b| {
+fn least_loaded<'c, 'a>(candidates: &'c [Candidate<'a>], ties: TieBreak) -> Option<&'c Candidate<'a>> {
+    candidates.iter().min_by(|a, b| {
         let tokens_ahead = a.load.prefill_tokens_ahead().total_cmp(&b.load.prefill_tokens_ahead());
         tokens_ahead
             .then_with(|| a.load.n_requests().cmp(&b.load.n_requests()))
             .then_with(|| a.tie_break(ties).cmp(&b.tie_break(ties)))
     })
-}
-
-/// Returns the weight of a worker for a conversation. The largest wins, so a worker's loss moves only its own
-/// conversations.
-///
-/// Source: Thaler and Ravishankar, "A name-based mapping scheme for rendezvous" (1996); FNV-1a.
-fn rendezvous(affinity: u64, name: &str) -> u64 {
-    let fnv = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64 ^ affinity, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
-    mix(fnv)
 }
 
 /// Returns the reason why `chosen` was chosen among `candidates`.
@@ -357,7 +322,7 @@ pub fn reason(
     if candidates.len() == 1 {
         return ChoiceReason::Only;
     }
-    if !matches!(policy, Policy::PredictedTtft | Policy::Prefix) {
+    if policy != Policy::PredictedTtft {
         return ChoiceReason::Policy(policy);
     }
     let longest = candidates.iter().map(|candidate| candidate.cached_blocks).max().unwrap_or(0);

@@ -3,8 +3,6 @@
 
 use std::time::Duration;
 
-use rand::SeedableRng;
-use rand::rngs::SmallRng;
 
 use super::rates::RATE_AGE_MAX;
 use super::*;
@@ -304,9 +302,8 @@ impl Pair {
         };
         let mut candidates: Vec<_> = views.iter().zip(self.recent_tokens).map(score).collect();
         add_pressure(&mut candidates, 0.0);
-        let ties = TieBreak { last: None, affinity: 0, first_new_block: self.n_prompts };
-        let rng = &mut SmallRng::seed_from_u64(1);
-        choose(Policy::PredictedTtft, &candidates, ties, rng).expect("there are candidates").worker.idx.0 as usize
+        let ties = TieBreak { last: None, first_new_block: self.n_prompts };
+        choose(Policy::PredictedTtft, &candidates, ties).expect("there are candidates").worker.idx.0 as usize
     }
 
     fn pass(&mut self, ms: u64) {

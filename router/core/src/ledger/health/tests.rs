@@ -3,8 +3,6 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use rand::SeedableRng;
-use rand::rngs::SmallRng;
 use warmpath_common::ids::RequestId;
 
 use super::*;
@@ -47,13 +45,12 @@ impl World {
             model: &model,
             wanted: None,
             prompt: PromptView::Estimated { n_tokens: 100 },
-            affinity: 0,
             tried,
             awaited: &[],
             n_sequences: 1,
             now: self.now,
         };
-        let (decision, ticket) = self.ledger.choose(&self.fleet, &request, &mut SmallRng::seed_from_u64(1))?;
+        let (decision, ticket) = self.ledger.choose(&self.fleet, &request)?;
         self.ledger.ended(ticket);
         Ok(decision.worker)
     }
