@@ -1,7 +1,9 @@
 //! Reasons why a request gets no response from a worker: one type from the body's first byte to the response's first.
 //!
-//! Not here: status codes (`warmpath_shell::refusal`), the error object (`http::error`), a worker's own error
+//! Not here: status codes (`warmpath_shell::refusal`), the error object (`response`), a worker's own error
 //! responses, which pass through.
+
+pub mod response;
 
 use std::time::Duration;
 

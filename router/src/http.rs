@@ -7,14 +7,12 @@ mod admin;
 mod completions;
 mod cors;
 mod decisions_api;
-pub mod error;
 mod health;
 mod models;
 mod openapi;
 mod pages;
 mod props;
 mod route;
-pub mod state;
 
 use std::time::Instant;
 
@@ -32,7 +30,7 @@ use warmpath_shell::dialect_errors::as_anthropic;
 use warmpath_shell::refusal::Refusal;
 
 use self::health::Audience;
-use self::state::App;
+use crate::app::App;
 use crate::config::WebConfig;
 use crate::error::RequestError;
 use crate::fleet::fresh_request_id;

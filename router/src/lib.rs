@@ -4,7 +4,9 @@
 //! Not here: the decision itself, rendering and tokenizing (`warmpath-prompt`), the protocol's types
 //! (`warmpath-common`).
 
+pub mod app;
 pub mod config;
+pub mod conversations;
 pub mod decision_history;
 pub mod discovery;
 pub mod error;
@@ -14,5 +16,7 @@ pub mod keys;
 pub mod lifecycle;
 pub mod metrics;
 pub mod prompt;
+pub mod queue;
+pub mod retries;
 pub mod salt;
 pub mod server;

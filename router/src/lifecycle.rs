@@ -15,7 +15,6 @@ pub mod journal;
 mod keepalive;
 mod kv_transfer;
 mod prefix_break_header;
-pub mod queue;
 mod relay;
 mod retry_state;
 mod reuse;
@@ -34,7 +33,7 @@ use warmpath_common::ids::RequestId;
 use warmpath_router_core::diagnostics::decision_log::DecisionOutcome;
 use warmpath_router_core::diagnostics::prefix_breaks::PromptFingerprint;
 use warmpath_router_core::ledger::BACKOFF_POLL;
-use warmpath_router_core::overload::admission_queue::Waiter;
+use warmpath_router_core::overload::admission_queue::{TenantKey, Waiter};
 use warmpath_router_core::overload::retry::{Terms, WorkerFailure};
 use warmpath_shell::body::{BodyRoom, Sender};
 use warmpath_shell::event_stream;
@@ -43,11 +42,12 @@ use warmpath_shell::trace::Span;
 
 use crate::error::RequestError;
 use crate::fleet::members::Member;
-use crate::http::state::{App, RequestPlace};
+use crate::app::{App, RequestPlace};
 use crate::keys::ApiKey;
 use crate::metrics;
 use crate::prompt::body::{Delivery, Purpose};
 use crate::prompt::{EndpointKind, Prepared, PreparedPrompt, RawRequest, session_of_headers};
+use crate::queue::{AdmitAt, Admitted, QueueRefusal, QueueRequest};
 use crate::salt::Salt;
 
 use attempt_target::{AttemptTarget, ask, choose, find_matches};
@@ -55,7 +55,6 @@ use failover::Failover;
 use hold::Hold;
 use keepalive::Keepalive;
 use prefix_break_header::PrefixBreakHeader;
-use queue::{AdmitAt, Admitted, QueueRefusal, QueueRequest};
 use relay::Relay;
 use retry_state::RetryState;
 use upstream::{AttemptError, Upstream, UpstreamResponse};
@@ -93,6 +92,13 @@ pub struct IncomingRequest {
     pub identity: Option<String>,
     /// Its place among the running requests.
     pub place: RequestPlace,
+}
+
+impl IncomingRequest {
+    /// Returns the account of a request that presents a key which the router does not check; `None` without one.
+    fn account(&self, app: &App) -> Option<TenantKey> {
+        if self.key.is_some() { None } else { app.queue.account(&self.headers) }
+    }
 }
 
 /// Returns the response to a request: a worker's, or an error.
@@ -188,7 +194,7 @@ async fn attempt_until_answered(
     (prepared, mut hold): (Prepared, Hold),
     comments: &Keepalive,
 ) -> Result<Response, RequestError> {
-    app.deposit_retry();
+    app.retries.deposit();
     back_off(app, &arrival, &prepared).await;
     let mut retry_state = RetryState::default();
     let attempts = Attempts { app, prepared: &prepared, comments, failover: None };
@@ -285,7 +291,7 @@ impl Attempts<'_> {
             }
             // A server may announce the quota of the client's own key.
             let is_clients_key = member.stock.is_some() && !member.client.has_own_key() && retry_after.is_some();
-            let account = app.queue.account(arrival).filter(|_| is_clients_key);
+            let account = arrival.account(app).filter(|_| is_clients_key);
             let terms = Terms { account, model_name: prepared.model_name.as_deref(), retry_after };
             // A Warmpath worker that counts the tokens of too many prompts still generates.
             let is_counting = matches!(arrival.endpoint, EndpointKind::Passthrough(_)) && member.stock.is_none();
@@ -347,7 +353,7 @@ async fn wait_for_capacity(
     };
     // Only stock servers have quotas of the clients' keys.
     let has_accounts = app.fleet.view().workers.iter().any(|worker| worker.stock.is_some());
-    let account = app.queue.account(arrival).filter(|_| has_accounts);
+    let account = arrival.account(app).filter(|_| has_accounts);
     let queue_request = QueueRequest {
         model: prepared.model.fingerprint,
         waiter: Waiter {
@@ -433,7 +439,7 @@ fn remember(app: &App, prepared: &Prepared, n_matched_blocks: u32) {
     // This takes microseconds, less than moving it to the thread pool.
     tokio::spawn(async move {
         app.fleet.index().touch(&keys[..keys.len().min(n_matched_blocks as usize)]);
-        prefix_break_header::observe(&app, PromptFingerprint { root, chat, keys }, tools);
+        app.conversations.observe(PromptFingerprint { root, chat, keys }, tools);
     });
 }
 

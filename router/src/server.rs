@@ -21,7 +21,7 @@ use crate::fleet::Fleet;
 use crate::fleet::client::Clients;
 use crate::fleet::vocabulary_files::VocabularyFileError;
 use crate::fleet::worker_keys::WorkerKeyError;
-use crate::http::state::{App, Hosts, HttpResources};
+use crate::app::{App, Hosts, HttpResources};
 use crate::http::{admin_routes, client_routes};
 use crate::keys::KeysError;
 use crate::metrics::Metrics;
@@ -134,7 +134,7 @@ impl Server {
         let connections = Connections::new(config.connections_max);
         let hosts = Arc::new(Hosts { clients: config.allowed_hosts, operators: config.admin_allowed_hosts });
         let resources = HttpResources { connections: Arc::clone(&connections), hosts, image_urls };
-        let app = App::new(fleet, config.requests, (keys, metrics, tracer), resources);
+        let app = App::new(fleet, config.requests, keys, metrics, tracer, resources);
         tasks.spawn(Arc::clone(&app.recent).keep(Arc::clone(&app.metrics)));
         let (stop, stopped) = watch::channel(false);
         let (never, stopped_never) = watch::channel(false);

@@ -12,7 +12,7 @@ use warmpath_router_core::fleet::{ConnectionState, WorkerView};
 use warmpath_router_core::overload::breaker::BreakerState;
 use warmpath_shell::log;
 
-use super::state::App;
+use crate::app::App;
 
 /// All states of a worker, so that each has its metric from the start.
 const STATES: &[&str] =

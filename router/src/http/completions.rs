@@ -17,7 +17,7 @@ use warmpath_shell::listen::ClientAddress;
 use warmpath_shell::refusal::{Name, Refusal, stored_response};
 
 use super::RequestContext;
-use super::state::App;
+use crate::app::App;
 use crate::error::RequestError;
 use crate::keys::ApiKey;
 use crate::lifecycle::{self, IncomingRequest};
@@ -127,7 +127,7 @@ async fn answer(
     let sender = sender(&parts, key.as_deref());
     let body = app.bodies.read(&mut parts.headers, body, sender.clone()).await.map_err(Refusal::from)?;
     let place = app.place(key.as_deref())?;
-    let body = app.with_images(body, (endpoint, &sender)).await?;
+    let body = app.with_images(body, endpoint, &sender).await?;
     app.first_contact().await?;
     let mut span = app.tracer.request(&parts.headers, "router.request", context.arrived);
     span.name("http.route", parts.uri.path());

@@ -13,7 +13,7 @@ use warmpath_router_core::diagnostics::decision_log::{DecisionEntry, DecisionOut
 use warmpath_router_core::diagnostics::history::HistoryTotals;
 use warmpath_shell::metrics::REQUEST_BUCKETS;
 
-use super::state::App;
+use crate::app::App;
 use crate::config::{DECISIONS_KEPT, HISTORY_NOTES, HISTORY_PAUSE};
 use crate::error::RequestError;
 

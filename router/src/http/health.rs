@@ -9,7 +9,7 @@ use axum::routing::get;
 use axum::{Json, Router};
 use serde_json::json;
 
-use super::state::App;
+use crate::app::App;
 use crate::fleet::Unready;
 
 /// Paths of the health routes, which are not counted as requests: load balancers ask for them all the time, and a 503

@@ -14,7 +14,7 @@ use warmpath_router_core::fleet::FleetView;
 use warmpath_shell::anthropic_models::{self, Listed};
 use warmpath_shell::refusal::Name;
 
-use super::state::App;
+use crate::app::App;
 use crate::error::RequestError;
 
 /// Responds with every model name in the fleet.

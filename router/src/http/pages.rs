@@ -10,7 +10,7 @@ use axum::http::header;
 use axum::response::{IntoResponse, Redirect};
 use axum::routing::get;
 
-use super::state::App;
+use crate::app::App;
 
 const FLEET: &str = include_str!("../../page/fleet.html");
 const FLEET_STYLE: &str = include_str!("../../page/fleet.css");

@@ -14,7 +14,7 @@ use warmpath_common::prompts::MEDIA_MARKER;
 use warmpath_router_core::fleet::FleetView;
 
 use super::models::find;
-use super::state::App;
+use crate::app::App;
 use crate::error::RequestError;
 use crate::fleet::vocabulary::{TemplateUse, Vocabulary, VocabularyState};
 

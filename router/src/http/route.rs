@@ -16,7 +16,7 @@ use warmpath_shell::refusal::Refusal;
 
 use super::admin::mode;
 use super::completions::sender;
-use super::state::App;
+use crate::app::App;
 use crate::error::RequestError;
 use crate::fleet::fresh_request_id;
 use crate::lifecycle::attempt_target::{ask, find_matches};
@@ -48,7 +48,7 @@ pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Valu
     let body = app.bodies.read(&mut parts.headers, body, sender.clone()).await.map_err(Refusal::from)?;
     let salt = Salt::of(&parts.headers, None)?;
     let (endpoint, any_model_name) = (endpoint_of(asked.path.as_deref(), &body), app.requests.any_model_name);
-    let body = app.with_images(body, (endpoint, &sender)).await?;
+    let body = app.with_images(body, endpoint, &sender).await?;
     let draft = RawRequest { endpoint, body, salt, any_model_name, reports_prefix: false, session: None };
     let view = app.fleet.view();
     let prepared = app.preparing.prepare(&app.fleet, view.clone(), draft).await?;

@@ -18,7 +18,7 @@ use warmpath_shell::trace::{Span, SpanKind};
 use super::{IncomingRequest, RetryState, kv_transfer};
 use crate::decision_history::DecisionHandle;
 use crate::fleet::InFlightGuard;
-use crate::http::state::App;
+use crate::app::App;
 use crate::prompt::{Prepared, PreparedPrompt};
 
 /// Target of an attempt, and the predictions for it.
@@ -95,7 +95,7 @@ pub(super) fn choose(
     let start = Instant::now();
     let view = app.fleet.view();
     let tried = retry_state.tried();
-    let account = app.queue.account(arrival);
+    let account = arrival.account(app);
     let first = ask(&arrival.id, prepared, &matches);
     let ask = RouteRequest { account, tried: &tried, awaited, now: start, ..first };
     let (mut decision, ticket) = app.fleet.ledger().choose(&view, &ask)?;

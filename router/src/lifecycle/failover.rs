@@ -23,7 +23,7 @@ use super::hold::Hold;
 use super::keepalive::Keepalive;
 use super::upstream::{ResponseHead, RestOfBody, UpstreamResponse};
 use super::{Attempts, IncomingRequest, RetryState, headers, kv_transfer};
-use crate::http::state::App;
+use crate::app::App;
 use crate::metrics;
 use crate::prompt::{EndpointKind, Prepared};
 

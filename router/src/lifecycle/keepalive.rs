@@ -25,7 +25,7 @@ use warmpath_shell::event_stream;
 use super::events::{Events, Passed};
 use crate::config::{COMMENT_INTERVAL, EVENT_HELD_BYTES_MAX};
 use crate::error::RequestError;
-use crate::http::error::{error_event, refused_stream_event};
+use crate::error::response::{error_event, refused_stream_event};
 use crate::prompt::EndpointKind;
 use crate::prompt::body::Delivery;
 

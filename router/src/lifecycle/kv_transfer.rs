@@ -10,7 +10,7 @@ use warmpath_common::headers::{CACHED_TOKENS, KV_FETCHED};
 use warmpath_router_core::routing::transfer::Transfer;
 
 use super::{AttemptTarget, headers};
-use crate::http::state::App;
+use crate::app::App;
 
 /// Returns the hint's header: the peer's URL and the number of the prompt's first blocks that it holds.
 pub(super) fn hint(app: &App, transfer: Transfer) -> String {

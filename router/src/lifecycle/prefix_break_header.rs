@@ -1,16 +1,16 @@
-//! Prefix breaks of conversations: reported to a client that sends a header, and counted for every chat.
+//! Prefix breaks of conversations, reported to a client that sends a header.
 //!
-//! They never influence a decision, so unless a client asks for the report, the comparison runs after the response has
-//! begun. Not here: the comparison (the core's `prefix_breaks`).
+//! Unless a client asks for the report, the comparison runs after the response has begun. Not here: the comparison
+//! (`conversations`).
 
 use axum::http::HeaderMap;
 use axum::response::Response;
 use warmpath_prompt::DroppedReasoning;
 use warmpath_router_core::diagnostics::prefix_breaks::{PrefixContinuity, PromptFingerprint};
-use warmpath_router_core::diagnostics::tool_lists::ToolsBehindText;
 
 use super::headers;
-use crate::http::state::App;
+use crate::app::App;
+use crate::conversations::PromptRelation;
 use crate::prompt::{Prepared, PreparedPrompt};
 
 /// Report for a prompt that continues its conversation unchanged.
@@ -54,7 +54,7 @@ impl PrefixBreakHeader {
         let (root, keys) = (*root, keys.clone());
         let chat = std::mem::take(&mut prepared.chat);
         let PromptRelation { continuity, repeats_tools } =
-            observe(app, PromptFingerprint { root, chat, keys }, prepared.tools);
+            app.conversations.observe(PromptFingerprint { root, chat, keys }, prepared.tools);
         let mut text = match continuity {
             PrefixContinuity::New => "new".to_owned(),
             PrefixContinuity::Intact => INTACT.to_owned(),
@@ -104,36 +104,4 @@ fn cause(dropped: &DroppedReasoning, token: u32) -> String {
         format!("; setting=chat_template_kwargs: {switch} (for all requests: --chat-template-kwargs of the workers)")
     });
     format!("; cause={REASONING_DROPPED}{}", setting.unwrap_or_default())
-}
-
-/// Relation of a prompt to earlier ones.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct PromptRelation {
-    continuity: PrefixContinuity,
-    /// Whether earlier prompts had its tools, but behind other system texts.
-    repeats_tools: bool,
-}
-
-/// Compares a prompt with the recent conversations, counts the result, and records the prompt.
-pub(super) fn observe(app: &App, prompt: PromptFingerprint, tools: Option<ToolsBehindText>) -> PromptRelation {
-    if prompt.chat.messages.is_empty() {
-        return PromptRelation { continuity: PrefixContinuity::New, repeats_tools: false };
-    }
-    let mut conversations = app.conversations();
-    let repeats_tools = tools.is_some_and(|tools| conversations.tools.observe(prompt.root, tools));
-    let continuity = conversations.observe(prompt);
-    drop(conversations);
-    let (label, found) = match continuity {
-        PrefixContinuity::New => ("new", None),
-        PrefixContinuity::Intact => ("intact", None),
-        PrefixContinuity::Broken(found) => ("broken", Some(found)),
-    };
-    app.metrics.conversations.with_label_values(&[label]).inc();
-    if let Some(found) = found {
-        app.metrics.prefix_breaks.with_label_values(&[found.label()]).inc();
-    }
-    // A conversation that continues reuses its tools, even if this router has forgotten its system text.
-    let repeats_tools = repeats_tools && continuity != PrefixContinuity::Intact;
-    app.metrics.repeated_tools.inc_by(repeats_tools.into());
-    PromptRelation { continuity, repeats_tools }
 }

@@ -8,10 +8,10 @@ use warmpath_router_core::overload::admission_queue::WaiterId;
 use warmpath_router_core::overload::retry::{RetryDecision, WorkerFailure};
 
 use super::failover::Past;
-use super::queue::AdmitAt;
 use super::upstream::WorkerRefusal;
 use crate::error::RequestError;
-use crate::http::state::App;
+use crate::queue::AdmitAt;
+use crate::app::App;
 
 /// Attempts and waits of a request so far.
 #[derive(Default)]
@@ -51,11 +51,7 @@ impl RetryState {
         if app.requests.retry.after(self.n_attempts, failure, elapsed) == RetryDecision::GiveUp {
             return false;
         }
-        let is_granted = app.withdraw_retry();
-        if !is_granted {
-            app.metrics.retry_budget_exhausted.inc();
-        }
-        is_granted
+        app.retries.withdraw()
     }
 
     /// Returns the workers that cannot take the request.

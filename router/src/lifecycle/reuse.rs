@@ -10,7 +10,7 @@ use super::attempt_target::AttemptTarget;
 use super::headers;
 use super::upstream::UpstreamResponse;
 use crate::fleet::InFlightGuard;
-use crate::http::state::App;
+use crate::app::App;
 use crate::prompt::body::Purpose;
 use crate::prompt::{Prepared, PreparedPrompt};
 

@@ -1,13 +1,11 @@
-//! The state that every handler can access, and the limit on running requests.
+//! The router's state, which every handler can access: its parts, the limit on running requests, and the shutdown.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Instant, SystemTime};
+use std::sync::Arc;
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
-use warmpath_router_core::diagnostics::prefix_breaks::Conversations;
-use warmpath_router_core::overload::retry::RetryBudget;
 use warmpath_shell::body::{BodyLimits, BodyRoom, Sender};
 use warmpath_shell::hosts::AllowedHosts;
 use warmpath_shell::image_urls::ImageUrls;
@@ -15,13 +13,15 @@ use warmpath_shell::listen::Connections;
 use warmpath_shell::trace::Tracer;
 
 use crate::config::RequestConfig;
+use crate::conversations::RecentConversations;
 use crate::decision_history::DecisionHistory;
 use crate::error::RequestError;
 use crate::fleet::{Fleet, Unready};
 use crate::keys::{ApiKey, KeyPlace, Keys};
-use crate::lifecycle::queue::RequestQueue;
 use crate::metrics::Metrics;
 use crate::prompt::{EndpointKind, PromptPool};
+use crate::queue::RequestQueue;
+use crate::retries::Retries;
 
 /// State that every handler can access.
 #[derive(Clone)]
@@ -42,10 +42,10 @@ pub struct App {
     pub started_s: u64,
     /// Queues of requests that no worker can start yet.
     pub queue: Arc<RequestQueue>,
-    /// Budget of retries. The lock is held for one deposit or one withdrawal, never across `.await`.
-    retries: Arc<Mutex<RetryBudget>>,
-    /// Recent conversations. The lock is held for one comparison, never across `.await`.
-    conversations: Arc<Mutex<Conversations>>,
+    /// Budget of retries.
+    pub retries: Arc<Retries>,
+    /// Recent conversations.
+    pub conversations: Arc<RecentConversations>,
     places: Arc<Semaphore>,
     /// Signal to shut down.
     pub draining: CancellationToken,
@@ -96,7 +96,9 @@ impl App {
     pub fn new(
         fleet: Arc<Fleet>,
         requests: RequestConfig,
-        (keys, metrics, tracer): (Option<Arc<Keys>>, Arc<Metrics>, Tracer),
+        keys: Option<Arc<Keys>>,
+        metrics: Arc<Metrics>,
+        tracer: Tracer,
         resources: HttpResources,
     ) -> Self {
         let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -114,8 +116,8 @@ impl App {
             recent: Arc::default(),
             started_s: started.as_secs(),
             queue: Arc::new(RequestQueue::new(requests.queue_max, Arc::clone(&metrics))),
-            retries: Arc::new(Mutex::new(RetryBudget::new(requests.retry_budget, Instant::now()))),
-            conversations: Arc::default(),
+            retries: Arc::new(Retries::new(requests.retry_budget, Arc::clone(&metrics))),
+            conversations: Arc::new(RecentConversations::new(Arc::clone(&metrics))),
             places: Arc::new(Semaphore::new(requests.requests_max.min(Semaphore::MAX_PERMITS))),
             draining: CancellationToken::new(),
             cut_off: CancellationToken::new(),
@@ -145,7 +147,8 @@ impl App {
     pub async fn with_images(
         &self,
         body: Bytes,
-        (endpoint, sender): (EndpointKind, &Sender),
+        endpoint: EndpointKind,
+        sender: &Sender,
     ) -> Result<Bytes, RequestError> {
         match self.resources.image_urls.as_ref().filter(|_| endpoint.may_have_images()) {
             Some(image_urls) => Ok(self.unless_draining(image_urls.inline(body, (&*self.bodies, sender))).await??),
@@ -166,21 +169,6 @@ impl App {
     /// Errors: `ShuttingDown` if the router shuts down before.
     pub async fn unless_draining<T>(&self, waiting: impl Future<Output = T>) -> Result<T, RequestError> {
         self.draining.run_until_cancelled(waiting).await.ok_or(RequestError::ShuttingDown)
-    }
-
-    /// Adds a new request's share to the retry budget.
-    pub fn deposit_retry(&self) {
-        self.retries.lock().unwrap_or_else(PoisonError::into_inner).deposit();
-    }
-
-    /// Takes one retry out of the budget; returns whether there was one.
-    pub fn withdraw_retry(&self) -> bool {
-        self.retries.lock().unwrap_or_else(PoisonError::into_inner).withdraw(Instant::now())
-    }
-
-    /// Returns the recent conversations.
-    pub fn conversations(&self) -> MutexGuard<'_, Conversations> {
-        self.conversations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Signals that the router is shutting down.

@@ -21,7 +21,6 @@ use warmpath_router_core::ledger::NoWorker;
 use warmpath_router_core::overload::admission_queue::{AdmissionQueue, NeedsKey, TenantKey, Waiter, WaiterId};
 use warmpath_shell::bearer;
 
-use super::IncomingRequest;
 use crate::config::{QUEUE_POLL, QUEUE_REST};
 use crate::metrics::Metrics;
 
@@ -46,7 +45,7 @@ struct ModelQueue {
 
 /// Earliest time of a request's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum AdmitAt {
+pub(crate) enum AdmitAt {
     /// As soon as a worker has capacity, possibly at once.
     #[default]
     AtOnce,
@@ -56,25 +55,25 @@ pub(super) enum AdmitAt {
 
 /// A request that is to start.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct QueueRequest {
+pub(crate) struct QueueRequest {
     /// Fingerprint of the model.
-    pub(super) model: Fingerprint,
-    pub(super) waiter: Waiter,
-    pub(super) admit_at: AdmitAt,
+    pub(crate) model: Fingerprint,
+    pub(crate) waiter: Waiter,
+    pub(crate) admit_at: AdmitAt,
     /// Former place of the request in the queue, if an earlier start failed.
-    pub(super) place: Option<WaiterId>,
+    pub(crate) place: Option<WaiterId>,
 }
 
 /// Result of a start.
-pub(super) struct Admitted<T> {
-    pub(super) value: T,
+pub(crate) struct Admitted<T> {
+    pub(crate) value: T,
     /// Worker time that the request takes. Units: milliseconds.
-    pub(super) service_ms: f64,
+    pub(crate) service_ms: f64,
 }
 
 /// Reason why a request cannot start.
 #[derive(Debug)]
-pub(super) enum QueueRefusal {
+pub(crate) enum QueueRefusal {
     /// No worker can take it, and waiting would not help.
     NoWorker(NoWorker),
     /// Every place in the queue is taken.
@@ -98,21 +97,21 @@ impl RequestQueue {
 
     /// Returns the tenant of a request: that of its key, or a hash of the credential that it presents, or the shared
     /// one.
-    pub(super) fn tenant(&self, tenant: Option<&str>, headers: &HeaderMap) -> TenantKey {
+    pub(crate) fn tenant(&self, tenant: Option<&str>, headers: &HeaderMap) -> TenantKey {
         if let Some(tenant) = tenant {
             return TenantKey(self.hasher.hash_one(tenant));
         }
         TenantKey(self.hasher.hash_one(credential(headers)))
     }
 
-    /// Returns the account of a request that presents a key which the router does not check; `None` without one.
-    pub(super) fn account(&self, arrival: &IncomingRequest) -> Option<TenantKey> {
-        let credential = credential(&arrival.headers).filter(|_| arrival.key.is_none());
-        credential.map(|credential| TenantKey(self.hasher.hash_one(credential)))
+    /// Returns the account at a server of a request without a key of the router: a hash of the credential that it
+    /// presents; `None` without one.
+    pub(crate) fn account(&self, headers: &HeaderMap) -> Option<TenantKey> {
+        credential(headers).map(|credential| TenantKey(self.hasher.hash_one(credential)))
     }
 
     /// Returns the hash of all that decides which workers can serve a request.
-    pub(super) fn needs(&self, needs: impl Hash) -> NeedsKey {
+    pub(crate) fn needs(&self, needs: impl Hash) -> NeedsKey {
         NeedsKey(self.hasher.hash_one(needs))
     }
 
@@ -125,7 +124,7 @@ impl RequestQueue {
     ///
     /// `start` gets the workers that the request must leave to others.
     /// Errors: every [`QueueRefusal`].
-    pub(super) async fn admit<T>(
+    pub(crate) async fn admit<T>(
         &self,
         request: QueueRequest,
         mut start: impl FnMut(&[WorkerIdx]) -> Result<Admitted<T>, NoWorker>,
