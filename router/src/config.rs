@@ -445,10 +445,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
             body_bytes_max: flags.body_max,
             body_timeout: seconds("--body-timeout", flags.body_timeout)?,
             body_memory_bytes_max: room_bytes(flags.body_max),
-            retry: RetryOptions {
-                attempts_max: flags.attempts_max,
-                elapsed_max: RETRY_TIMEOUT,
-            },
+            retry: RetryOptions { attempts_max: flags.attempts_max, elapsed_max: RETRY_TIMEOUT },
             retry_budget: BudgetOptions { per_request: flags.retry_budget, ..BudgetOptions::default() },
             failover_max: flags.failover_max,
             queue_max: flags.queue_max,

@@ -60,9 +60,7 @@ pub enum KeysError {
         at: usize,
     },
     /// A hash is not valid.
-    #[error(
-        "the key `{name}`: `sha256` must be 64 hexadecimal digits; `warmpath-router new-key NAME` makes an entry"
-    )]
+    #[error("the key `{name}`: `sha256` must be 64 hexadecimal digits; `warmpath-router new-key NAME` makes an entry")]
     Hash {
         /// Name of the key.
         name: String,

@@ -40,9 +40,9 @@ use warmpath_shell::event_stream;
 use warmpath_shell::refusal::Refusal;
 use warmpath_shell::trace::Span;
 
+use crate::app::{App, RequestPlace};
 use crate::error::RequestError;
 use crate::fleet::members::Member;
-use crate::app::{App, RequestPlace};
 use crate::keys::ApiKey;
 use crate::metrics;
 use crate::prompt::body::{Delivery, Purpose};

@@ -15,13 +15,13 @@ use warmpath_shell::tls::TlsError;
 use warmpath_shell::trace::Tracer;
 use warmpath_shell::trace::export::TraceError;
 
+use crate::app::{App, Hosts, HttpResources};
 use crate::config::{CUT_OFF_TIMEOUT, Config, Cors, FleetConfig, TRACE_FLUSH_TIMEOUT};
 use crate::discovery::{self, DiscoveryError};
 use crate::fleet::Fleet;
 use crate::fleet::client::Clients;
 use crate::fleet::vocabulary_files::VocabularyFileError;
 use crate::fleet::worker_keys::WorkerKeyError;
-use crate::app::{App, Hosts, HttpResources};
 use crate::http::{admin_routes, client_routes};
 use crate::keys::KeysError;
 use crate::metrics::Metrics;

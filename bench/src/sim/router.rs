@@ -172,9 +172,7 @@ impl Router {
                 let choice = match *rule {
                     Rule::Offered => ledger.choose(&self.fleet, &ask),
                     Rule::Without(term) => ablation::choose(term, ledger, &self.fleet, &ask),
-                    Rule::Simple(policy) => {
-                        simple::choose(policy, ledger, &self.fleet, &ask, request, &mut self.rng)
-                    }
+                    Rule::Simple(policy) => simple::choose(policy, ledger, &self.fleet, &ask, request, &mut self.rng),
                 };
                 let (decision, ticket) = choice.ok()?;
                 let Decision { worker, cached_tokens, transfer, .. } = decision;

@@ -247,11 +247,7 @@ impl Ledger {
     /// Chooses a worker and records the request as in flight there.
     ///
     /// Errors: [`NoWorker`], with the causes, if no worker can take it.
-    pub fn choose(
-        &mut self,
-        fleet: &FleetView,
-        request: &RouteRequest<'_>,
-    ) -> Result<(Decision, Ticket), NoWorker> {
+    pub fn choose(&mut self, fleet: &FleetView, request: &RouteRequest<'_>) -> Result<(Decision, Ticket), NoWorker> {
         let policy = self.options.policy;
         self.choose_by(fleet, request, |candidates, ties| choose(policy, candidates, ties))
     }

@@ -16,9 +16,9 @@ use warmpath_router_core::stock::SentRequest;
 use warmpath_shell::trace::{Span, SpanKind};
 
 use super::{IncomingRequest, RetryState, kv_transfer};
+use crate::app::App;
 use crate::decision_history::DecisionHandle;
 use crate::fleet::InFlightGuard;
-use crate::app::App;
 use crate::prompt::{Prepared, PreparedPrompt};
 
 /// Target of an attempt, and the predictions for it.

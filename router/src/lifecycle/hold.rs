@@ -7,9 +7,9 @@
 use std::time::Instant;
 
 use super::IncomingRequest;
+use crate::app::App;
 use crate::error::RequestError;
 use crate::fleet::Changes;
-use crate::app::App;
 
 /// A request's receiver of changes in the fleet since its last try.
 pub(super) struct Hold {

@@ -9,9 +9,9 @@ use warmpath_router_core::overload::retry::{RetryDecision, WorkerFailure};
 
 use super::failover::Past;
 use super::upstream::WorkerRefusal;
+use crate::app::App;
 use crate::error::RequestError;
 use crate::queue::AdmitAt;
-use crate::app::App;
 
 /// Attempts and waits of a request so far.
 #[derive(Default)]

@@ -9,8 +9,8 @@ use warmpath_router_core::ledger::stale_blocks::PredictionOutcome;
 use super::attempt_target::AttemptTarget;
 use super::headers;
 use super::upstream::UpstreamResponse;
-use crate::fleet::InFlightGuard;
 use crate::app::App;
+use crate::fleet::InFlightGuard;
 use crate::prompt::body::Purpose;
 use crate::prompt::{Prepared, PreparedPrompt};
 

@@ -59,8 +59,7 @@ impl Ledger {
                 let same = workers.iter_mut().find(|scored| scored.candidate.worker.idx == candidate.worker.idx);
                 same.expect("a candidate serves the model").candidate = *candidate;
             }
-            let chosen =
-                choose(self.options.policy, &candidates, self.ties(request)).ok_or_else(NoWorker::unserved)?;
+            let chosen = choose(self.options.policy, &candidates, self.ties(request)).ok_or_else(NoWorker::unserved)?;
             Ok((chosen.worker.idx, reason(self.options.policy, &candidates, chosen, request.prompt)))
         });
         DryRun { workers, choice, backoff_max }

@@ -261,11 +261,7 @@ pub struct TieBreak {
 /// Returns the candidate that gets the request.
 ///
 /// Shape: `candidates` `[n]` -> one of them; `None` if there are none.
-pub fn choose<'c, 'a>(
-    policy: Policy,
-    candidates: &'c [Candidate<'a>],
-    ties: TieBreak,
-) -> Option<&'c Candidate<'a>> {
+pub fn choose<'c, 'a>(policy: Policy, candidates: &'c [Candidate<'a>], ties: TieBreak) -> Option<&'c Candidate<'a>> {
     match policy {
         Policy::PredictedTtft => cheapest(candidates, ties),
         Policy::LeastLoaded => least_loaded(candidates, ties),

@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-
 use super::rates::RATE_AGE_MAX;
 use super::*;
 use crate::fleet::WorkerView;
