@@ -7,6 +7,7 @@
 
 mod admin;
 mod api;
+mod codec;
 mod config;
 mod events;
 mod facts;

@@ -4,7 +4,7 @@
 //! large buffers use huge pages, which are cleared faster, and the buffer of a dropped payload is reused for the next
 //! payload of the same size.
 //!
-//! Not here: the stored payloads (`engine::kv::store`), the meaning of the bytes (`engine::kv::codec`).
+//! Not here: the stored payloads (`engine::kv::store`), the meaning of the bytes (`engine::codec`).
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, PoisonError};

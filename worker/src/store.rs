@@ -4,7 +4,7 @@
 //! is written under a temporary name, flushed and renamed, and its checksums are verified when it is read. So the store
 //! is usable after a crash at any time.
 //!
-//! Not here: the choice of chunks (`chunk_index` in the core), the content of a payload (`engine::kv::codec`).
+//! Not here: the choice of chunks (`chunk_index` in the core), the content of a payload (`engine::codec`).
 
 pub mod exchange;
 mod folder;

@@ -6,7 +6,6 @@
 //!
 //! Not here: which sequence runs (`schedule`), choosing its tokens (`output`).
 
-pub(crate) mod codec;
 mod contents;
 pub(crate) mod receiving;
 pub(crate) mod restoring;

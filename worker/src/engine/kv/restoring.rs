@@ -14,7 +14,7 @@ use warmpath_worker_core::chunk_index::{ChunkId, StoredPrefix};
 use warmpath_worker_core::slot_plan::{PrefixSource, Save, SlotPlan};
 use warmpath_worker_core::slot_table::{Acquire, AfterUse};
 
-use super::codec::PayloadPart;
+use crate::engine::codec::PayloadPart;
 use super::shifts::ParkedRun;
 use super::{KvState, SlotOwner};
 use crate::engine::api::{CachedTokens, Started};

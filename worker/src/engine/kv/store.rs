@@ -28,7 +28,7 @@ use warmpath_worker_core::tenants::Tenant;
 use clock::{Clock, past_ms};
 pub(crate) use disk_tier::Disk;
 
-use super::codec::{PayloadPart, StateFrame, StateLayout};
+use crate::engine::codec::{PayloadPart, StateFrame, StateLayout};
 use crate::engine::api::CachedTokens;
 use crate::engine::config::CostSource;
 use crate::pages::{PagePool, PooledPages};

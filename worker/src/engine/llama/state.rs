@@ -5,7 +5,7 @@
 //! of a whole buffer is only used for sliding windows, because an export lacks the cells that the window has passed.
 //! This copy also includes unused cells, and is made only at the next decode.
 //!
-//! Not here: the meaning of the bytes (`kv::codec`), the choice of state (`warmpath_worker_core`).
+//! Not here: the meaning of the bytes (`codec`), the choice of state (`warmpath_worker_core`).
 
 mod check;
 
@@ -24,7 +24,7 @@ use warmpath_common::ids::SlotId;
 
 use super::window::Window;
 use super::{Llama, Spare};
-use crate::engine::kv::codec::{CodecError, StateFrame, StateLayout, join};
+use crate::engine::codec::{CodecError, StateFrame, StateLayout, join};
 
 /// Error of moving a sequence's state.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

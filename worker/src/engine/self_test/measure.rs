@@ -16,7 +16,7 @@ use super::measurements::{Figures, PROMPT_TOKENS, SHORT_TOKENS, SUFFIX_TOKENS, S
 use super::other_work::OtherWork;
 use super::{MeasureOutcome, TriedSetting};
 use crate::engine::config::{EngineConfig, StartError};
-use crate::engine::kv::codec::{PayloadPart, Sections, StateLayout};
+use crate::engine::codec::{PayloadPart, Sections, StateLayout};
 use crate::engine::llama::{Llama, Logits, StateError};
 
 /// Maximum number of cached tokens of each slot.

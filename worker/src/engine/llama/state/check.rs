@@ -2,14 +2,14 @@
 //!
 //! Two blocks of tokens are decoded, exported, cut, assembled, imported into another sequence, and moved back in the
 //! same way. The result must equal the original byte by byte. This also determines the layout. Not here: the codec
-//! (`engine::kv::codec`).
+//! (`engine::codec`).
 
 use llama_cpp_2::model::LlamaModel;
 use warmpath_common::ids::SlotId;
 
 use super::super::{Llama, Logits};
 use super::StateError;
-use crate::engine::kv::codec::{CodecError, ParsedState, PayloadPart, Sections, StateLayout};
+use crate::engine::codec::{CodecError, ParsedState, PayloadPart, Sections, StateLayout};
 
 /// Number of blocks of the check. Source: two have a boundary between them.
 const N_BLOCKS: u32 = 2;

@@ -2,7 +2,7 @@
 //!
 //! A slot whose state was moved must continue exactly like a slot that computed its tokens. The digital models respond
 //! with wide margins, and a wrong value changes their response; in the model with ordinary keys, a wrong key does. Not
-//! here: the bytes alone (`engine::kv::codec`).
+//! here: the bytes alone (`engine::codec`).
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use warmpath_worker_core::shift_plan::Move;
 
 use super::*;
 use crate::engine::config::{CacheType, EngineConfig, Switch};
-use crate::engine::kv::codec::{ParsedState, PayloadPart, Sections, StateLayout};
+use crate::engine::codec::{ParsedState, PayloadPart, Sections, StateLayout};
 use crate::engine::llama::{Logits, load};
 
 const BLOCK: u32 = 32;
