@@ -9,6 +9,7 @@ mod admin;
 mod api;
 mod codec;
 mod config;
+mod counters;
 mod events;
 mod facts;
 mod handle;
@@ -41,6 +42,8 @@ pub use config::{
     SLOT_CELLS_STEP, SLOT_CONTEXT_TOKENS_DEFAULT_MAX, SLOTS_MAX, SelfTest, ShiftConfig, ShiftObstacle, StartError,
     StoreConfig, Switch,
 };
+pub use counters::CounterValues;
+pub(crate) use counters::Counters;
 pub use events::{EventReceiver, EventSender, UNREAD_BYTES_MAX, events};
 pub use facts::{EngineFacts, Exchange};
 pub use handle::{ArrivalGuard, EngineHandle};
@@ -63,8 +66,6 @@ pub use output::speculation::{DraftCosts, SpeculationConfig};
 pub use output::tool_grammar::{Begin, CallGrammar, CallStart};
 pub(crate) use processors::StepThreads;
 pub(crate) use publish::arrival_announcer::{ArrivalAnnouncer, EarlyAnnouncement};
-pub use publish::counters::CounterValues;
-pub(crate) use publish::counters::Counters;
 pub(crate) use publish::summary_events::UpdateSender;
 pub use self_test::{
     ContextSetting, Figures, FiguresOrigin, MeasureOutcome, SelfTestReport, StateCosts, SuffixRounding, TriedSetting,

@@ -25,6 +25,7 @@ use warmpath_worker_core::tenants::{Tenant, Tenants};
 
 use super::admin::{CacheTotals, WaitingQuery};
 use super::api::{EngineError, PastToken, PromptFault, SlotView, Submission};
+use super::counters::{CounterValues, Counters};
 use super::facts::EngineFacts;
 use super::kv::receiving::PrefetchOrder;
 use super::kv::sending::RunLookup;
@@ -35,7 +36,6 @@ use super::output::look_up;
 use super::output::sampler::TokenSampler;
 use super::output::speculation::SpeculationConfig;
 use super::publish::arrival_announcer::{ArrivalAnnouncer, EarlyAnnouncement};
-use super::publish::counters::{CounterValues, Counters};
 use super::self_test::SelfTestReport;
 use super::sequence::Chosen;
 

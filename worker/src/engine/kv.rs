@@ -30,9 +30,9 @@ use warmpath_worker_core::slot_table::{AfterUse, SlotTable};
 use warmpath_worker_core::tenants::{Tenant, TenantId};
 
 use crate::engine::config::{PrefixCache, ShiftConfig};
+use crate::engine::counters::Counters;
 use crate::engine::handle::Admission;
 use crate::engine::llama::Llama;
-use crate::engine::publish::counters::Counters;
 use contents::PinNames;
 use receiving::IncomingTransfers;
 use saved_slot::WaitingExport;

@@ -27,7 +27,7 @@ use warmpath_worker_core::drafting::step_costs::StepCosts;
 
 use super::api::{EngineError, FinishReason, SampledToken};
 use super::config::AtContextEnd;
-use super::publish::counters::Counters;
+use super::counters::Counters;
 use super::sequence::{Chosen, Sequence};
 use speculation::Speculation;
 

@@ -3,7 +3,6 @@
 //! [`EnginePublisher`] reads the other parts between two steps and changes none of them.
 
 pub(crate) mod arrival_announcer;
-pub(crate) mod counters;
 pub(crate) mod summary_events;
 
 use std::sync::Arc;

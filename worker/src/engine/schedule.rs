@@ -21,10 +21,10 @@ use warmpath_worker_core::decode_groups::DecodeGroups;
 use warmpath_worker_core::rates::Averages;
 use warmpath_worker_core::slot_table::SlotTable;
 
+use super::counters::Counters;
 use super::handle::Admission;
 use super::kv::restoring::SlotStart;
 use super::media::{Encoder, Projector};
-use super::publish::counters::Counters;
 use super::sequence::{Sequence, UpcomingMedia};
 use batch::PlannedBatch;
 use queue::QueuedSubmission;

@@ -17,6 +17,7 @@ use warmpath_worker_core::restore_costs::{Costs, SuffixRounding};
 use warmpath_worker_core::slot_table::{SlotSizes, SlotTable};
 
 use super::config::{CostSource, DiskConfig, EngineConfig, IdleState, PrefixCache, ShiftConfig, StartError};
+use super::counters::Counters;
 use super::facts::{EngineFacts, Exchange};
 use super::handle::EngineView;
 use super::kv::receiving::IncomingTransfers;
@@ -27,7 +28,6 @@ use super::media::{self, Encoder, Projector, ProjectorConfig, ProjectorNeed};
 use super::output::draft_model::DraftModel;
 use super::output::speculation::{DraftCosts, Speculation};
 use super::output::{ContextEnd, Generator};
-use super::publish::counters::Counters;
 use super::schedule::{self, Scheduler};
 use super::self_test::{self, SelfTestReport};
 use super::step::EngineState;

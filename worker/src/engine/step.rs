@@ -17,12 +17,12 @@ use warmpath_worker_core::rates::StepCounts;
 use warmpath_worker_core::slot_plan::SlotPlan;
 
 use super::api::{EngineError, EngineEvent, FinishReason, PromptFault};
+use super::counters::Counters;
 use super::handle::Admission;
 use super::kv::KvState;
 use super::output::Generator;
 use super::output::speculation::DraftEnd;
 use super::publish::EnginePublisher;
-use super::publish::counters::Counters;
 use super::schedule::Scheduler;
 use super::schedule::batch::Batch;
 use super::schedule::queue::QueuedSubmission;
@@ -154,7 +154,8 @@ impl EngineState<'_> {
     }
 
     fn start(&mut self, waiting: QueuedSubmission, plan: &SlotPlan) {
-        self.counters().waited(&waiting, Instant::now());
+        let waited = |since: Option<Instant>| since.map_or(Duration::ZERO, |since| since.elapsed());
+        self.counters().waited(waited(waiting.shares_since), waited(waiting.reads_since));
         let mut start = self.kv.start(&waiting.admission, plan, &waiting.fetching);
         waiting.release_chunks(&mut self.kv.cache);
         let QueuedSubmission { mut admission, fetched, .. } = waiting;

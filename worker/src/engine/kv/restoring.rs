@@ -14,10 +14,10 @@ use warmpath_worker_core::chunk_index::{ChunkId, StoredPrefix};
 use warmpath_worker_core::slot_plan::{PrefixSource, Save, SlotPlan};
 use warmpath_worker_core::slot_table::{Acquire, AfterUse};
 
-use crate::engine::codec::PayloadPart;
 use super::shifts::ParkedRun;
 use super::{KvState, SlotOwner};
 use crate::engine::api::{CachedTokens, Started};
+use crate::engine::codec::PayloadPart;
 use crate::engine::handle::Admission;
 
 /// Start of a request in its slot, with the actions that are due while its prompt is computed.

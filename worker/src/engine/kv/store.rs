@@ -28,8 +28,8 @@ use warmpath_worker_core::tenants::Tenant;
 use clock::{Clock, past_ms};
 pub(crate) use disk_tier::Disk;
 
-use crate::engine::codec::{PayloadPart, StateFrame, StateLayout};
 use crate::engine::api::CachedTokens;
+use crate::engine::codec::{PayloadPart, StateFrame, StateLayout};
 use crate::engine::config::CostSource;
 use crate::pages::{PagePool, PooledPages};
 use crate::store::StoredFile;

@@ -21,7 +21,7 @@ use warmpath_worker_core::rates::EncodeAverage;
 
 use super::Projector;
 use crate::engine::config::StartError;
-use crate::engine::publish::counters::Counters;
+use crate::engine::counters::Counters;
 
 /// Maximum memory of embeddings that are kept. Units: bytes.
 ///

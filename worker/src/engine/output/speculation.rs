@@ -25,9 +25,9 @@ use warmpath_worker_core::tenants::TenantId;
 use super::Generator;
 use super::draft_model::{DraftModel, Following, WantedDraft};
 use crate::engine::api::{EngineError, FinishReason, Submission};
+use crate::engine::counters::{Counters, to_us};
 use crate::engine::facts::EngineFacts;
 use crate::engine::kv::KvState;
-use crate::engine::publish::counters::{Counters, to_us};
 use crate::engine::schedule::running::RunningSequences;
 use crate::engine::sequence::Sequence;
 

@@ -15,8 +15,8 @@ use warmpath_worker_core::drafting::step_costs::SHALLOW_TOKENS;
 use super::measurements::{Figures, PROMPT_TOKENS, SHORT_TOKENS, SUFFIX_TOKENS, StateCosts, TILE_TOKENS, rounding};
 use super::other_work::OtherWork;
 use super::{MeasureOutcome, TriedSetting};
-use crate::engine::config::{EngineConfig, StartError};
 use crate::engine::codec::{PayloadPart, Sections, StateLayout};
+use crate::engine::config::{EngineConfig, StartError};
 use crate::engine::llama::{Llama, Logits, StateError};
 
 /// Maximum number of cached tokens of each slot.

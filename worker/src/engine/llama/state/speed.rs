@@ -17,8 +17,8 @@ use warmpath_bench::model::Preset;
 use warmpath_bench::model::cache::cached_model;
 use warmpath_common::ids::SlotId;
 
-use crate::engine::config::{EngineConfig, Switch};
 use crate::engine::codec::{PayloadPart, StateLayout};
+use crate::engine::config::{EngineConfig, Switch};
 use crate::engine::llama::{Llama, load};
 use crate::pages::PagePool;
 

@@ -13,8 +13,8 @@ use warmpath_common::ids::{SlotId, Token};
 use warmpath_worker_core::shift_plan::Move;
 
 use super::*;
-use crate::engine::config::{CacheType, EngineConfig, Switch};
 use crate::engine::codec::{ParsedState, PayloadPart, Sections, StateLayout};
+use crate::engine::config::{CacheType, EngineConfig, Switch};
 use crate::engine::llama::{Logits, load};
 
 const BLOCK: u32 = 32;

@@ -2,15 +2,14 @@
 //!
 //! The engine thread updates them, and the store's thread updates those of failed disk operations; any thread reads
 //! them. No value depends on another, so relaxed atomics suffice. Not here: moving averages
-//! (`warmpath_worker_core::rates`), reports to routers (`summary_events`).
+//! (`warmpath_worker_core::rates`), reports to routers (`publish`).
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use warmpath_worker_core::compute_threads::ThreadWaits;
 
 use crate::engine::api::{CachedTokens, Finished};
-use crate::engine::schedule::queue::QueuedSubmission;
 use crate::store::{DiskEvent, WriteFailure};
 
 /// Defines the counters and their values.
@@ -158,11 +157,10 @@ impl Counters {
         self.prewarms.fetch_add(1, Relaxed);
     }
 
-    /// Counts the waits of a request that gets a slot at `now`: for other requests and for the disk.
-    pub(crate) fn waited(&self, waiting: &QueuedSubmission, now: Instant) {
-        let waited = |since: Option<Instant>| since.map_or(0, |since| to_us(now.saturating_duration_since(since)));
-        self.prefix_wait_us.fetch_add(waited(waiting.shares_since), Relaxed);
-        self.disk_wait_us.fetch_add(waited(waiting.reads_since), Relaxed);
+    /// Counts the waits of a request that gets a slot: for other requests and for the disk.
+    pub(crate) fn waited(&self, for_prefix: Duration, for_disk: Duration) {
+        self.prefix_wait_us.fetch_add(to_us(for_prefix), Relaxed);
+        self.disk_wait_us.fetch_add(to_us(for_disk), Relaxed);
     }
 
     /// Counts the waits of a window of steps for a processor.
