@@ -12,6 +12,7 @@ mod config;
 mod counters;
 mod events;
 mod facts;
+mod footprint;
 mod handle;
 mod kv;
 mod llama;
@@ -31,8 +32,7 @@ pub use api::{
     CachedTokens, DraftWish, Drafted, EngineError, EngineEvent, FinishReason, Finished, Generation, PastToken,
     ProbabilitySource, ProbabilityWish, PromptFault, SampledToken, Sampling, ShiftWish, SlotView, Started, Submission,
 };
-pub(crate) use config::footprint::check_devices;
-pub use config::footprint::{Bytes, Fit, MemoryPlan, MemoryUse, plan as plan_memory};
+pub use config::memory::{Bytes, Fit};
 pub(crate) use config::metadata::Metadata;
 pub use config::metadata::{KEY_BYTES_MAX, MetadataOverride, MetadataValue, TEXT_BYTES_MAX};
 pub use config::placement::{GpuLayers, LoadMode, Numa, Placement, SplitMode, TensorOverride};
@@ -46,6 +46,8 @@ pub use counters::CounterValues;
 pub(crate) use counters::Counters;
 pub use events::{EventReceiver, EventSender, UNREAD_BYTES_MAX, events};
 pub use facts::{EngineFacts, Exchange};
+pub(crate) use footprint::check_devices;
+pub use footprint::{MemoryPlan, MemoryUse, plan as plan_memory};
 pub use handle::{ArrivalGuard, EngineHandle};
 pub use kv::receiving::{FetchOrder, FetchedState, Inbox, PeerOffer, PeerSpeed};
 pub use kv::saved_slot::{CHECKPOINTS_MAX, SlotCheckpoint, SlotState};

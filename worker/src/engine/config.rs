@@ -3,7 +3,7 @@
 //! Not here: command-line flags (`crate::config`), loading (`llama`), the loaded model's properties (`facts`).
 
 mod draft_model;
-pub(crate) mod footprint;
+pub(crate) mod memory;
 pub(crate) mod metadata;
 pub(crate) mod placement;
 pub(crate) mod rope;
@@ -23,7 +23,7 @@ use super::media::ProjectorConfig;
 use super::output::speculation::SpeculationConfig;
 use crate::store::{STATE_VERSION, StoreError};
 pub use draft_model::DraftModelConfig;
-use footprint::{Bytes, Fit};
+use memory::{Bytes, Fit};
 use metadata::MetadataOverride;
 use placement::Placement;
 use rope::RopeSettings;

@@ -7,7 +7,6 @@
 
 pub(crate) mod batch;
 pub(crate) mod queue;
-pub(crate) mod running;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,10 +24,10 @@ use super::counters::Counters;
 use super::handle::Admission;
 use super::kv::restoring::SlotStart;
 use super::media::{Encoder, Projector};
+use super::sequence::running::RunningSequences;
 use super::sequence::{Sequence, UpcomingMedia};
 use batch::PlannedBatch;
 use queue::QueuedSubmission;
-use running::RunningSequences;
 
 /// Queue, running sequences and the batch in progress.
 pub(crate) struct Scheduler {

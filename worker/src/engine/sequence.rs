@@ -2,6 +2,8 @@
 //!
 //! Not here: its KV state (the slot table and llama.cpp), when its tokens are computed (`step`).
 
+pub(crate) mod running;
+
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::{Duration, Instant};

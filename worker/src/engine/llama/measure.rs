@@ -13,10 +13,37 @@ use warmpath_llama_chat::{ContextMemory, DeviceMemory, context_memory, device_me
 use super::context_params;
 use super::params::ModelParams;
 use crate::engine::config::EngineConfig;
-use crate::engine::config::footprint::{ContextBytes, ReportedMemory};
 
 /// Maximum length of a metadata value, including the final NUL. Source: architectures and types have some twenty bytes.
 const META_BYTES_MAX: usize = 128;
+
+/// Memory of a context. Units: bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ContextBytes {
+    /// Cells of all slots together.
+    pub(crate) n_cells: u64,
+    /// KV cache and recurrent state.
+    pub(crate) context: u64,
+    /// Buffers of the computation.
+    pub(crate) compute: u64,
+}
+
+/// Memory that llama.cpp reports for a model and configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ReportedMemory {
+    /// Cells that the configuration wants.
+    pub(crate) wanted_cells: u64,
+    /// Weights that are mapped from the file.
+    pub(crate) mapped: u64,
+    /// Weights that are copied, and adapters.
+    pub(crate) copied: u64,
+    /// Memory on each device that is not the CPU, for all wanted cells.
+    pub(crate) devices: Vec<DeviceMemory>,
+    /// Memory for at most the largest measured number of cells.
+    pub(crate) large: ContextBytes,
+    /// Memory for half as many cells.
+    pub(crate) small: ContextBytes,
+}
 
 /// A model without weights in memory, freed when it is dropped.
 pub(crate) struct Outline(NonNull<sys::llama_model>);

@@ -28,8 +28,8 @@ use crate::engine::api::{EngineError, FinishReason, Submission};
 use crate::engine::counters::{Counters, to_us};
 use crate::engine::facts::EngineFacts;
 use crate::engine::kv::KvState;
-use crate::engine::schedule::running::RunningSequences;
 use crate::engine::sequence::Sequence;
+use crate::engine::sequence::running::RunningSequences;
 
 /// Maximum number of tokens of earlier responses in the suffix memory. Source: some 15 MB, with 500 responses of 500
 /// tokens each.

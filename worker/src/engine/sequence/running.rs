@@ -2,23 +2,23 @@
 
 use warmpath_common::ids::SlotId;
 
-use crate::engine::sequence::Sequence;
+use super::Sequence;
 
 /// Sequence that runs in each slot, if any.
 pub(crate) struct RunningSequences(Vec<Option<Sequence>>);
 
 impl RunningSequences {
-    pub(super) fn new(n_slots: u16) -> Self {
+    pub(crate) fn new(n_slots: u16) -> Self {
         Self((0..n_slots).map(|_| None).collect())
     }
 
     /// Runs a sequence in a slot that is idle.
-    pub(super) fn put(&mut self, slot: SlotId, sequence: Sequence) -> &mut Sequence {
+    pub(crate) fn put(&mut self, slot: SlotId, sequence: Sequence) -> &mut Sequence {
         self.0[usize::from(slot.0)].insert(sequence)
     }
 
     /// Ends the sequence in a busy slot.
-    pub(super) fn take(&mut self, slot: SlotId) -> Sequence {
+    pub(crate) fn take(&mut self, slot: SlotId) -> Sequence {
         self.0[usize::from(slot.0)].take().expect("a busy slot runs a sequence")
     }
 

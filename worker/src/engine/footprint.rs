@@ -12,9 +12,11 @@ use std::fmt;
 use serde::Serialize;
 use warmpath_llama_chat::DeviceMemory;
 
-use crate::engine::config::placement::GpuLayers;
-use crate::engine::config::{EngineConfig, SLOT_CELLS_STEP, StartError};
-use crate::engine::{llama, media};
+use super::config::memory::{Bytes, Fit};
+use super::config::placement::GpuLayers;
+use super::config::{EngineConfig, SLOT_CELLS_STEP, StartError};
+use super::llama::measure::{ContextBytes, ReportedMemory};
+use super::{llama, media};
 
 /// Largest context that llama.cpp measures; the memory of larger ones is extrapolated. Units: cells.
 ///
@@ -25,43 +27,6 @@ const ASKED_CELLS_MAX: u64 = 1 << 16;
 ///
 /// Source: the fields of llama.cpp's `llama_kv_cells`, and a node of its map of used cells.
 const CELL_BYTES: u64 = 96;
-
-/// Memory of a context. Units: bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ContextBytes {
-    /// Cells of all slots together.
-    pub(crate) n_cells: u64,
-    /// KV cache and recurrent state.
-    pub(crate) context: u64,
-    /// Buffers of the computation.
-    pub(crate) compute: u64,
-}
-
-/// Memory that llama.cpp reports for a model and configuration.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ReportedMemory {
-    /// Cells that the configuration wants.
-    pub(crate) wanted_cells: u64,
-    /// Weights that are mapped from the file.
-    pub(crate) mapped: u64,
-    /// Weights that are copied, and adapters.
-    pub(crate) copied: u64,
-    /// Memory on each device that is not the CPU, for all wanted cells.
-    pub(crate) devices: Vec<DeviceMemory>,
-    /// Memory for at most [`ASKED_CELLS_MAX`] cells.
-    pub(crate) large: ContextBytes,
-    /// Memory for half as many cells.
-    pub(crate) small: ContextBytes,
-}
-
-/// Settings for fitting a default context to the memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fit {
-    /// Memory that stays free. Units: bytes.
-    pub spare_bytes: u64,
-    /// Smallest context of a slot. Units: tokens.
-    pub slot_tokens_min: u32,
-}
 
 /// Memory that a worker takes, as `/props` shows it. Units: bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -245,17 +210,6 @@ impl fmt::Display for Footprint {
         }
         write!(out, ", {} for copied weights", Bytes(self.copied))?;
         write!(out, "; {} of weights are mapped from their file and not counted", Bytes(self.mapped))
-    }
-}
-
-/// A size, formatted in a suitable unit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Bytes(pub u64);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mib = self.0 as f64 / f64::from(1 << 20);
-        if mib < 1024.0 { write!(out, "{mib:.1} MiB") } else { write!(out, "{:.1} GiB", mib / 1024.0) }
     }
 }
 
@@ -453,11 +407,5 @@ mod tests {
         let refused =
             check_devices(&[device(8 * MIB), device(8 * MIB - 1)]).expect_err("a byte is missing").to_string();
         assert!(refused.contains("8.0 MiB of CUDA0's memory") && refused.contains("2.0 MiB for the KV"), "{refused}");
-    }
-
-    #[test]
-    fn sizes_are_shown_in_a_suitable_unit() {
-        assert_eq!(Bytes(0).to_string(), "0.0 MiB");
-        assert_eq!(Bytes(1536 * MIB).to_string(), "1.5 GiB");
     }
 }
