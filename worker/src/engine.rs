@@ -32,11 +32,13 @@ pub use api::{
     CachedTokens, DraftWish, Drafted, EngineError, EngineEvent, FinishReason, Finished, Generation, PastToken,
     ProbabilitySource, ProbabilityWish, PromptFault, SampledToken, Sampling, ShiftWish, SlotView, Started, Submission,
 };
+pub use config::files::{AdapterFile, ProjectorConfig, ProjectorNeed};
 pub use config::memory::{Bytes, Fit};
 pub(crate) use config::metadata::Metadata;
 pub use config::metadata::{KEY_BYTES_MAX, MetadataOverride, MetadataValue, TEXT_BYTES_MAX};
 pub use config::placement::{GpuLayers, LoadMode, Numa, Placement, SplitMode, TensorOverride};
 pub use config::rope::{RopeScaling, RopeSettings};
+pub use config::speculation::{DraftCosts, SpeculationConfig};
 pub use config::{
     AtContextEnd, CacheType, CostSource, DiskConfig, DraftModelConfig, EngineConfig, IdleState, PrefixCache,
     SLOT_CELLS_STEP, SLOT_CONTEXT_TOKENS_DEFAULT_MAX, SLOTS_MAX, SelfTest, ShiftConfig, ShiftObstacle, StartError,
@@ -52,19 +54,17 @@ pub use handle::{ArrivalGuard, EngineHandle};
 pub use kv::receiving::{FetchOrder, FetchedState, Inbox, PeerOffer, PeerSpeed};
 pub use kv::saved_slot::{CHECKPOINTS_MAX, SlotCheckpoint, SlotState};
 pub use kv::sending::{RunEnd, SENDS_MAX, SendError, SentRun};
-pub use llama::adapters::AdapterFile;
 pub(crate) use llama::adapters::check_file as check_adapter;
 pub use llama::devices::list as list_devices;
 pub(crate) use llama::devices::settle as settle_with;
 pub(crate) use llama::measure::Outline;
 pub(crate) use llama::{Progress, describe as describe_model, load as load_model, with_rope};
+pub use media::Projector;
 pub(crate) use media::warn_of_text_only;
-pub use media::{Projector, ProjectorConfig, ProjectorNeed};
 pub use output::arguments::{ArgumentSchemas, ArgumentsExtent};
 pub use output::json_schema::{CompiledSchema, Constraint, SchemaCompiler};
 pub use output::reasoning::{BudgetWish, ReasoningFirst};
 pub use output::sampler_kind::SamplerKind;
-pub use output::speculation::{DraftCosts, SpeculationConfig};
 pub use output::tool_grammar::{Begin, CallGrammar, CallStart};
 pub(crate) use processors::StepThreads;
 pub(crate) use publish::arrival_announcer::{ArrivalAnnouncer, EarlyAnnouncement};

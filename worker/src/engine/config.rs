@@ -3,10 +3,12 @@
 //! Not here: command-line flags (`crate::config`), loading (`llama`), the loaded model's properties (`facts`).
 
 mod draft_model;
+pub(crate) mod files;
 pub(crate) mod memory;
 pub(crate) mod metadata;
 pub(crate) mod placement;
 pub(crate) mod rope;
+pub(crate) mod speculation;
 #[cfg(test)]
 mod tests;
 
@@ -18,15 +20,14 @@ use warmpath_common::model::{Fingerprint, MemoryKind};
 use warmpath_worker_core::prefix_tree::BlockHasher;
 use warmpath_worker_core::restore_costs::Costs;
 
-use super::llama::adapters::AdapterFile;
-use super::media::ProjectorConfig;
-use super::output::speculation::SpeculationConfig;
 use crate::store::{STATE_VERSION, StoreError};
 pub use draft_model::DraftModelConfig;
+use files::{AdapterFile, ProjectorConfig};
 use memory::{Bytes, Fit};
 use metadata::MetadataOverride;
 use placement::Placement;
 use rope::RopeSettings;
+use speculation::SpeculationConfig;
 
 /// Largest default context of a slot.
 ///
@@ -281,6 +282,17 @@ impl EngineConfig {
     /// Source: docs/decisions/0000-measured-before.md: on a CPU, idle sequences in a unified buffer slow every step.
     pub fn kv_unified_settled(&self) -> bool {
         self.kv_unified.choice().unwrap_or(self.placement.is_offloaded())
+    }
+
+    /// Returns the number of threads for a step with one token per sequence.
+    pub fn n_threads(&self) -> u16 {
+        let of_machine = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        if self.threads > 0 { self.threads } else { u16::try_from(of_machine()).unwrap_or(u16::MAX) }
+    }
+
+    /// Returns the number of threads for a step with prompts in it.
+    pub fn n_threads_batch(&self) -> u16 {
+        if self.threads_batch > 0 { self.threads_batch } else { self.n_threads() }
     }
 
     /// Returns the cells of all slots together, for a model with this trained context.

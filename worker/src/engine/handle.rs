@@ -25,6 +25,7 @@ use warmpath_worker_core::tenants::{Tenant, Tenants};
 
 use super::admin::{CacheTotals, WaitingQuery};
 use super::api::{EngineError, PastToken, PromptFault, SlotView, Submission};
+use super::config::speculation::SpeculationConfig;
 use super::counters::{CounterValues, Counters};
 use super::facts::EngineFacts;
 use super::kv::receiving::PrefetchOrder;
@@ -34,7 +35,6 @@ use super::output::constraint::{KnownGrammars, ResponseRule};
 use super::output::json_schema::SchemaCompiler;
 use super::output::look_up;
 use super::output::sampler::TokenSampler;
-use super::output::speculation::SpeculationConfig;
 use super::publish::arrival_announcer::{ArrivalAnnouncer, EarlyAnnouncement};
 use super::self_test::SelfTestReport;
 use super::sequence::Chosen;

@@ -9,27 +9,13 @@
 mod encoder;
 mod projector;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 pub(crate) use encoder::{Encoder, Encoding};
 pub use projector::Projector;
 use warmpath_llama_chat::DeviceMemory;
 
-/// A projector to load.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ProjectorConfig {
-    /// Path of its GGUF file.
-    pub path: PathBuf,
-    /// Whether the engine starts without it.
-    pub need: ProjectorNeed,
-    /// Whether it is computed on a GPU, if there is one.
-    pub offload: bool,
-    /// Minimum number of tokens of a medium, if the projector's number of tokens depends on the medium's size; `None`
-    /// for the file's minimum.
-    pub min_tokens: Option<u32>,
-    /// Maximum number of tokens of a medium; `None` for the file's maximum.
-    pub max_tokens: Option<u32>,
-}
+use super::config::files::ProjectorConfig;
 
 /// Attention among the tokens of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,15 +24,6 @@ pub(crate) enum RunAttention {
     Causal,
     /// All tokens attend to each other, so they are computed in one step.
     NonCausal,
-}
-
-/// Whether an engine starts if its projector cannot be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ProjectorNeed {
-    /// The engine does not start, because a flag names the projector.
-    Required,
-    /// The engine reads only text, with a warning, because the projector merely lies beside the model.
-    Optional,
 }
 
 /// Returns the memory that reading media takes of the machine, kept embeddings included, and of each device as

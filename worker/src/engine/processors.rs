@@ -15,19 +15,6 @@ use warmpath_worker_core::compute_threads::{ComputeThreads, ThreadWaits, TimedSt
 use super::config::EngineConfig;
 use super::llama::raw_context;
 
-impl EngineConfig {
-    /// Returns the number of threads for a step with one token per sequence.
-    pub fn n_threads(&self) -> u16 {
-        let of_machine = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        if self.threads > 0 { self.threads } else { u16::try_from(of_machine()).unwrap_or(u16::MAX) }
-    }
-
-    /// Returns the number of threads for a step with prompts in it.
-    pub fn n_threads_batch(&self) -> u16 {
-        if self.threads_batch > 0 { self.threads_batch } else { self.n_threads() }
-    }
-}
-
 /// Folder with a folder of each thread of this process.
 const THREADS_FOLDER: &str = "/proc/self/task";
 

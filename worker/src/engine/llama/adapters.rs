@@ -6,24 +6,14 @@
 //! Not here: the adapter of a request (`warmpath_common::lora`), the order of adapters
 //! (`warmpath_worker_core::adapter_schedule`).
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::model::{LlamaLoraAdapter, LlamaModel};
-use warmpath_common::lora::{AdapterInfo, Applied, Scale};
+use warmpath_common::lora::{AdapterInfo, Applied};
 
 use crate::engine::config::StartError;
-
-/// An adapter to load.
-#[derive(Debug, Clone, PartialEq)]
-pub struct AdapterFile {
-    /// Name, which clients append to the model's.
-    pub name: String,
-    /// Path of the GGUF file.
-    pub path: PathBuf,
-    /// Scale for requests that name it.
-    pub scale: Scale,
-}
+use crate::engine::config::files::AdapterFile;
 
 /// Loaded adapters, and the one that the context applies.
 #[derive(Default)]

@@ -17,8 +17,9 @@ use warmpath_common::model::{Fingerprint, MediaReading, Modalities};
 use warmpath_llama_chat::{DeviceMemory, projector_memory};
 use warmpath_prompt::{MediaContent, MediaReader, Medium};
 
-use super::{ProjectorConfig, RunAttention};
+use super::RunAttention;
 use crate::engine::config::StartError;
+use crate::engine::config::files::ProjectorConfig;
 
 /// Number of sizes whose layouts are kept. Source: some 200 bytes for each.
 const LAYOUTS_MAX: u64 = 1 << 14;

@@ -21,7 +21,7 @@ use warmpath_worker_core::drafting::lengths::MakingTimes;
 use warmpath_worker_core::drafting::step_costs::StepCosts;
 use warmpath_worker_core::slot_table::{Slot, SlotTable};
 
-use super::speculation::DraftCosts;
+use crate::engine::config::speculation::DraftCosts;
 use crate::engine::config::{EngineConfig, SelfTest, StartError};
 use crate::engine::facts::EngineFacts;
 use crate::engine::llama::{self, Llama, Logits};

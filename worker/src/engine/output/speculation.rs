@@ -13,18 +13,16 @@ use std::time::{Duration, Instant};
 
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
-use warmpath_prompt::MediaRun;
 use warmpath_worker_core::batch_plan::Share;
 use warmpath_worker_core::drafting::lengths::{self, DraftSource, Length, Possible, StepRoom};
 use warmpath_worker_core::drafting::step_costs::StepCosts;
 use warmpath_worker_core::drafting::suffix_memory::SuffixMemory;
-use warmpath_worker_core::drafting::{DraftLimits, Drafter, ForcedDrafts};
 use warmpath_worker_core::slot_table::{Slot, SlotTable};
 use warmpath_worker_core::tenants::TenantId;
 
 use super::Generator;
 use super::draft_model::{DraftModel, Following, WantedDraft};
-use crate::engine::api::{EngineError, FinishReason, Submission};
+use crate::engine::api::{EngineError, FinishReason};
 use crate::engine::counters::{Counters, to_us};
 use crate::engine::facts::EngineFacts;
 use crate::engine::kv::KvState;
@@ -34,52 +32,6 @@ use crate::engine::sequence::running::RunningSequences;
 /// Maximum number of tokens of earlier responses in the suffix memory. Source: some 15 MB, with 500 responses of 500
 /// tokens each.
 const MEMORY_TOKENS_MAX: usize = 1 << 18;
-
-/// Settings of speculative decoding.
-#[derive(Debug, Clone, Copy)]
-pub struct SpeculationConfig {
-    /// Limits of a draft.
-    pub limits: DraftLimits,
-    /// Origin of the costs of drafts.
-    pub costs: DraftCosts,
-    /// Drafts that replace all others; `None` unless a test sets them.
-    pub forced: Option<ForcedDrafts>,
-}
-
-/// Origin of the costs of drafts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum DraftCosts {
-    /// Measured by the self-test; without a self-test, default values.
-    #[default]
-    Measured,
-    /// Fixed values of a GPU with a small draft model, for tests that need drafts on every machine.
-    LikeGpu,
-}
-
-impl Default for SpeculationConfig {
-    fn default() -> Self {
-        // A longest draft and the token before it are the longest step that the self-test measures.
-        Self { limits: DraftLimits { n_max: 31, n_min: 0 }, costs: DraftCosts::Measured, forced: None }
-    }
-}
-
-impl SpeculationConfig {
-    /// Returns the drafter of a submission's response; `None` if the submission turns drafts off.
-    pub(crate) fn drafter(self, submission: &Submission) -> Option<Drafter> {
-        let wish = &submission.generation.drafts;
-        let n_max = wish.n_max.map_or(self.limits.n_max, |n_max| self.limits.n_max.min(n_max as usize));
-        let n_min = wish.n_min.map_or(self.limits.n_min, |n_min| n_min as usize);
-        // Responses have no media tokens.
-        let text_start = submission.runs.last().map_or(0, MediaRun::end);
-        let text = &submission.prompt[text_start as usize..];
-        let drafter = Drafter::new(text, &wish.predicted, DraftLimits { n_max, n_min });
-        let drafter = match self.forced {
-            Some(forced) => drafter.forced(forced, &submission.prompt),
-            None => drafter,
-        };
-        (n_max > 0).then_some(drafter)
-    }
-}
 
 /// State of speculative decoding.
 pub(crate) struct Speculation<'m> {

@@ -131,7 +131,7 @@ mod tests {
     use super::super::{FiguresOrigin, MeasureOutcome, TriedSetting, tests::config, with};
     use super::*;
     use crate::engine::config::SelfTest;
-    use crate::engine::output::speculation::SpeculationConfig;
+    use crate::engine::config::speculation::SpeculationConfig;
     use crate::engine::{
         Engine, EngineEvent, EngineHandle, EventReceiver, Generation, Sampling, ShiftWish, Submission, events,
     };

@@ -12,8 +12,8 @@ use super::measurements::rounding;
 use super::*;
 use crate::engine::config::CacheType;
 use crate::engine::config::placement::{GpuLayers, Placement};
+use crate::engine::config::speculation::SpeculationConfig;
 use crate::engine::llama::load;
-use crate::engine::output::speculation::SpeculationConfig;
 
 fn setting((flash_attn, kv_unified): (bool, bool)) -> ContextSetting {
     ContextSetting { flash_attn, kv_unified, cache_type_k: CacheType::F16, cache_type_v: CacheType::F16 }
