@@ -58,7 +58,7 @@ pub(crate) use llama::adapters::check_file as check_adapter;
 pub use llama::devices::list as list_devices;
 pub(crate) use llama::devices::settle as settle_with;
 pub(crate) use llama::measure::Outline;
-pub(crate) use llama::{Progress, describe as describe_model, load as load_model, with_rope};
+pub(crate) use llama::{Progress, StepThreads, describe as describe_model, load as load_model, with_rope};
 pub use media::Projector;
 pub(crate) use media::warn_of_text_only;
 pub use output::arguments::{ArgumentSchemas, ArgumentsExtent};
@@ -66,7 +66,6 @@ pub use output::json_schema::{CompiledSchema, Constraint, SchemaCompiler};
 pub use output::reasoning::{BudgetWish, ReasoningFirst};
 pub use output::sampler_kind::SamplerKind;
 pub use output::tool_grammar::{Begin, CallGrammar, CallStart};
-pub(crate) use processors::StepThreads;
 pub(crate) use publish::arrival_announcer::{ArrivalAnnouncer, EarlyAnnouncement};
 pub(crate) use publish::summary_events::UpdateSender;
 pub use self_test::{

@@ -12,6 +12,7 @@ mod params;
 mod shift;
 mod staging;
 mod state;
+mod threads;
 mod window;
 
 pub(super) use embeddings::raw_context;
@@ -42,11 +43,11 @@ use warmpath_worker_core::compute_threads::ThreadWaits;
 use super::config::{CacheType, EngineConfig, SLOTS_MAX, StartError};
 use super::facts::EngineFacts;
 use super::media::RunAttention;
-use super::processors::StepThreads;
 use adapters::Adapters;
 use embeddings::EmbeddingBatch;
 use params::ModelParams;
 use staging::StagingBuffer;
+pub(crate) use threads::StepThreads;
 use window::Window;
 
 /// Callback that receives the loaded share of a model and returns whether to continue.
@@ -399,7 +400,7 @@ impl<'m> Llama<'m> {
     /// Sets the threads of further steps: those with one token, and others.
     #[cfg(test)]
     pub(super) fn set_threads(&mut self, threads: (u16, u16)) {
-        super::processors::set_threads(&mut self.context, threads);
+        threads::set_threads(&mut self.context, threads);
     }
 
     /// Returns how long threads waited for a processor in the last window of steps that has ended, once.
