@@ -56,8 +56,9 @@ pub use kv::saved_slot::{CHECKPOINTS_MAX, SlotCheckpoint, SlotState};
 pub use kv::sending::{RunEnd, SENDS_MAX, SendError, SentRun};
 pub(crate) use llama::adapters::check_file as check_adapter;
 pub use llama::devices::list as list_devices;
-pub(crate) use llama::devices::settle as settle_with;
 pub(crate) use llama::measure::Outline;
+pub use llama::offload::with_devices;
+pub(crate) use llama::offload::with_devices_beside;
 pub(crate) use llama::{Progress, StepThreads, describe as describe_model, load as load_model, with_rope};
 pub use media::Projector;
 pub(crate) use media::warn_of_text_only;
@@ -74,19 +75,6 @@ pub use self_test::{
 pub use warmpath_worker_core::summary_writer::EngineUpdate;
 
 use tokio::sync::mpsc;
-
-/// Returns a configuration that names the device of each part.
-///
-/// A completed configuration stays as it is. Cost: if `--n-gpu-layers` is not given and there is a GPU, the model's
-/// metadata is read several times. Errors: `Config` for a device or a buffer that does not exist, `DraftModel` for a
-/// device of the draft model.
-pub fn settle(config: EngineConfig) -> Result<EngineConfig, StartError> {
-    if let Some(draft) = &config.draft_model {
-        let refuse = |reason| StartError::DraftModel { path: draft.path.clone(), reason };
-        draft.placement.used(&list_devices()).map_err(refuse)?;
-    }
-    settle_with(config, llama::measure::wanted_context)
-}
 
 /// Starter of engines.
 pub struct Engine;

@@ -73,7 +73,7 @@ pub fn settle(config: EmbedConfig) -> Result<EmbedConfig, StartError> {
         let layout = layout(&Outline::load(engine)?, &config);
         Some(context_params(&config, layout))
     };
-    Ok(EmbedConfig { engine: engine::settle_with(config.engine, wanted)?, pooling })
+    Ok(EmbedConfig { engine: engine::with_devices_beside(config.engine, wanted)?, pooling })
 }
 
 fn layout(outline: &Outline, config: &EmbedConfig) -> EmbeddingLayout {

@@ -8,6 +8,7 @@ mod embeddings;
 mod finite;
 mod layout;
 pub(crate) mod measure;
+pub(crate) mod offload;
 mod params;
 mod shift;
 mod staging;

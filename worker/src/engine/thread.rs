@@ -82,7 +82,7 @@ pub(super) fn start(
     progress: Progress,
     updates: mpsc::UnboundedSender<EngineUpdate>,
 ) -> Result<EngineHandle, StartError> {
-    let config = super::settle(config)?;
+    let config = llama::offload::with_devices(config)?;
     config.validate()?;
     let n_places = config.queue_max.saturating_add(usize::from(config.n_slots));
     let (queue_max, block_hasher, speculation) = (config.queue_max, config.block_hasher, config.speculation);

@@ -163,7 +163,7 @@ pub async fn load(job: LoadJob) -> Result<LoadedModel, RunError> {
 /// Errors: `Engine` if a device or a buffer does not exist.
 fn settle(config: Config) -> Result<Config, RunError> {
     let settled = match embed_config(&config) {
-        None => engine::settle(config.engine.clone()),
+        None => engine::with_devices(config.engine.clone()),
         Some(embed) => embedder::settle(embed).map(|embed| embed.engine),
     };
     Ok(Config { engine: settled.map_err(RunError::Engine)?, ..config })

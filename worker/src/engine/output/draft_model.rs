@@ -144,7 +144,7 @@ impl<'m> DraftModel<'m> {
         (config, facts): (&EngineConfig, &EngineFacts),
     ) -> Result<Option<Self>, StartError> {
         let Some(draft) = config.draft_model.as_ref().filter(|_| facts.drafts) else { return Ok(None) };
-        let own = crate::engine::settle(config.with_draft_model(draft, facts.context_tokens))?;
+        let own = llama::offload::with_devices(config.with_draft_model(draft, facts.context_tokens))?;
         let refuse = |reason: String| StartError::DraftModel { path: own.model.clone(), reason };
         let loaded = llama::load(&own, Box::new(|_| true))?;
         check_vocabulary(served, &loaded).map_err(refuse)?;
