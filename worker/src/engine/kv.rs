@@ -13,6 +13,7 @@ pub(crate) mod saved_slot;
 mod saving;
 pub(crate) mod sending;
 pub(crate) mod shifts;
+pub(crate) mod slot_state;
 pub(crate) mod store;
 
 use std::collections::BTreeSet;

@@ -10,6 +10,7 @@ mod layout;
 pub(crate) mod measure;
 pub(crate) mod offload;
 mod params;
+mod probe;
 mod shift;
 mod staging;
 mod state;
@@ -23,11 +24,9 @@ pub(super) use shift::obstacle as shift_obstacle;
 pub(super) use state::StateError;
 
 use std::ffi::CString;
-use std::hint::black_box;
 use std::num::NonZeroU32;
 use std::ops::Range;
 use std::path::Path;
-use std::time::Instant;
 
 use llama_cpp_2::DecodeError;
 use llama_cpp_2::context::LlamaContext;
@@ -77,10 +76,6 @@ pub(crate) fn load(config: &EngineConfig, progress: Progress) -> Result<LlamaMod
 ///
 /// Source: the default length of a chunk.
 const SPARE_CELLS: u32 = 256;
-
-/// Number of measurements of one token; the fastest one counts. Source: the first one touches new pages, and one of
-/// four more is rarely disturbed by other work.
-const N_ONE_TOKEN_RUNS: u32 = 5;
 
 /// Creates the context of `model`.
 fn context<'m>(model: &'m LlamaModel, config: &EngineConfig) -> Result<LlamaContext<'m>, StartError> {
@@ -216,71 +211,6 @@ impl<'m> Llama<'m> {
         Self { threads: Some(StepThreads::new(config)), ..self }
     }
 
-    /// Returns the kind of memory, determined by a trial with two tokens, which also warms the model up and settles
-    /// whether there is a window.
-    ///
-    /// Errors: the reason if the model cannot decode at all. Source: llama.cpp's `common_context_can_seq_rm`.
-    pub(super) fn probe_memory(&mut self, model: &LlamaModel) -> Result<MemoryKind, String> {
-        let slot = SlotId(0);
-        for position in 0..2 {
-            let logits = if position == 1 { Logits::Wanted } else { Logits::Unwanted };
-            self.push(slot, (position, 0), logits);
-        }
-        let decoded = self.decode();
-        self.reset_batch();
-        decoded.map_err(|error| format!("its first decode failed ({error})"))?;
-        if self.last_position(slot) != Some(1) {
-            return Err(
-                "it has no KV cache or recurrent state, so it cannot generate text; --embedding serves it".to_owned()
-            );
-        }
-        let exported = self.export(slot).map(<[u8]>::len).and_then(|whole| Ok((whole, self.partial(slot)?.len())));
-        if let Ok(n_bytes) = exported {
-            self.settle_window(n_bytes);
-        }
-        let rewinds = self.rewind(slot, 1);
-        self.clear_all();
-        Ok(match (rewinds, model.is_hybrid(), model.is_recurrent()) {
-            (_, true, _) => MemoryKind::Hybrid,
-            (false, ..) | (_, _, true) => MemoryKind::Recurrent,
-            (true, ..) if self.window != Window::None => MemoryKind::Sliding,
-            (true, ..) => MemoryKind::Full,
-        })
-    }
-
-    /// Corrects the suggested window, given the sizes of a slot's whole state and of its part that cannot be cut. Full
-    /// attention has no such part, and llama.cpp then exports the whole state.
-    fn settle_window(&mut self, (whole_bytes, partial_bytes): (usize, usize)) {
-        self.window = match self.window {
-            _ if partial_bytes >= whole_bytes => Window::None,
-            Window::None => Window::UNKNOWN,
-            suggested => suggested,
-        };
-    }
-
-    /// Returns the shortest time of several decodes of one token in an empty context; `None` if llama.cpp fails.
-    ///
-    /// Units: milliseconds.
-    pub(super) fn one_token_ms(&mut self) -> Option<f64> {
-        let slot = SlotId(0);
-        let mut fastest = None;
-        for _ in 0..N_ONE_TOKEN_RUNS {
-            let began = Instant::now();
-            let idx = self.push(slot, (0, 0), Logits::Wanted);
-            let decoded = self.decode();
-            if decoded.is_ok() {
-                // This waits for a GPU.
-                black_box(self.logits(idx).first());
-            }
-            let took_ms = began.elapsed().as_secs_f64() * 1e3;
-            self.reset_batch();
-            self.clear(slot);
-            decoded.ok()?;
-            fastest = Some(fastest.map_or(took_ms, |fastest: f64| fastest.min(took_ms)));
-        }
-        fastest
-    }
-
     /// Returns 1 if all slots share one buffer, else the number of buffers.
     pub(super) fn n_streams(&self) -> u32 {
         if self.kv_unified { 1 } else { u32::from(self.n_slots) }
@@ -402,6 +332,12 @@ impl<'m> Llama<'m> {
     #[cfg(test)]
     pub(super) fn set_threads(&mut self, threads: (u16, u16)) {
         threads::set_threads(&mut self.context, threads);
+    }
+
+    /// Forgets which cells slots share.
+    #[cfg(test)]
+    pub(in crate::engine) fn forget_shared_cells(&mut self) {
+        self.n_shared.fill(0);
     }
 
     /// Returns how long threads waited for a processor in the last window of steps that has ended, once.

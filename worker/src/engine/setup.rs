@@ -301,7 +301,7 @@ fn step_costs(config: &EngineConfig, report: Option<&SelfTestReport>) -> StepCos
 }
 
 fn codec(model: &LlamaModel, llama: &mut Llama<'_>, (config, facts): (&EngineConfig, &EngineFacts)) -> Option<Codec> {
-    match llama.check_codec(model, config.block_size_tokens) {
+    match kv::slot_state::check_layout(llama, model, config.block_size_tokens) {
         Ok(layout) => Some(Codec { layout, n_streams: llama.n_streams(), memory: facts.memory }),
         Err(error) => {
             warn!(%error, "this model's state cannot be cut into chunks; prefixes are kept only in slots");

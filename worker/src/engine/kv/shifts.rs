@@ -18,8 +18,8 @@ use warmpath_worker_core::shift_plan::{self, Move, Reused};
 use warmpath_worker_core::slot_plan::{self, SlotPlan, Wish};
 
 use super::KvState;
+use super::slot_state::{self, SlotStateError};
 use crate::engine::api::{CachedTokens, ShiftWish};
-use crate::engine::llama::StateError;
 
 /// Moved state that waits until the prompt's tokens before it are computed.
 pub(crate) struct ParkedRun {
@@ -67,7 +67,7 @@ impl KvState<'_> {
         }
     }
 
-    fn move_tokens(&mut self, reused: &Reused, slot: SlotId) -> Result<VecDeque<ParkedRun>, StateError> {
+    fn move_tokens(&mut self, reused: &Reused, slot: SlotId) -> Result<VecDeque<ParkedRun>, SlotStateError> {
         if slot != reused.slot {
             self.llama.copy_prefix(reused.slot, slot, reused.n_source_tokens())?;
             self.table.lend(reused.slot, reused.n_exact);
@@ -75,16 +75,21 @@ impl KvState<'_> {
         self.llama.shift(slot, reused.n_exact, &reused.moves)?;
         let ranges = reused.behind_gaps();
         let Some(layout) = self.cache.layout().filter(|_| !ranges.is_empty()) else { return Ok(VecDeque::new()) };
-        let states = self.llama.take_out((slot, reused.n_in_place()), &ranges, layout)?;
+        let states = slot_state::take_out(&mut self.llama, slot, reused.n_in_place(), &ranges, layout)?;
         Ok(ranges.into_iter().zip(states).map(|(positions, state)| ParkedRun { positions, state }).collect())
     }
 
     /// Appends parked state to a slot whose prompt has been computed up to it.
     ///
     /// Errors: a description of the failure; the slot is then empty.
-    pub(crate) fn append_parked(&mut self, slot: SlotId, run: &ParkedRun, prompt: &[Token]) -> Result<(), StateError> {
+    pub(crate) fn append_parked(
+        &mut self,
+        slot: SlotId,
+        run: &ParkedRun,
+        prompt: &[Token],
+    ) -> Result<(), SlotStateError> {
         let layout = self.cache.layout().expect("state is parked only if it can be cut");
-        self.llama.append(slot, (&run.state, run.positions.clone()), layout)?;
+        slot_state::append(&mut self.llama, slot, &run.state, run.positions.clone(), layout)?;
         self.table.extend_moved(slot, &prompt[run.positions.start as usize..run.positions.end as usize]);
         Ok(())
     }
@@ -93,7 +98,7 @@ impl KvState<'_> {
     /// slot was shifted.
     ///
     /// Errors: a description of the failure; the slot is then empty.
-    pub(crate) fn shift_context(&mut self, slot: SlotId, wish: ShiftWish) -> Result<bool, StateError> {
+    pub(crate) fn shift_context(&mut self, slot: SlotId, wish: ShiftWish) -> Result<bool, SlotStateError> {
         let n_held = self.n_held(slot);
         let Some(shift) = shift_plan::context_shift(n_held, wish.n_keep, wish.n_discard) else { return Ok(false) };
         self.save(slot);

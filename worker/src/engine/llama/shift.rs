@@ -91,7 +91,7 @@ impl Llama<'_> {
 
     /// Gives a slot its own cells, which no other slot shares.
     fn own_cells(&mut self, slot: SlotId) -> Result<(), StateError> {
-        let n_tokens = self.last_position(slot).map_or(0, |last| last + 1);
+        let n_tokens = self.n_held(slot);
         let n_bytes = self.export(slot)?.len();
         self.import_written(slot, n_bytes, n_tokens)
     }

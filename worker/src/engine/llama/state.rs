@@ -7,13 +7,6 @@
 //!
 //! Not here: the meaning of the bytes (`codec`), the choice of state (`warmpath_worker_core`).
 
-mod check;
-
-#[cfg(test)]
-mod speed;
-#[cfg(test)]
-mod tests;
-
 use std::ops::Range;
 
 use llama_cpp_2::DecodeError;
@@ -24,7 +17,6 @@ use warmpath_common::ids::SlotId;
 
 use super::window::Window;
 use super::{Llama, Spare};
-use crate::engine::codec::{CodecError, StateFrame, StateLayout, join};
 
 /// Error of moving a sequence's state.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -67,17 +59,9 @@ pub enum StateError {
         /// Reason.
         reason: String,
     },
-    /// The bytes do not have the known layout.
-    #[error("the state does not have the known layout")]
-    Codec(#[from] CodecError),
 }
 
 impl Llama<'_> {
-    /// Returns the context and sequence of a state for this slot.
-    pub(in crate::engine) fn frame(&self, slot: SlotId) -> StateFrame {
-        StateFrame { n_streams: self.n_streams(), sequence: u32::from(slot.0) }
-    }
-
     /// Returns the whole state of a slot's sequence.
     ///
     /// Cost: one copy of the state; the bytes stay valid until the next export.
@@ -132,57 +116,21 @@ impl Llama<'_> {
         imported
     }
 
-    /// Removes all tokens after the first `n_kept` from a slot; returns a state of each of the given ranges, for
-    /// [`Self::append`].
+    /// Appends a state to the tokens of a slot in a shared buffer with a spare sequence; its positions continue theirs.
     ///
-    /// Cost: an export: of the removed tokens in a shared buffer, otherwise of all tokens.
-    /// Errors: `Rewind`, `Range`, `Export`, `Codec`; the slot is then empty.
-    pub(in crate::engine) fn take_out(
-        &mut self,
-        (slot, n_kept): (SlotId, u32),
-        ranges: &[Range<u32>],
-        layout: &StateLayout,
-    ) -> Result<Vec<Vec<u8>>, StateError> {
-        let n_held = self.n_held(slot);
-        let frame = self.frame(slot);
-        let taken = self.export_range(slot, n_kept..n_held).and_then(|state| {
-            let export = layout.parse_with_gaps(state)?;
-            let states = ranges.iter().map(|range| join(frame, &[(&export, range.clone())]));
-            Ok(states.collect::<Result<Vec<_>, _>>()?)
-        });
-        if taken.is_err() {
-            self.clear(slot);
-        }
-        let taken = taken?;
-        self.cut_back(slot, n_kept)?;
-        Ok(taken)
-    }
-
-    /// Appends a state to the tokens of a slot; its positions continue theirs.
-    ///
-    /// Cost: an import of the state in a shared buffer, otherwise an export and import of the whole sequence.
-    /// Errors: `Export`, `Codec`, `Import`; the slot is then empty.
-    pub(in crate::engine) fn append(
+    /// Cost: an import of the state.
+    /// Errors: `Import`; the slot is then empty. Panics: without a spare sequence.
+    pub(in crate::engine) fn append_shared(
         &mut self,
         slot: SlotId,
-        (state, positions): (&[u8], Range<u32>),
-        layout: &StateLayout,
+        state: &[u8],
+        positions: Range<u32>,
     ) -> Result<(), StateError> {
-        if let Some(spare) = self.spare_slot() {
-            self.import_sequence(spare, state, LlamaStateSeqFlags::empty());
-            self.share(spare, slot, positions.clone());
-            let _ = self.context.clear_kv_cache_seq(Some(u32::from(spare.0)), None, None);
-            return self.expect_tokens(slot, positions.end);
-        }
-        let frame = self.frame(slot);
-        let joined = self.export(slot).and_then(|held| {
-            let (held, behind) = (layout.parse(held)?, layout.parse(state)?);
-            Ok(join(frame, &[(&held, 0..positions.start), (&behind, positions.clone())])?)
-        });
-        if joined.is_err() {
-            self.clear(slot);
-        }
-        self.import(slot, &joined?, positions.end)
+        let spare = self.spare_slot().expect("the caller has checked that there is a spare sequence");
+        self.import_sequence(spare, state, LlamaStateSeqFlags::empty());
+        self.share(spare, slot, positions.clone());
+        let _ = self.context.clear_kv_cache_seq(Some(u32::from(spare.0)), None, None);
+        self.expect_tokens(slot, positions.end)
     }
 
     /// Gives a slot the first `n_tokens` of another, which stays unchanged; the slot's former state is lost.
@@ -235,7 +183,8 @@ impl Llama<'_> {
         self.cut_back(slot, n_tokens)
     }
 
-    fn spare_slot(&self) -> Option<SlotId> {
+    /// Returns the spare sequence without a slot, for moving ranges of a shared buffer; `None` if there is none.
+    pub(in crate::engine) fn spare_slot(&self) -> Option<SlotId> {
         (self.spare == Spare::One).then_some(SlotId(self.n_slots))
     }
 
@@ -288,7 +237,8 @@ impl Llama<'_> {
         std::mem::take(&mut self.has_failed_move)
     }
 
-    fn n_held(&self, slot: SlotId) -> u32 {
+    /// Returns the number of tokens in a slot's sequence.
+    pub(in crate::engine) fn n_held(&self, slot: SlotId) -> u32 {
         self.last_position(slot).map_or(0, |last| last + 1)
     }
 
@@ -302,8 +252,10 @@ impl Llama<'_> {
         Err(StateError::Import { slot, n_tokens })
     }
 
-    /// Removes the tokens after `n_tokens`.
-    pub(in crate::engine::llama) fn cut_back(&mut self, slot: SlotId, n_tokens: u32) -> Result<(), StateError> {
+    /// Removes the tokens after the first `n_tokens`.
+    ///
+    /// Errors: `Rewind`, `Import`; the slot is then empty.
+    pub(in crate::engine) fn cut_back(&mut self, slot: SlotId, n_tokens: u32) -> Result<(), StateError> {
         let cut = self.context.clear_kv_cache_seq(Some(u32::from(slot.0)), Some(n_tokens), None);
         if cut != Ok(true) {
             self.clear(slot);

@@ -15,8 +15,9 @@ use warmpath_worker_core::drafting::step_costs::SHALLOW_TOKENS;
 use super::measurements::{Figures, PROMPT_TOKENS, SHORT_TOKENS, SUFFIX_TOKENS, StateCosts, TILE_TOKENS, rounding};
 use super::other_work::OtherWork;
 use super::{MeasureOutcome, TriedSetting};
-use crate::engine::codec::{PayloadPart, Sections, StateLayout};
+use crate::engine::codec::{CodecError, PayloadPart, Sections, StateLayout};
 use crate::engine::config::{EngineConfig, StartError};
+use crate::engine::kv::slot_state;
 use crate::engine::llama::{Llama, Logits, StateError};
 
 /// Maximum number of cached tokens of each slot.
@@ -84,6 +85,12 @@ enum Stop {
 
 impl From<StateError> for Stop {
     fn from(error: StateError) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+impl From<CodecError> for Stop {
+    fn from(error: CodecError) -> Self {
         Self::Failed(error.to_string())
     }
 }
@@ -161,7 +168,7 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
         };
         let failed = |error: StartError| Stop::Failed(error.to_string());
         let mut llama = Llama::open(model, &small).map_err(failed)?;
-        let layout = llama.look_at_layout(model, config.block_size_tokens).ok();
+        let layout = slot_state::look_at_layout(&mut llama, model, config.block_size_tokens).ok();
         let (n_slots, figures) = (config.n_slots, Figures { n_slots: config.n_slots, ..Figures::default() });
         let mut bench = Self {
             model,
@@ -194,14 +201,14 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
                 let n_tokens = layout.block_tokens();
                 let mut payload = vec![0; layout.payload_bytes(n_tokens)];
                 self.llama.decode_any(self.model, SlotId(0), n_tokens)?;
-                let export = layout.parse(self.llama.export(SlotId(0))?).map_err(StateError::from)?;
-                export.cut(0..n_tokens, &mut payload).map_err(StateError::from)?;
+                let export = layout.parse(self.llama.export(SlotId(0))?)?;
+                export.cut(0..n_tokens, &mut payload)?;
                 self.llama.clear(SlotId(0));
                 let piece = PayloadPart { payload: &payload, n_tokens };
                 let pieces = vec![piece; (self.n_cached / n_tokens) as usize];
-                let frame = self.llama.frame(SlotId(0));
+                let frame = slot_state::frame(&self.llama, SlotId(0));
                 let written = layout.assemble(frame, (&pieces, None), |n_bytes| self.llama.room(n_bytes));
-                written.map_err(StateError::from)?
+                written?
             }
             _ => {
                 self.n_cached = self.n_cached.min(CACHED_TOKENS_MIN);
@@ -341,7 +348,7 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
         costs.import_ms_per_token /= n_tokens;
         if self.n_slots > 1 {
             let began = Instant::now();
-            let held = self.llama.last_position(first).map_or(0, |last| last + 1);
+            let held = self.llama.n_held(first);
             self.llama.copy_prefix(first, SlotId(self.n_slots - 1), held)?;
             costs.copy_ms_per_token = ms(began) / n_tokens;
             let n_idle_cells = f64::from(self.n_slots - 1) * n_tokens;
@@ -359,7 +366,7 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
     /// those of a worker whose store is full.
     fn transfer_ms(&mut self) -> Result<(f64, f64), Stop> {
         let slot = SlotId(0);
-        let n_held = self.llama.last_position(slot).map_or(0, |last| last + 1);
+        let n_held = self.llama.n_held(slot);
         let whole = self.llama.export(slot)?.to_vec();
         let (mut best, mut payload) = ((f64::MAX, f64::MAX), Vec::new());
         for _ in 0..N_TRANSFERS {
@@ -380,10 +387,10 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
             self.llama.import_written(slot, n_bytes, n_held)?;
             return Ok((export_ms, ms(began)));
         };
-        let export = layout.parse(self.llama.export(slot)?).map_err(StateError::from)?;
+        let export = layout.parse(self.llama.export(slot)?)?;
         let n_whole = export.n_tokens() / layout.block_tokens() * layout.block_tokens();
         payload.resize(layout.payload_bytes(n_whole), 0);
-        export.cut(0..n_whole, payload).map_err(StateError::from)?;
+        export.cut(0..n_whole, payload)?;
         let partial = export.partial();
         let export_ms = ms(began);
         let began = Instant::now();
@@ -391,9 +398,9 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
         let pieces = if layout.sections() == Sections::PartialOnly { &[][..] } else { &piece };
         let partial = Some(&partial[..]).filter(|_| layout.sections() != Sections::AttentionOnly);
         let n_tokens = if pieces.is_empty() { n_held } else { n_whole };
-        let frame = self.llama.frame(slot);
+        let frame = slot_state::frame(&self.llama, slot);
         let written = layout.assemble(frame, (pieces, partial), |n_bytes| self.llama.room(n_bytes));
-        self.llama.import_written(slot, written.map_err(StateError::from)?, n_tokens)?;
+        self.llama.import_written(slot, written?, n_tokens)?;
         Ok((export_ms, ms(began)))
     }
 
@@ -427,8 +434,7 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
     /// Decodes this many tokens after those of each slot, removes them again if possible, and returns the time of the
     /// step.
     fn step_ms(&mut self, work: &[(SlotId, u32)], outputs: Outputs) -> Result<f64, Stop> {
-        let held: Vec<u32> =
-            work.iter().map(|(slot, _)| self.llama.last_position(*slot).map_or(0, |last| last + 1)).collect();
+        let held: Vec<u32> = work.iter().map(|(slot, _)| self.llama.n_held(*slot)).collect();
         self.llama.reset_batch();
         let mut idx = 0;
         let (_, ubatch_tokens) = self.llama.batch_limits();

@@ -6,14 +6,12 @@
 
 use std::path::Path;
 
-use llama_cpp_2::model::LlamaModel;
 use warmpath_bench::model::Preset;
 use warmpath_bench::model::cache::cached_model;
-use warmpath_common::ids::{SlotId, Token};
+use warmpath_common::ids::Token;
 use warmpath_worker_core::shift_plan::Move;
 
 use super::*;
-use crate::engine::codec::{ParsedState, PayloadPart, Sections, StateLayout};
 use crate::engine::config::{CacheType, EngineConfig, Switch};
 use crate::engine::llama::{Logits, load};
 
@@ -71,7 +69,7 @@ impl Setting {
         let config = self.config();
         let model = load(&config, Box::new(|_| true)).unwrap();
         let mut llama = Llama::open(&model, &config).unwrap();
-        let layout = llama.check_codec(&model, BLOCK).unwrap();
+        let layout = check_layout(&mut llama, &model, BLOCK).unwrap();
         test(&mut Bed { setting: self, model: &model, llama, layout });
     }
 
@@ -169,7 +167,7 @@ fn state_split_and_joined_continues_as_if_it_had_been_computed() {
                 pieces.push(PayloadPart { payload: second, n_tokens: 4 * BLOCK });
             }
             bed.push(B, &tokens(9, 50));
-            let (frame, parts) = (bed.llama.frame(B), (&pieces[..], partial.as_deref()));
+            let (frame, parts) = (frame(&bed.llama, B), (&pieces[..], partial.as_deref()));
             let n_bytes = bed.layout.assemble(frame, parts, |n_bytes| bed.llama.room(n_bytes)).unwrap();
             bed.llama.import_written(B, n_bytes, 6 * BLOCK).unwrap();
             let (again, its_section) = bed.payload(B);
@@ -339,13 +337,13 @@ fn removed_state_that_is_appended_after_computed_tokens_continues_like_computed_
             };
             bed.llama.shift(B, 50, &ranges.each_ref().map(stays)).unwrap();
             let layout = bed.layout.clone();
-            let states = bed.llama.take_out((B, 50), &ranges, &layout).unwrap();
+            let states = take_out(&mut bed.llama, B, 50, &ranges, &layout).unwrap();
             assert_eq!(bed.llama.n_held(B), 50);
             for (range, state) in ranges.into_iter().zip(&states) {
                 let n_held = bed.llama.n_held(B);
                 bed.push(C, &tokens(7, 5));
                 bed.push(B, &prompt[n_held as usize..range.start as usize]);
-                bed.llama.append(B, (state, range.clone()), &layout).unwrap();
+                append(&mut bed.llama, B, state, range.clone(), &layout).unwrap();
                 assert_eq!(bed.llama.n_held(B), range.end);
             }
             bed.assert_continues_as_fresh(B, &prompt[..180]);
@@ -366,7 +364,7 @@ fn a_state_that_cannot_be_appended_leaves_the_slot_empty_and_others_alone() {
             // Half of the state, and a state with fewer tokens than expected.
             for (broken, end) in [(&state[..state.len() / 2], 100), (&state[..], 120)] {
                 bed.push(B, &tokens(9, 50));
-                assert!(bed.llama.append(B, (broken, 50..end), &layout).is_err(), "{setting:?}");
+                assert!(append(&mut bed.llama, B, broken, 50..end, &layout).is_err(), "{setting:?}");
                 assert_eq!(bed.llama.last_position(B), None, "{setting:?}");
             }
             bed.assert_continues_as_fresh(A, &prompt);
@@ -404,7 +402,7 @@ fn llama_cpp_shifts_shared_cells_for_both_slots() {
     let setting = settings(&[Preset::TinyKeys])[0];
     assert_eq!(setting.kv_unified, Switch::On);
     setting.run(|bed| {
-        let (before, after) = lend_and_shift(bed, |llama| llama.n_shared.fill(0));
+        let (before, after) = lend_and_shift(bed, |llama| llama.forget_shared_cells());
         assert!(before != after, "llama.cpp no longer shifts shared cells for both slots, so they need not be copied");
     });
 }

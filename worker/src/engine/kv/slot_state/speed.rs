@@ -17,6 +17,7 @@ use warmpath_bench::model::Preset;
 use warmpath_bench::model::cache::cached_model;
 use warmpath_common::ids::SlotId;
 
+use super::{check_layout, frame};
 use crate::engine::codec::{PayloadPart, StateLayout};
 use crate::engine::config::{EngineConfig, Switch};
 use crate::engine::llama::{Llama, load};
@@ -54,7 +55,7 @@ fn speed_of_moving_state() {
 fn measure(config: &EngineConfig) {
     let model = load(config, Box::new(|_| true)).unwrap();
     let mut llama = Llama::open(&model, config).unwrap();
-    let layout = llama.check_codec(&model, BLOCK_TOKENS).unwrap();
+    let layout = check_layout(&mut llama, &model, BLOCK_TOKENS).unwrap();
     fill(&mut llama, &layout);
     let n_bytes = layout.payload_bytes(N_TOKENS);
     let gb_per_s = |took_s: f64| n_bytes as f64 / 1e9 / took_s;
@@ -73,7 +74,7 @@ fn measure(config: &EngineConfig) {
         let export_s = timed(|| n_state_bytes = llama.export(SLOT).unwrap().len());
         let state = llama.export(SLOT).unwrap();
         let cut_s = timed(|| store.cut(&layout, state));
-        let frame = llama.frame(SLOT);
+        let frame = frame(&llama, SLOT);
         let pieces: Vec<_> =
             store.payloads.iter().map(|payload| PayloadPart { payload, n_tokens: CHUNK_TOKENS }).collect();
         let assemble_s = timed(|| {
@@ -110,7 +111,7 @@ fn measure(config: &EngineConfig) {
 fn fill(llama: &mut Llama<'_>, layout: &StateLayout) {
     let payload = vec![0; layout.payload_bytes(CHUNK_TOKENS)];
     let pieces = vec![PayloadPart { payload: &payload, n_tokens: CHUNK_TOKENS }; (N_TOKENS / CHUNK_TOKENS) as usize];
-    let frame = llama.frame(SLOT);
+    let frame = frame(&llama, SLOT);
     let n_bytes = layout.assemble(frame, (&pieces, None), |n_bytes| llama.room(n_bytes)).unwrap();
     llama.import_written(SLOT, n_bytes, N_TOKENS).unwrap();
 }
