@@ -5,13 +5,10 @@
 //! state has four owners, which `step` composes: `schedule`, `kv`, `output` and `publish`. Not here: HTTP, prompts as
 //! text, the summary stream.
 
-mod admin;
 mod api;
 mod codec;
 mod config;
 mod counters;
-mod events;
-mod facts;
 mod footprint;
 mod handle;
 mod kv;
@@ -27,10 +24,16 @@ mod setup;
 mod step;
 mod thread;
 
-pub use admin::{CacheError, CacheTotals, CacheView, EntryPage, NamedPin, NewPin, TenantView};
+pub use api::cache::{
+    CHECKPOINTS_MAX, CacheError, CacheTotals, CacheView, EntryPage, NamedPin, NewPin, SlotCheckpoint, SlotState,
+    TenantView,
+};
+pub use api::facts::{EngineFacts, Exchange};
 pub use api::{
-    CachedTokens, DraftWish, Drafted, EngineError, EngineEvent, FinishReason, Finished, Generation, PastToken,
-    ProbabilitySource, ProbabilityWish, PromptFault, SampledToken, Sampling, ShiftWish, SlotView, Started, Submission,
+    BudgetWish, CachedTokens, DraftWish, Drafted, EngineError, EngineEvent, EventReceiver, EventSender, FetchOrder,
+    FetchedState, FinishReason, Finished, Generation, Inbox, PastToken, PeerOffer, PeerSpeed, ProbabilitySource,
+    ProbabilityWish, PromptFault, ReasoningFirst, SampledToken, SamplerKind, Sampling, ShiftObstacle, ShiftWish,
+    SlotView, Started, Submission, UNREAD_BYTES_MAX, events,
 };
 pub use config::files::{AdapterFile, ProjectorConfig, ProjectorNeed};
 pub use config::memory::{Bytes, Fit};
@@ -41,18 +44,14 @@ pub use config::rope::{RopeScaling, RopeSettings};
 pub use config::speculation::{DraftCosts, SpeculationConfig};
 pub use config::{
     AtContextEnd, CacheType, CostSource, DiskConfig, DraftModelConfig, EngineConfig, IdleState, PrefixCache,
-    SLOT_CELLS_STEP, SLOT_CONTEXT_TOKENS_DEFAULT_MAX, SLOTS_MAX, SelfTest, ShiftConfig, ShiftObstacle, StartError,
-    StoreConfig, Switch,
+    SLOT_CELLS_STEP, SLOT_CONTEXT_TOKENS_DEFAULT_MAX, SLOTS_MAX, SelfTest, ShiftConfig, StartError, StoreConfig,
+    Switch,
 };
 pub use counters::CounterValues;
 pub(crate) use counters::Counters;
-pub use events::{EventReceiver, EventSender, UNREAD_BYTES_MAX, events};
-pub use facts::{EngineFacts, Exchange};
 pub(crate) use footprint::check_devices;
 pub use footprint::{MemoryPlan, MemoryUse, plan as plan_memory};
 pub use handle::{ArrivalGuard, EngineHandle};
-pub use kv::receiving::{FetchOrder, FetchedState, Inbox, PeerOffer, PeerSpeed};
-pub use kv::saved_slot::{CHECKPOINTS_MAX, SlotCheckpoint, SlotState};
 pub use kv::sending::{RunEnd, SENDS_MAX, SendError, SentRun};
 pub(crate) use llama::adapters::check_file as check_adapter;
 pub use llama::devices::list as list_devices;
@@ -64,8 +63,6 @@ pub use media::Projector;
 pub(crate) use media::warn_of_text_only;
 pub use output::arguments::{ArgumentSchemas, ArgumentsExtent};
 pub use output::json_schema::{CompiledSchema, Constraint, SchemaCompiler};
-pub use output::reasoning::{BudgetWish, ReasoningFirst};
-pub use output::sampler_kind::SamplerKind;
 pub use output::tool_grammar::{Begin, CallGrammar, CallStart};
 pub(crate) use publish::arrival_announcer::{ArrivalAnnouncer, EarlyAnnouncement};
 pub(crate) use publish::summary_events::UpdateSender;

@@ -1,28 +1,35 @@
-//! Input and output of the engine thread: submissions and events.
+//! The plain types of the engine's interface: submissions here, their events and the rest in the folder.
 //!
-//! Not here: running a submission (`thread`), the receivers of events (the HTTP side), updates for the summary
-//! (`warmpath_worker_core::summary_writer`).
+//! They lie below all parts of the engine and know none of them. Not here: running a submission (`thread`), updates for
+//! the summary (`warmpath_worker_core::summary_writer`).
 
-use std::ops::AddAssign;
+pub(crate) mod cache;
+mod channel;
+mod errors;
+mod events;
+pub(crate) mod facts;
+pub(crate) mod peers;
+mod sampling;
+
 use std::time::Duration;
 
-use schemars::JsonSchema;
-use serde::Serialize;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::{RequestId, SlotId, Token};
 use warmpath_common::lora::Applied;
 use warmpath_prompt::MediaRun;
 use warmpath_worker_core::tenants::TenantId;
-use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
+use warmpath_worker_output::logprobs::TokenProbabilities;
 use warmpath_worker_output::reasoning_budget::ReasoningBound;
+use warmpath_worker_output::tool_call_detector::ReasoningMarks;
 
-use super::config::ShiftObstacle;
-use super::events::EventSender;
-use super::kv::receiving::{FetchedState, PeerOffer};
 use super::output::json_schema::CompiledSchema;
-use super::output::reasoning::{BudgetWish, ReasoningFirst};
-use super::output::sampler_kind::SamplerKind;
 use super::output::tool_grammar::CallGrammar;
+pub use cache::SlotView;
+pub use channel::{EventReceiver, EventSender, UNREAD_BYTES_MAX, events};
+pub use errors::{EngineError, PromptFault, ShiftObstacle};
+pub use events::{CachedTokens, Drafted, EngineEvent, FinishReason, Finished, Started};
+pub use peers::{FetchOrder, FetchedState, Inbox, PeerOffer, PeerSpeed};
+pub use sampling::{SamplerKind, Sampling};
 
 /// A token of a response, with the number of random numbers that its choice took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -148,6 +155,28 @@ pub struct Generation {
     pub drafts: DraftWish,
 }
 
+/// Marks of reasoning that may precede a constrained text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReasoningFirst {
+    /// Token that opens reasoning; `None` if the prompt has opened it.
+    pub opening: Option<Token>,
+    /// Texts that close reasoning.
+    pub ends: Vec<String>,
+}
+
+/// Requested bound of a response's reasoning, before the format of the response is known.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct BudgetWish {
+    /// Maximum number of tokens; `None` for no bound.
+    pub tokens_max: Option<u32>,
+    /// Text before the mark that closes the reasoning at the bound.
+    pub message: String,
+    /// Marks of reasoning in the response to a raw prompt; `None` for those of the chat template.
+    pub marks: Option<ReasoningMarks>,
+    /// Field with which the request itself sets the bound; `None` if the bound is the worker's default.
+    pub named: Option<&'static str>,
+}
+
 /// Requested drafts; without effect if the engine makes none.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DraftWish {
@@ -178,314 +207,4 @@ pub enum ProbabilitySource {
     Model,
     /// The sampler's: the probabilities after temperature, penalties and all other samplers.
     Sampler,
-}
-
-/// Parameters of the sampler chain, with llama-server's names and defaults.
-#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
-pub struct Sampling {
-    /// Samplers in their order; a random draw follows. Mirostat is used instead of them.
-    pub samplers: Vec<SamplerKind>,
-    /// Minimum number of tokens that `typ_p`, `top_p`, `min_p` and `xtc` leave; 0 for no minimum.
-    pub min_keep: u32,
-    /// Random seed; `None` means a fresh one.
-    pub seed: Option<u32>,
-    /// Flattens (above 1) or sharpens the distribution; 0 or less chooses the most likely token.
-    pub temperature: f32,
-    /// Range of the dynamic temperature; 0 turns it off.
-    pub dynatemp_range: f32,
-    /// Exponent of the dynamic temperature.
-    pub dynatemp_exponent: f32,
-    /// Keeps the k most likely tokens; 0 or less keeps all.
-    pub top_k: i32,
-    /// Keeps the most likely tokens whose probabilities add up to p; 1 keeps all.
-    pub top_p: f32,
-    /// Keeps tokens at least p times as likely as the most likely one; 0 keeps all.
-    pub min_p: f32,
-    /// Probability mass of locally typical sampling; 1 turns it off.
-    pub typical_p: f32,
-    /// Drops logits more than n standard deviations below the largest; 0 or less turns it off.
-    pub top_n_sigma: f32,
-    /// Probability of dropping the top choices by XTC; 0 turns it off.
-    pub xtc_probability: f32,
-    /// Threshold of XTC.
-    pub xtc_threshold: f32,
-    /// Number of last tokens that the penalties consider; -1 means the whole context, 0 none.
-    pub repeat_last_n: i32,
-    /// Penalises repeated tokens by division; 1 turns it off.
-    pub repeat_penalty: f32,
-    /// Penalises tokens that occurred.
-    pub presence_penalty: f32,
-    /// Penalises tokens by how often they occurred.
-    pub frequency_penalty: f32,
-    /// Strength of DRY; 0 turns it off.
-    pub dry_multiplier: f32,
-    /// Base of DRY.
-    pub dry_base: f32,
-    /// Length of a repetition that DRY still allows.
-    pub dry_allowed_length: i32,
-    /// Number of last tokens that DRY considers; -1 means the whole context.
-    pub dry_penalty_last_n: i32,
-    /// Texts that break a repetition for DRY.
-    pub dry_sequence_breakers: Vec<String>,
-    /// 0 for no mirostat, 1 or 2 for its version.
-    pub mirostat: u8,
-    /// Target entropy of mirostat.
-    pub mirostat_tau: f32,
-    /// Learning rate of mirostat.
-    pub mirostat_eta: f32,
-    /// Numbers to add to the logits of tokens.
-    pub logit_bias: Vec<(Token, f32)>,
-    /// GBNF grammar that the response must follow.
-    pub grammar: Option<String>,
-}
-
-impl Default for Sampling {
-    fn default() -> Self {
-        Self {
-            samplers: SamplerKind::DEFAULT.to_vec(),
-            min_keep: 0,
-            seed: None,
-            temperature: 0.8,
-            dynatemp_range: 0.0,
-            dynatemp_exponent: 1.0,
-            top_k: 40,
-            top_p: 0.95,
-            min_p: 0.05,
-            typical_p: 1.0,
-            top_n_sigma: -1.0,
-            xtc_probability: 0.0,
-            xtc_threshold: 0.1,
-            repeat_last_n: 64,
-            repeat_penalty: 1.0,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            dry_multiplier: 0.0,
-            dry_base: 1.75,
-            dry_allowed_length: 2,
-            dry_penalty_last_n: -1,
-            dry_sequence_breakers: ["\n", ":", "\"", "*"].map(str::to_owned).to_vec(),
-            mirostat: 0,
-            mirostat_tau: 5.0,
-            mirostat_eta: 0.1,
-            logit_bias: Vec::new(),
-            grammar: None,
-        }
-    }
-}
-
-/// Event of one submission, in this order: `Started`, at most one `Prompt`, any `Text`, then `Finished` or `Failed`.
-#[derive(Debug)]
-pub enum EngineEvent {
-    /// A slot runs the prompt.
-    Started(Started),
-    /// The prompt is computed, with the requested log probabilities of its tokens.
-    Prompt(PromptProbabilities),
-    /// The next token of the response. Its text has only whole UTF-8 characters, and no part of a stop text.
-    Text {
-        /// Text, which is empty if the token completed no character.
-        text: String,
-        /// The token.
-        token: Token,
-        /// Number of random numbers that its choice took.
-        n_draws: u8,
-        /// Reason why the response ends with this token; `None` if it goes on.
-        end: Option<FinishReason>,
-        /// Log probabilities of the token, if requested.
-        own_probabilities: Option<TokenProbabilities>,
-        /// Log probabilities of the tokens whose text starts in this one, if requested. A token without text, such as
-        /// one within a stop text, has no entry.
-        probabilities: Vec<TokenProbabilities>,
-    },
-    /// The response is complete.
-    Finished(Finished),
-    /// The response cannot be completed; no event follows.
-    Failed(EngineError),
-}
-
-/// Start of a submission.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Started {
-    /// The slot.
-    pub slot: SlotId,
-    /// Tiers of the reused prompt tokens.
-    pub cached: CachedTokens,
-    /// Position at which the prompt diverges from an earlier response of this worker; `None` if it does not.
-    pub left_answer_at: Option<u32>,
-    /// Time that it took to restore these tokens' state in the slot.
-    pub restored: Duration,
-    /// Transfer from another worker for this submission; `None` if there was none.
-    pub fetched: Option<FetchedState>,
-}
-
-impl Started {
-    /// Returns the number of prompt tokens that were reused.
-    pub fn cached_tokens(&self) -> u32 {
-        self.cached.total()
-    }
-}
-
-/// End of a response, with its statistics.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Finished {
-    /// Reason.
-    pub reason: FinishReason,
-    /// Stop text that ended it, if one did.
-    pub stopping_word: Option<String>,
-    /// Whether the context was full: the response ended there, or its oldest tokens were dropped.
-    pub truncated: bool,
-    /// Number of tokens generated, including an end-of-generation token.
-    pub completion_tokens: u32,
-    /// Drafted tokens.
-    pub drafted: Drafted,
-    /// Time from the slot's start to the first token. Units: milliseconds.
-    pub prompt_ms: f64,
-    /// Time from the first token to the last. Units: milliseconds.
-    pub predicted_ms: f64,
-}
-
-/// Drafted tokens of a response.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Drafted {
-    /// Number of drafted tokens that were computed.
-    pub n: u32,
-    /// Number of them that became part of the response.
-    pub n_accepted: u32,
-}
-
-impl AddAssign for Drafted {
-    fn add_assign(&mut self, other: Self) {
-        self.n += other.n;
-        self.n_accepted += other.n_accepted;
-    }
-}
-
-/// Reason why a response ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FinishReason {
-    /// An end-of-generation token.
-    EndOfGeneration,
-    /// A stop text.
-    StopText,
-    /// `max_tokens`, the end of the context, `n_indent` or `t_max_predict_ms`.
-    Length,
-}
-
-/// Reason why no slot can run a prompt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum PromptFault {
-    /// The prompt is empty.
-    #[error("it has no tokens")]
-    Empty,
-    /// The prompt leaves no room for a response.
-    #[error("it has {n_tokens} tokens, a slot has room for {context_tokens}")]
-    TooLong {
-        /// Length of the prompt.
-        n_tokens: usize,
-        /// Context of one slot.
-        context_tokens: u32,
-    },
-    /// The vocabulary lacks a token.
-    #[error("token {token} is not in the vocabulary of {n_vocab}")]
-    UnknownToken {
-        /// The token.
-        token: Token,
-        /// Number of tokens of the vocabulary.
-        n_vocab: u32,
-    },
-}
-
-/// Reason why the engine could not accept or complete a submission.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum EngineError {
-    /// Every place in the queue is taken.
-    #[error("the worker's queue is full ({queue_max} requests wait)")]
-    QueueFull {
-        /// Number of places.
-        queue_max: usize,
-    },
-    /// The worker is shutting down.
-    #[error("the worker is shutting down")]
-    Draining,
-    /// No slot can run the prompt.
-    #[error("the prompt cannot be run: {0}")]
-    InvalidPrompt(PromptFault),
-    /// The sampler cannot be built, for example for a grammar that does not parse, or no token may be chosen.
-    #[error("the sampler refuses: {reason}")]
-    Sampler {
-        /// Reason, for the client.
-        reason: String,
-    },
-    /// The request needs a shift that is not possible.
-    #[error(transparent)]
-    Shift(ShiftObstacle),
-    /// llama.cpp failed to decode a batch, and the sequence's state was lost.
-    #[error("the model failed to decode: {reason}")]
-    Decode {
-        /// llama.cpp's error.
-        reason: String,
-    },
-    /// The prompt, or the response to it, gave logits that only wrong state gives.
-    #[error("the model gives no finite logits for this prompt")]
-    NotFinite,
-    /// A medium of the prompt could not be encoded; contains the reason.
-    #[error("an image or audio file could not be encoded: {0}")]
-    Encode(String),
-    /// The engine thread has ended.
-    #[error("the engine has stopped")]
-    Stopped,
-}
-
-/// Tiers of the prompt tokens that were not computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, JsonSchema)]
-pub struct CachedTokens {
-    /// Tokens from slots.
-    pub resident: u32,
-    /// Tokens from the store in memory.
-    pub ram: u32,
-    /// Tokens from the store on disk.
-    pub disk: u32,
-    /// Tokens whose state was moved from another position, so that it is approximate.
-    pub shifted: u32,
-}
-
-impl CachedTokens {
-    /// Returns the number of tokens whose state is exact.
-    pub fn exact(self) -> u32 {
-        self.resident + self.ram + self.disk
-    }
-
-    /// Returns the number of all these tokens.
-    pub fn total(self) -> u32 {
-        self.exact() + self.shifted
-    }
-}
-
-impl AddAssign for CachedTokens {
-    fn add_assign(&mut self, other: Self) {
-        self.resident += other.resident;
-        self.ram += other.ram;
-        self.disk += other.disk;
-        self.shifted += other.shifted;
-    }
-}
-
-/// State of one slot, for `/slots`.
-#[derive(Debug, Clone, PartialEq)]
-pub struct SlotView {
-    /// The slot.
-    pub id: SlotId,
-    /// Request that runs in the slot; `None` if it is idle.
-    pub request_id: Option<RequestId>,
-    /// Tokens in the slot's KV state, of the prompt and the response.
-    pub held_tokens: u32,
-    /// Number of its first tokens that later requests may reuse: all of them, unless some were shifted.
-    pub exact_tokens: u32,
-    /// Tokens of the running prompt.
-    pub prompt_tokens: u32,
-    /// Number of these tokens that were reused.
-    pub cached_tokens: u32,
-    /// Tokens generated so far.
-    pub decoded_tokens: u32,
-    /// Number of tokens that may still be generated; `None` if only the context limits them, and if the slot is idle.
-    pub remaining_tokens: Option<u32>,
 }

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use warmpath_common::block_hash::block_hash;
-use warmpath_common::model::{Fingerprint, MemoryKind};
+use warmpath_common::model::Fingerprint;
 use warmpath_worker_core::prefix_tree::BlockHasher;
 use warmpath_worker_core::restore_costs::Costs;
 
@@ -167,38 +167,6 @@ pub enum AtContextEnd {
     Stop,
     /// The oldest tokens are dropped, and the response continues.
     Shift,
-}
-
-/// Reason why a model's state cannot be moved to other positions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum ShiftObstacle {
-    /// The model does not have full attention.
-    #[error("only a model with full attention can be shifted, and this one has {}", memory_words(*memory))]
-    Memory {
-        /// Kind of the model's memory.
-        memory: MemoryKind,
-    },
-    /// llama.cpp cannot change positions in this model's state.
-    #[error("llama.cpp cannot shift the positions of this model")]
-    Positions,
-    /// Shifting would round the keys of all slots again.
-    #[error("keys can be shifted only with the cache types f32 and f16")]
-    Keys,
-    /// Shifting could cut a run of media tokens.
-    #[error("a model that reads images or audio cannot be shifted")]
-    Media,
-    /// Shifting would scale the keys of all slots again.
-    #[error("keys with scaled rotation, such as YaRN's, cannot be shifted")]
-    Scaling,
-}
-
-fn memory_words(memory: MemoryKind) -> &'static str {
-    match memory {
-        MemoryKind::Full => "full attention",
-        MemoryKind::Sliding => "a sliding window",
-        MemoryKind::Recurrent => "recurrent state",
-        MemoryKind::Hybrid => "attention and recurrent state",
-    }
 }
 
 /// Location and size of the disk tier.

@@ -4,40 +4,42 @@
 //! caller's task. The number of submissions in the engine is limited by places, one per slot and per queue position. A
 //! submission frees its place when it ends, for whatever reason.
 //!
-//! Not here: running a submission (`thread`), inspecting and changing the cache (`admin`).
+//! Not here: running a submission (`thread`).
 
-use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+mod cache;
+pub(crate) mod commands;
+mod transfers;
+pub(crate) mod view;
+
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use arc_swap::{ArcSwap, ArcSwapOption};
 use llama_cpp_2::model::LlamaModel;
 use tokio::sync::watch;
-use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::Token;
 use warmpath_prompt::MediaRun;
-use warmpath_worker_core::drafting::Drafter;
 use warmpath_worker_core::prefix_tree::{BlockHasher, chain_of};
 use warmpath_worker_core::tenants::{Tenant, Tenants};
 
-use super::admin::{CacheTotals, WaitingQuery};
+use super::api::facts::EngineFacts;
 use super::api::{EngineError, PastToken, PromptFault, SlotView, Submission};
 use super::config::speculation::SpeculationConfig;
-use super::counters::{CounterValues, Counters};
-use super::facts::EngineFacts;
-use super::kv::receiving::PrefetchOrder;
-use super::kv::sending::RunLookup;
+use super::counters::CounterValues;
 use super::media::Projector;
 use super::output::constraint::{KnownGrammars, ResponseRule};
 use super::output::json_schema::SchemaCompiler;
 use super::output::look_up;
 use super::output::sampler::TokenSampler;
-use super::publish::arrival_announcer::{ArrivalAnnouncer, EarlyAnnouncement};
+use super::publish::arrival_announcer::ArrivalAnnouncer;
 use super::self_test::SelfTestReport;
 use super::sequence::Chosen;
+use super::sequence::admission::Admission;
+use super::sequence::places::Places;
+use commands::EngineCommand;
+use view::EngineView;
 
 /// Handle of the engine thread; cheap to clone, and the thread ends when the last clone is dropped.
 #[derive(Clone)]
@@ -82,84 +84,6 @@ impl EngineShared {
     fn identify(&self, submission: &Submission) -> Tenant {
         let mut tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
         tenants.identify(submission.tenant, &submission.chain_root)
-    }
-}
-
-/// State that the thread publishes.
-#[derive(Default)]
-pub(crate) struct EngineView {
-    pub counters: Arc<Counters>,
-    pub slots: ArcSwap<Vec<SlotView>>,
-    pub cache: ArcSwap<CacheTotals>,
-    pub draining: AtomicBool,
-    /// Whether the draining thread keeps running because other workers fetch its state.
-    pub hands_over: AtomicBool,
-    /// Number of requests whose submissions are being prepared.
-    pub n_coming: AtomicUsize,
-    /// Result of the last self-test; `None` if there was none.
-    pub self_test: ArcSwapOption<SelfTestReport>,
-}
-
-/// Command for the engine thread.
-pub(crate) enum EngineCommand {
-    Submit(Box<Admission>),
-    Inquire(Box<WaitingQuery>),
-    Send(Box<RunLookup>),
-    Prefetch(Box<PrefetchOrder>),
-    SelfTested(Box<SelfTestReport>),
-    Wake,
-    Drain { deadline: Instant },
-}
-
-/// A submission with the parts that the caller prepared.
-pub(crate) struct Admission {
-    pub submission: Submission,
-    /// The response so far.
-    pub past: Vec<Chosen>,
-    /// Tenant to which its cached state is charged.
-    pub tenant: Tenant,
-    pub sampler: TokenSampler,
-    /// Drafter of the response; `None` without drafts.
-    pub drafter: Option<Drafter>,
-    /// Block chain of the prompt, whole blocks only.
-    pub chain: Vec<BlockHash>,
-    /// Positions of the prompt's runs of media tokens.
-    pub media: Vec<Range<u32>>,
-    /// Early announcement of the submission; `None` once it has started.
-    pub announcement: Option<EarlyAnnouncement>,
-    /// Time of submission.
-    pub came: Instant,
-    pub place: HeldPlace,
-}
-
-/// Number of submissions or queries in the engine, and its limit.
-pub(crate) struct Places {
-    n_taken: AtomicUsize,
-    n_max: usize,
-}
-
-impl Places {
-    pub(super) fn new(n_max: usize) -> Self {
-        Self { n_taken: AtomicUsize::new(0), n_max }
-    }
-
-    pub(super) fn n_taken(&self) -> usize {
-        self.n_taken.load(Ordering::Acquire)
-    }
-
-    pub(super) fn take(self: &Arc<Self>) -> Option<HeldPlace> {
-        let one_more = |n| (n < self.n_max).then_some(n + 1);
-        self.n_taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).ok()?;
-        Some(HeldPlace(Arc::clone(self)))
-    }
-}
-
-/// Place of one submission or query in the engine, freed when it is dropped.
-pub(crate) struct HeldPlace(Arc<Places>);
-
-impl Drop for HeldPlace {
-    fn drop(&mut self) {
-        self.0.n_taken.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

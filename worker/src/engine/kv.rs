@@ -32,8 +32,8 @@ use warmpath_worker_core::tenants::{Tenant, TenantId};
 
 use crate::engine::config::{PrefixCache, ShiftConfig};
 use crate::engine::counters::Counters;
-use crate::engine::handle::Admission;
 use crate::engine::llama::Llama;
+use crate::engine::sequence::admission::Admission;
 use contents::PinNames;
 use receiving::IncomingTransfers;
 use saved_slot::WaitingExport;

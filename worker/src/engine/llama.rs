@@ -40,8 +40,8 @@ use warmpath_common::lora::{AdapterInfo, Applied};
 use warmpath_common::model::{Fingerprint, MemoryKind};
 use warmpath_worker_core::compute_threads::ThreadWaits;
 
+use super::api::facts::EngineFacts;
 use super::config::{CacheType, EngineConfig, SLOTS_MAX, StartError};
-use super::facts::EngineFacts;
 use super::media::RunAttention;
 use adapters::Adapters;
 use embeddings::EmbeddingBatch;

@@ -14,7 +14,7 @@ use warmpath_common::summary::Load;
 use warmpath_worker_core::slot_table::SlotTable;
 
 use super::api::SlotView;
-use super::handle::EngineView;
+use super::handle::view::EngineView;
 use super::kv::KvState;
 use super::schedule::Scheduler;
 use super::schedule::batch::Batch;

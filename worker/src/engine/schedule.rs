@@ -21,9 +21,9 @@ use warmpath_worker_core::rates::Averages;
 use warmpath_worker_core::slot_table::SlotTable;
 
 use super::counters::Counters;
-use super::handle::Admission;
 use super::kv::restoring::SlotStart;
 use super::media::{Encoder, Projector};
+use super::sequence::admission::Admission;
 use super::sequence::running::RunningSequences;
 use super::sequence::{Sequence, UpcomingMedia};
 use batch::PlannedBatch;

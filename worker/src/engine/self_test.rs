@@ -13,6 +13,7 @@
 mod measure;
 mod measurements;
 mod other_work;
+pub(crate) mod report;
 mod result_file;
 mod retry;
 
@@ -28,6 +29,8 @@ use warmpath_common::model::Fingerprint;
 use super::config::{CacheType, EngineConfig, SelfTest, ShiftConfig, Switch};
 use crate::backends;
 pub use measurements::{Figures, StateCosts, SuffixRounding};
+use report::are_calm;
+pub use report::{ContextSetting, FiguresOrigin, MeasureOutcome, SelfTestReport, TriedSetting};
 use result_file::{Remembered, ResultKey};
 pub(super) use retry::Retry;
 
@@ -61,75 +64,6 @@ impl Bf16 {
     fn of_this_machine() -> Self {
         if backends::cpu_features().contains(BF16_FEATURE) { Self::Native } else { Self::Converted }
     }
-}
-
-/// Settings that the self-test compares.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct ContextSetting {
-    /// Whether flash attention is used.
-    pub flash_attn: bool,
-    /// Whether the slots share one KV buffer.
-    pub kv_unified: bool,
-    /// Type of the keys.
-    pub cache_type_k: CacheType,
-    /// Type of the values.
-    pub cache_type_v: CacheType,
-}
-
-/// Result of the self-test.
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct SelfTestReport {
-    /// Chosen setting.
-    #[serde(flatten)]
-    pub setting: ContextSetting,
-    /// Origin of the figures.
-    pub origin: FiguresOrigin,
-    /// Time of the measurement. Units: seconds.
-    pub took_s: f64,
-    /// Every setting that was tried.
-    pub candidates: Vec<TriedSetting>,
-    /// Cost of moving state in the chosen setting; `None` if nothing could be measured.
-    pub costs: Option<StateCosts>,
-}
-
-/// Origin of figures.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FiguresOrigin {
-    /// This start measured them.
-    Measured,
-    /// An earlier start on this machine measured them.
-    Remembered,
-}
-
-/// A setting that was tried.
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct TriedSetting {
-    /// The setting.
-    #[serde(flatten)]
-    pub setting: ContextSetting,
-    /// Measurements.
-    pub figures: Figures,
-    /// Expected cost of a request, or a lower bound if measuring stopped early. Units: milliseconds.
-    pub cost_ms: f64,
-    /// Outcome of the measurement.
-    pub outcome: MeasureOutcome,
-    /// Cost of moving state; `None` if it was not measured.
-    pub costs: Option<StateCosts>,
-}
-
-/// Outcome of a measurement.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum MeasureOutcome {
-    /// Everything was measured.
-    Whole,
-    /// Measuring stopped because the setting was already more expensive than another one.
-    Behind,
-    /// The machine did other work at the same time, or got some.
-    Disturbed,
-    /// llama.cpp could not run it.
-    Failed(String),
 }
 
 /// A configuration with the compared settings decided.
@@ -281,39 +215,6 @@ fn with(config: &EngineConfig, setting: ContextSetting) -> EngineConfig {
         cache_type_k,
         cache_type_v,
         ..config.clone()
-    }
-}
-
-fn are_calm(candidates: &[TriedSetting]) -> bool {
-    candidates.iter().all(|tried| tried.outcome != MeasureOutcome::Disturbed)
-}
-
-impl SelfTestReport {
-    /// Returns whether the machine did no other work during the self-test.
-    pub fn is_calm(&self) -> bool {
-        are_calm(&self.candidates)
-    }
-
-    /// Returns the report with another setting as the chosen one; `None` if that was not measured completely.
-    fn of_setting(self, setting: ContextSetting) -> Option<Self> {
-        let is_it = |tried: &&TriedSetting| tried.setting == setting && tried.outcome == MeasureOutcome::Whole;
-        let costs = self.candidates.iter().find(is_it)?.costs;
-        Some(Self { setting, costs, ..self })
-    }
-
-    /// Returns the measurements of the chosen setting.
-    pub fn chosen(&self) -> Option<&TriedSetting> {
-        self.candidates.iter().find(|tried| tried.setting == self.setting)
-    }
-}
-
-impl TriedSetting {
-    /// Replaces the measurement by another one of the same setting if that is cheaper.
-    fn keep_better(&mut self, again: Self) {
-        let was_whole = self.outcome == MeasureOutcome::Whole;
-        if again.outcome == MeasureOutcome::Whole && (!was_whole || again.cost_ms < self.cost_ms) {
-            *self = again;
-        }
     }
 }
 

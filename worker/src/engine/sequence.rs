@@ -2,6 +2,8 @@
 //!
 //! Not here: its KV state (the slot table and llama.cpp), when its tokens are computed (`step`).
 
+pub(crate) mod admission;
+pub(crate) mod places;
 pub(crate) mod running;
 
 use std::collections::VecDeque;
@@ -15,13 +17,14 @@ use warmpath_worker_core::drafting::lengths::Length;
 use warmpath_worker_output::logprobs::{self, PromptProbabilities, TokenProbabilities};
 use warmpath_worker_output::stream_decoder::Output;
 
+use super::api::EventSender;
 use super::api::{Drafted, EngineEvent, FinishReason, Finished, Submission};
-use super::events::EventSender;
-use super::handle::{Admission, HeldPlace};
 use super::kv::restoring::SlotStart;
 use super::kv::shifts::ParkedRun;
 use super::media::{Encoding, RunAttention};
 use super::output::sampler::TokenSampler;
+use admission::Admission;
+use places::HeldPlace;
 
 /// A sequence in a slot.
 pub(crate) struct Sequence {

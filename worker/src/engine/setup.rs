@@ -16,12 +16,12 @@ use warmpath_worker_core::drafting::step_costs::{Curve, DepthCost, StepCosts};
 use warmpath_worker_core::restore_costs::{Costs, SuffixRounding};
 use warmpath_worker_core::slot_table::{SlotSizes, SlotTable};
 
+use super::api::facts::{EngineFacts, Exchange};
 use super::config::files::{ProjectorConfig, ProjectorNeed};
 use super::config::speculation::DraftCosts;
 use super::config::{CostSource, DiskConfig, EngineConfig, IdleState, PrefixCache, ShiftConfig, StartError};
 use super::counters::Counters;
-use super::facts::{EngineFacts, Exchange};
-use super::handle::EngineView;
+use super::handle::view::EngineView;
 use super::kv::receiving::IncomingTransfers;
 use super::kv::store::{Cache, Codec, Disk};
 use super::kv::{self, KvState};

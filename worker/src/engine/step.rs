@@ -7,6 +7,7 @@
 //! (`llama`).
 
 mod failures;
+mod queries;
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,7 +19,6 @@ use warmpath_worker_core::slot_plan::SlotPlan;
 
 use super::api::{EngineError, EngineEvent, FinishReason, PromptFault};
 use super::counters::Counters;
-use super::handle::Admission;
 use super::kv::KvState;
 use super::output::Generator;
 use super::output::speculation::DraftEnd;
@@ -26,6 +26,7 @@ use super::publish::EnginePublisher;
 use super::schedule::Scheduler;
 use super::schedule::batch::Batch;
 use super::schedule::queue::QueuedSubmission;
+use super::sequence::admission::Admission;
 use super::sequence::{LogitsUse, Sequence};
 
 /// State owned by the engine thread.
@@ -80,7 +81,7 @@ impl EngineState<'_> {
     pub(super) fn step(&mut self) {
         self.kv.advance();
         self.drop_abandoned();
-        self.kv.take_received(&mut self.schedule.queue);
+        self.schedule.take_received(&mut self.kv);
         self.admit();
         self.fail_unencoded();
         self.shift_full();

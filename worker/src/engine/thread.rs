@@ -18,11 +18,13 @@ use warmpath_gguf::GgufError;
 use warmpath_shell::log::timed;
 use warmpath_worker_core::summary_writer::EngineUpdate;
 
-use super::admin::{INQUIRIES_MAX, WaitingQuery};
+use super::api::cache::INQUIRIES_MAX;
+use super::api::facts::EngineFacts;
 use super::api::{EngineError, EngineEvent};
 use super::config::{EngineConfig, PrefixCache, StartError};
-use super::facts::EngineFacts;
-use super::handle::{EngineCommand, EngineHandle, EngineShared, EngineView, Places};
+use super::handle::commands::{EngineCommand, WaitingQuery};
+use super::handle::view::EngineView;
+use super::handle::{EngineHandle, EngineShared};
 use super::kv::sending::SENDS_MAX;
 use super::llama::adapters::Adapters;
 use super::llama::{self, Llama, Probed, Progress, RopeFactors};
@@ -33,6 +35,7 @@ use super::publish::EnginePublisher;
 use super::publish::arrival_announcer::ArrivalAnnouncer;
 use super::publish::summary_events::UpdateSender;
 use super::self_test::{self, Retry, Settled};
+use super::sequence::places::Places;
 use super::setup;
 use super::step::EngineState;
 

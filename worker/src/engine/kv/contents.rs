@@ -13,7 +13,7 @@ use warmpath_worker_core::chunk_index::{ChunkId, PinId, PinView, Prefix, ShareVi
 use warmpath_worker_core::tenants::TenantId;
 
 use super::KvState;
-use crate::engine::admin::{
+use crate::engine::api::cache::{
     CacheError, CacheTotals, CacheView, EntryPage, NamedPin, NewPin, TENANTS_SHOWN_MAX, TenantView,
 };
 

@@ -7,111 +7,27 @@
 //!
 //! Not here: the connection and the verification (`crate::kv_transfer`), state for others (`sending`).
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::oneshot;
-use tokio_util::sync::CancellationToken;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::Token;
-use warmpath_common::prefetch::HotPrefix;
 use warmpath_worker_core::chunk_index::{ChunkId, Prefix};
-use warmpath_worker_core::prefix_tree::chain_of;
 use warmpath_worker_core::slot_plan::Reuse;
-use warmpath_worker_core::tenants::{Tenant, TenantId};
+use warmpath_worker_core::tenants::Tenant;
 use warmpath_worker_core::transfer_plan::{self, Own, StateOffer};
 
 use super::KvState;
 use super::store::SequenceState;
-use crate::engine::facts::Exchange;
-use crate::engine::handle::{Admission, EngineCommand, EngineHandle};
-use crate::engine::schedule::queue::QueuedSubmission;
+use crate::engine::api::facts::Exchange;
+use crate::engine::api::peers::{FetchOrder, FetchedState, Inbox, PeerOffer, PeerSpeed};
+use crate::engine::sequence::admission::Admission;
 use crate::store::exchange::{Received, WantedRun};
 
 /// Longest wait of a request for another worker, whatever the time of computing the blocks.
 ///
 /// Source: some 37 GB at 10 Gbit/s, more than the state of a prompt; a longer transfer hangs.
 const WAIT_MAX: Duration = Duration::from_secs(30);
-
-/// Speed of another worker.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct PeerSpeed {
-    /// Time per byte. Units: milliseconds.
-    pub ms_per_byte: f64,
-    /// Time until the first byte. Units: milliseconds.
-    pub latency_ms: f64,
-}
-
-/// State for a submission that another worker offers.
-#[derive(Debug)]
-pub struct PeerOffer {
-    /// Number of blocks, from the prompt's start.
-    pub n_blocks: usize,
-    /// Speed of the other worker.
-    pub speed: PeerSpeed,
-    /// Channel for the order; dropped if the engine orders nothing.
-    pub order: oneshot::Sender<FetchOrder>,
-}
-
-/// The engine's order to fetch state.
-#[derive(Debug)]
-pub struct FetchOrder {
-    /// Wanted blocks.
-    pub run: WantedRun,
-    /// Time in which this worker computes a block. Units: milliseconds.
-    pub prefill_ms_per_block: f64,
-    /// Time at which the engine stops waiting for the transfer.
-    pub deadline: Instant,
-    /// Destination of verified state.
-    pub inbox: Arc<Inbox>,
-}
-
-/// Verified state on its way to the engine thread.
-#[derive(Debug, Default)]
-pub struct Inbox {
-    /// The lock is held for a few instructions, never across `.await`.
-    state: Mutex<InboxState>,
-    closed: CancellationToken,
-}
-
-#[derive(Debug, Default)]
-struct InboxState {
-    received: Vec<Received>,
-    /// Time that the transfer took; `None` until it has ended.
-    took: Option<Duration>,
-}
-
-impl Inbox {
-    /// Adds verified state.
-    pub fn push(&self, received: Received) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).received.push(received);
-    }
-
-    /// Records that the transfer has ended.
-    pub fn end(&self, took: Duration) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).took = Some(took);
-    }
-
-    /// Returns once the engine no longer waits.
-    pub async fn closed(&self) {
-        self.closed.cancelled().await;
-    }
-
-    fn take(&self) -> (Vec<Received>, Option<Duration>) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        (std::mem::take(&mut state.received), state.took)
-    }
-}
-
-/// State that was fetched for a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FetchedState {
-    /// Size of the verified state. Units: bytes.
-    pub n_bytes: u64,
-    /// Time from the order to the end.
-    pub took: Duration,
-}
 
 /// Identifier of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,13 +56,13 @@ struct WantedBlocks<'a> {
 
 /// A prefix to fetch before a request needs it.
 pub(crate) struct PrefetchOrder {
-    root: BlockHash,
-    tokens: Vec<Token>,
-    chain: Vec<BlockHash>,
+    pub(crate) root: BlockHash,
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) chain: Vec<BlockHash>,
     /// Maximum number of bytes to fetch.
-    room_bytes: u64,
-    tenant: Tenant,
-    offer: PeerOffer,
+    pub(crate) room_bytes: u64,
+    pub(crate) tenant: Tenant,
+    pub(crate) offer: PeerOffer,
 }
 
 /// A transfer in progress.
@@ -165,6 +81,14 @@ struct Receiving {
     deadline: Instant,
     tenant: Tenant,
     priority: i32,
+}
+
+/// A transfer that no request waits for any more.
+pub(crate) struct EndedTransfer {
+    pub(crate) id: TransferId,
+    /// Chunks of the prefix, not evicted before [`super::store::Cache::release`].
+    pub(crate) chunks: Vec<ChunkId>,
+    pub(crate) fetched: FetchedState,
 }
 
 /// Transfers from other workers.
@@ -186,29 +110,7 @@ impl IncomingTransfers {
 impl Drop for Receiving {
     /// Ends the fetching task: the inbox is closed.
     fn drop(&mut self) {
-        self.inbox.closed.cancel();
-    }
-}
-
-impl EngineHandle {
-    /// Wakes the engine to take fetched state.
-    pub fn wake(&self) {
-        // If the queue is full, the engine is awake anyway.
-        let _ = self.shared.commands.try_send(EngineCommand::Wake);
-    }
-
-    /// Orders the missing blocks of a prefix before a request needs them. Orders nothing, and drops the offer's
-    /// channel, if no block is missing, if they have more than `room_bytes`, or if computing them is faster.
-    ///
-    /// Cost: a hash of every block. If the engine's queue is full, nothing is ordered.
-    pub fn prefetch(&self, prefix: HotPrefix, room_bytes: u64, offer: PeerOffer) {
-        let shared = &self.shared;
-        let HotPrefix { root, tokens } = prefix;
-        let chain = chain_of(shared.block_hasher, (&root, tokens.as_slice()), shared.facts.block_size_tokens);
-        // The state is charged to the tenant that uses it first.
-        let tenant = Tenant::without_share(TenantId::of_root(&root));
-        let prefetch = Box::new(PrefetchOrder { root, tokens, chain, room_bytes, tenant, offer });
-        let _ = shared.commands.try_send(EngineCommand::Prefetch(prefetch));
+        self.inbox.close();
     }
 }
 
@@ -333,11 +235,13 @@ impl KvState<'_> {
         Some(())
     }
 
-    /// Stores received state, and ends the wait of requests whose transfer has ended or is late.
-    pub(crate) fn take_received(&mut self, queue: &mut VecDeque<QueuedSubmission>) {
+    /// Stores received state; returns the transfers that have ended or are late.
+    ///
+    /// `is_awaited` returns whether a request waits for a transfer.
+    pub(crate) fn take_received(&mut self, is_awaited: impl Fn(TransferId) -> bool) -> Vec<EndedTransfer> {
+        let mut ended = Vec::new();
         for mut receiving in std::mem::take(&mut self.transfers.receiving) {
-            let is_awaited = receiving.purpose == TransferPurpose::Ahead
-                || queue.iter().any(|waiting| waiting.transfer == Some(receiving.id));
+            let is_awaited = receiving.purpose == TransferPurpose::Ahead || is_awaited(receiving.id);
             let (received, took) = receiving.inbox.take();
             for received in received.into_iter().filter(|_| is_awaited) {
                 self.store_received(&mut receiving, received);
@@ -346,8 +250,14 @@ impl KvState<'_> {
                 self.transfers.receiving.push(receiving);
                 continue;
             }
-            self.end_transfer(&receiving, took, queue);
+            let took = took.unwrap_or_else(|| receiving.ordered.elapsed());
+            ended.push(EndedTransfer {
+                id: receiving.id,
+                chunks: std::mem::take(&mut receiving.held),
+                fetched: FetchedState { n_bytes: receiving.n_bytes, took },
+            });
         }
+        ended
     }
 
     fn store_received(&mut self, receiving: &mut Receiving, received: Received) {
@@ -356,22 +266,6 @@ impl KvState<'_> {
         let prefix = Prefix { root: receiving.root, chain: &receiving.chain[..end], tokens: &receiving.tokens };
         let kept = SequenceState { prefix, tenant: receiving.tenant, priority: receiving.priority };
         receiving.held.extend(self.cache.store_received(&received, &kept));
-    }
-
-    /// Ends the wait of a transfer's requests. Its chunks are not evicted before they start.
-    fn end_transfer(&mut self, receiving: &Receiving, took: Option<Duration>, queue: &mut VecDeque<QueuedSubmission>) {
-        let took = took.unwrap_or_else(|| receiving.ordered.elapsed());
-        let mut fetched = Some(FetchedState { n_bytes: receiving.n_bytes, took });
-        for waiting in queue.iter_mut().filter(|waiting| waiting.transfer == Some(receiving.id)) {
-            waiting.transfer = None;
-            // Only the first request in the queue reports the transfer.
-            waiting.fetched = fetched.take();
-            // The cache may have been cleared in the meantime.
-            let stored = receiving.held.iter().filter(|chunk| self.cache.index().record(**chunk).is_some());
-            waiting.received = stored.copied().collect();
-            waiting.received.iter().for_each(|chunk| self.cache.index_mut().hold(*chunk));
-        }
-        self.cache.release(&receiving.held);
     }
 
     /// Returns the deadline of a request's transfer; `None` if the request waits for none.

@@ -18,7 +18,7 @@ use super::shifts::ParkedRun;
 use super::{KvState, SlotOwner};
 use crate::engine::api::{CachedTokens, Started};
 use crate::engine::codec::PayloadPart;
-use crate::engine::handle::Admission;
+use crate::engine::sequence::admission::Admission;
 
 /// Start of a request in its slot, with the actions that are due while its prompt is computed.
 pub(crate) struct SlotStart {

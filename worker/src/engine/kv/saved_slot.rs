@@ -7,7 +7,6 @@
 //!
 //! Not here: the file (`crate::store::slot_file`), when a slot is idle (`thread`).
 
-use bytes::Bytes;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_worker_core::checkpoints;
@@ -16,38 +15,7 @@ use warmpath_worker_core::slot_table::{Acquire, AfterUse, Shift};
 
 use super::store::SequenceState;
 use super::{KvState, SlotOwner};
-use crate::engine::admin::{CacheError, Reply};
-
-/// Maximum number of checkpoints exported with a slot's state.
-///
-/// Source: the first default of llama-server's `--ctx-checkpoints`; for a sliding window, each checkpoint is as large
-/// as the final state.
-pub const CHECKPOINTS_MAX: usize = 8;
-
-/// Complete state of a slot, for a later import.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SlotState {
-    /// Root of the tokens' chain.
-    pub root: BlockHash,
-    /// Tokens.
-    pub tokens: Vec<Token>,
-    /// Number of tokens, from the first on, whose state is exact; all unless there was a shift.
-    pub n_exact: usize,
-    /// State of the tokens as llama.cpp exports it.
-    pub state: Vec<u8>,
-    /// Partial states at the ends of whole blocks of the exact tokens, by ascending position; none if the state can be
-    /// cut back.
-    pub checkpoints: Vec<SlotCheckpoint>,
-}
-
-/// Partial state after a slot's first tokens.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SlotCheckpoint {
-    /// Number of the tokens before it, whole blocks.
-    pub n_tokens: usize,
-    /// The state as llama.cpp exports it.
-    pub partial: Bytes,
-}
+use crate::engine::api::cache::{CHECKPOINTS_MAX, CacheError, Reply, SlotCheckpoint, SlotState};
 
 /// An export of a slot that waits for checkpoints that are only on disk.
 pub(crate) struct WaitingExport {

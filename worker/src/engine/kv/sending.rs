@@ -8,8 +8,6 @@
 //! Not here: the endpoint (`crate::http::kv`), the bytes (`crate::store::exchange`), the asking worker
 //! (`receiving`).
 
-use std::sync::mpsc::TrySendError;
-
 use tokio::sync::oneshot;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::SlotId;
@@ -17,7 +15,7 @@ use warmpath_worker_core::chunk_index::{ChunkId, ChunkPart};
 
 use super::KvState;
 use crate::engine::api::EngineError;
-use crate::engine::handle::{EngineCommand, EngineHandle, HeldPlace};
+use crate::engine::sequence::places::HeldPlace;
 use crate::store::exchange::SentPart;
 
 /// Maximum number of runs that are being sent or looked up at a time.
@@ -75,31 +73,13 @@ pub(crate) struct RunLookup {
 }
 
 impl RunLookup {
+    /// Returns the look-up of the first of these runs that is cached.
+    pub(crate) fn new(ends: Vec<RunEnd>, reply: oneshot::Sender<Result<SentRun, SendError>>, place: HeldPlace) -> Self {
+        Self { ends, parts: Vec::new(), reply, place }
+    }
+
     fn chunks(&self) -> Vec<ChunkId> {
         self.parts.iter().map(|part| part.chunk).collect()
-    }
-}
-
-impl EngineHandle {
-    /// Returns the first of these runs whose last block is cached. If a slot is still computing the run, only its
-    /// computed blocks are returned.
-    ///
-    /// Cost: waits for the step in progress, for reads from the disk unless it is late, and for exports from a slot.
-    /// Errors: `Missing`, `Busy`, `Engine`.
-    pub async fn run_to(&self, ends: Vec<RunEnd>) -> Result<SentRun, SendError> {
-        let place = self.shared.sends.take().ok_or(SendError::Busy)?;
-        let (reply, answer) = oneshot::channel();
-        let sending = Box::new(RunLookup { ends, parts: Vec::new(), reply, place });
-        self.shared.commands.try_send(EngineCommand::Send(sending)).map_err(|error| match error {
-            TrySendError::Full(_) => SendError::Busy,
-            TrySendError::Disconnected(_) => EngineError::Stopped.into(),
-        })?;
-        answer.await.unwrap_or_else(|_| Err(EngineError::Stopped.into()))
-    }
-
-    /// Returns whether a run is being sent or looked up.
-    pub fn is_sending(&self) -> bool {
-        self.shared.sends.n_taken() > 0
     }
 }
 

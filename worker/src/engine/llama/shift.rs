@@ -14,7 +14,8 @@ use warmpath_common::model::MemoryKind;
 use warmpath_worker_core::shift_plan::Move;
 
 use super::{Llama, Probed, StateError};
-use crate::engine::config::{CacheType, EngineConfig, ShiftObstacle};
+use crate::engine::api::ShiftObstacle;
+use crate::engine::config::{CacheType, EngineConfig};
 
 /// Architectures whose state llama.cpp cannot shift.
 ///

@@ -21,9 +21,9 @@ use warmpath_worker_core::drafting::lengths::MakingTimes;
 use warmpath_worker_core::drafting::step_costs::StepCosts;
 use warmpath_worker_core::slot_table::{Slot, SlotTable};
 
+use crate::engine::api::facts::EngineFacts;
 use crate::engine::config::speculation::DraftCosts;
 use crate::engine::config::{EngineConfig, SelfTest, StartError};
-use crate::engine::facts::EngineFacts;
 use crate::engine::llama::{self, Llama, Logits};
 use crate::engine::sequence::Sequence;
 

@@ -11,28 +11,7 @@ use warmpath_worker_output::tool_call_detector::{CallDetection, ReasoningMarks, 
 
 use super::constraint::ResponseRule;
 use super::schema_or_call::SchemaOrCall;
-
-/// Marks of reasoning that may precede a constrained text.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ReasoningFirst {
-    /// Token that opens reasoning; `None` if the prompt has opened it.
-    pub opening: Option<Token>,
-    /// Texts that close reasoning.
-    pub ends: Vec<String>,
-}
-
-/// Requested bound of a response's reasoning, before the format of the response is known.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct BudgetWish {
-    /// Maximum number of tokens; `None` for no bound.
-    pub tokens_max: Option<u32>,
-    /// Text before the mark that closes the reasoning at the bound.
-    pub message: String,
-    /// Marks of reasoning in the response to a raw prompt; `None` for those of the chat template.
-    pub marks: Option<ReasoningMarks>,
-    /// Field with which the request itself sets the bound; `None` if the bound is the worker's default.
-    pub named: Option<&'static str>,
-}
+use crate::engine::api::ReasoningFirst;
 
 /// A response before its rule applies.
 pub(crate) struct Reasoning {

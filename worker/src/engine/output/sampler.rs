@@ -23,7 +23,7 @@ use warmpath_worker_output::reasoning_budget::ReasoningBudget;
 use super::constraint::{ResponseRule, piece, unfollowed};
 use super::grammar::FollowedGrammar;
 use super::json_schema::Allowed;
-use super::sampler_kind::SamplerKind;
+use crate::engine::api::SamplerKind;
 use crate::engine::api::{
     EngineError, Generation, ProbabilitySource, ProbabilityWish, SampledToken, Sampling, Submission,
 };

@@ -22,9 +22,9 @@ use warmpath_worker_core::tenants::TenantId;
 
 use super::Generator;
 use super::draft_model::{DraftModel, Following, WantedDraft};
+use crate::engine::api::facts::EngineFacts;
 use crate::engine::api::{EngineError, FinishReason};
 use crate::engine::counters::{Counters, to_us};
-use crate::engine::facts::EngineFacts;
 use crate::engine::kv::KvState;
 use crate::engine::sequence::Sequence;
 use crate::engine::sequence::running::RunningSequences;

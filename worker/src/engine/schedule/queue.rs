@@ -14,10 +14,11 @@ use warmpath_worker_core::chunk_index::ChunkId;
 use warmpath_worker_core::slot_plan::{self, Reuse, SlotDecision, SlotPlan};
 
 use super::Scheduler;
-use crate::engine::handle::Admission;
+use crate::engine::api::FetchedState;
 use crate::engine::kv::KvState;
-use crate::engine::kv::receiving::{FetchedState, TransferId};
+use crate::engine::kv::receiving::{EndedTransfer, TransferId};
 use crate::engine::kv::store::Cache;
+use crate::engine::sequence::admission::Admission;
 
 /// Longest wait of a submission for another request that will compute the blocks that the router expects to be cached.
 /// Two requests that a router sends one after the other may arrive in reverse order.
@@ -91,6 +92,25 @@ impl Scheduler {
             received: Vec::new(),
             fetched: None,
         });
+    }
+
+    /// Stores state that has arrived from other workers, and ends the wait of the requests whose transfer has ended.
+    pub(crate) fn take_received(&mut self, kv: &mut KvState<'_>) {
+        let queue = &self.queue;
+        let ended = kv.take_received(|id| queue.iter().any(|waiting| waiting.transfer == Some(id)));
+        for EndedTransfer { id, chunks, fetched } in ended {
+            let mut fetched = Some(fetched);
+            for waiting in self.queue.iter_mut().filter(|waiting| waiting.transfer == Some(id)) {
+                waiting.transfer = None;
+                // Only the first request in the queue reports the transfer.
+                waiting.fetched = fetched.take();
+                // The cache may have been cleared in the meantime.
+                let stored = chunks.iter().copied().filter(|chunk| kv.cache.index().record(*chunk).is_some());
+                waiting.received = stored.collect();
+                waiting.received.iter().for_each(|chunk| kv.cache.index_mut().hold(*chunk));
+            }
+            kv.cache.release(&chunks);
+        }
     }
 
     /// Removes the next submission that can start now from the queue, and returns it with its plan. The search starts

@@ -3,7 +3,7 @@
 //! The key has everything that a measurement depends on, so an entry may be unused but is never wrong. An unreadable
 //! file counts as empty; if the file cannot be written, the next start takes a second longer. Workers that measured at
 //! the same time would disturb each other, so they take turns, and a worker finds the result of an earlier one with the
-//! same settings. Not here: the result (`self_test`).
+//! same settings. Not here: the result (`report`).
 
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use sysinfo::{CpuRefreshKind, RefreshKind, System};
 use warmpath_common::model::Fingerprint;
 
-use super::{FiguresOrigin, SelfTestReport};
+use super::report::{FiguresOrigin, SelfTestReport};
 use crate::backends;
 use crate::engine::config::{EngineConfig, ShiftConfig};
 use crate::engine::llama;

@@ -15,7 +15,9 @@ use warmpath_shell::machine::available_bytes;
 use super::result_file::{Remembered, ResultKey};
 use super::{ContextSetting, SelfTestReport, expected, measure_and_keep, tell};
 use crate::engine::config::EngineConfig;
-use crate::engine::handle::{EngineCommand, EngineShared, EngineView};
+use crate::engine::handle::EngineShared;
+use crate::engine::handle::commands::EngineCommand;
+use crate::engine::handle::view::EngineView;
 
 /// Time without a request before measuring. Source: a chat's next turn usually comes later.
 const IDLE_MIN: Duration = Duration::from_secs(5);

@@ -12,7 +12,7 @@ use futures::Stream;
 use tokio::sync::mpsc;
 use warmpath_worker_output::logprobs::{TokenLogprob, TokenProbabilities};
 
-use super::api::EngineEvent;
+use super::events::EngineEvent;
 
 /// Maximum size of one response's unread events; with more, the response waits. Units: bytes.
 ///

@@ -1,9 +1,10 @@
-//! The samplers that a request may list, by llama-server's names and letters.
+//! The sampler chain of a request, with llama-server's names and letters, and its parameters.
 //!
-//! Not here: their effect (llama.cpp and `warmpath_worker_output::infill`), their parameters (`Sampling`).
+//! Not here: the effect of samplers (llama.cpp and `warmpath_worker_output::infill`).
 
 use schemars::JsonSchema;
 use serde::Serialize;
+use warmpath_common::ids::Token;
 
 /// A sampler: one step of choosing a token.
 ///
@@ -107,6 +108,99 @@ impl SamplerKind {
             Self::Temperature => 't',
             Self::Infill => 'i',
             Self::AdaptiveP => 'a',
+        }
+    }
+}
+
+/// Parameters of the sampler chain, with llama-server's names and defaults.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+pub struct Sampling {
+    /// Samplers in their order; a random draw follows. Mirostat is used instead of them.
+    pub samplers: Vec<SamplerKind>,
+    /// Minimum number of tokens that `typ_p`, `top_p`, `min_p` and `xtc` leave; 0 for no minimum.
+    pub min_keep: u32,
+    /// Random seed; `None` means a fresh one.
+    pub seed: Option<u32>,
+    /// Flattens (above 1) or sharpens the distribution; 0 or less chooses the most likely token.
+    pub temperature: f32,
+    /// Range of the dynamic temperature; 0 turns it off.
+    pub dynatemp_range: f32,
+    /// Exponent of the dynamic temperature.
+    pub dynatemp_exponent: f32,
+    /// Keeps the k most likely tokens; 0 or less keeps all.
+    pub top_k: i32,
+    /// Keeps the most likely tokens whose probabilities add up to p; 1 keeps all.
+    pub top_p: f32,
+    /// Keeps tokens at least p times as likely as the most likely one; 0 keeps all.
+    pub min_p: f32,
+    /// Probability mass of locally typical sampling; 1 turns it off.
+    pub typical_p: f32,
+    /// Drops logits more than n standard deviations below the largest; 0 or less turns it off.
+    pub top_n_sigma: f32,
+    /// Probability of dropping the top choices by XTC; 0 turns it off.
+    pub xtc_probability: f32,
+    /// Threshold of XTC.
+    pub xtc_threshold: f32,
+    /// Number of last tokens that the penalties consider; -1 means the whole context, 0 none.
+    pub repeat_last_n: i32,
+    /// Penalises repeated tokens by division; 1 turns it off.
+    pub repeat_penalty: f32,
+    /// Penalises tokens that occurred.
+    pub presence_penalty: f32,
+    /// Penalises tokens by how often they occurred.
+    pub frequency_penalty: f32,
+    /// Strength of DRY; 0 turns it off.
+    pub dry_multiplier: f32,
+    /// Base of DRY.
+    pub dry_base: f32,
+    /// Length of a repetition that DRY still allows.
+    pub dry_allowed_length: i32,
+    /// Number of last tokens that DRY considers; -1 means the whole context.
+    pub dry_penalty_last_n: i32,
+    /// Texts that break a repetition for DRY.
+    pub dry_sequence_breakers: Vec<String>,
+    /// 0 for no mirostat, 1 or 2 for its version.
+    pub mirostat: u8,
+    /// Target entropy of mirostat.
+    pub mirostat_tau: f32,
+    /// Learning rate of mirostat.
+    pub mirostat_eta: f32,
+    /// Numbers to add to the logits of tokens.
+    pub logit_bias: Vec<(Token, f32)>,
+    /// GBNF grammar that the response must follow.
+    pub grammar: Option<String>,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self {
+            samplers: SamplerKind::DEFAULT.to_vec(),
+            min_keep: 0,
+            seed: None,
+            temperature: 0.8,
+            dynatemp_range: 0.0,
+            dynatemp_exponent: 1.0,
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.05,
+            typical_p: 1.0,
+            top_n_sigma: -1.0,
+            xtc_probability: 0.0,
+            xtc_threshold: 0.1,
+            repeat_last_n: 64,
+            repeat_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            dry_multiplier: 0.0,
+            dry_base: 1.75,
+            dry_allowed_length: 2,
+            dry_penalty_last_n: -1,
+            dry_sequence_breakers: ["\n", ":", "\"", "*"].map(str::to_owned).to_vec(),
+            mirostat: 0,
+            mirostat_tau: 5.0,
+            mirostat_eta: 0.1,
+            logit_bias: Vec::new(),
+            grammar: None,
         }
     }
 }

@@ -5,7 +5,7 @@
 use warmpath_common::lora::AdapterInfo;
 use warmpath_common::model::{Fingerprint, MemoryKind};
 
-use super::config::ShiftObstacle;
+use super::errors::ShiftObstacle;
 use crate::store::Identity;
 
 /// Properties of the loaded model and its context.
