@@ -87,6 +87,12 @@ impl DiskReads {
         self.pending.contains_key(&id)
     }
 
+    /// Returns the earliest time after `now` from which on a read is late; `None` if there is none. Cost: O(pending
+    /// reads).
+    pub fn next_late(&self, now: Instant) -> Option<Instant> {
+        self.pending.values().map(|read| read.deadline).filter(|deadline| *deadline > now).min()
+    }
+
     /// Returns whether a read is late. Cost: O(pending reads).
     pub fn is_late(&self, now: Instant) -> bool {
         self.pending.values().any(|read| read.deadline <= now)

@@ -10,6 +10,7 @@ mod events;
 pub(crate) mod facts;
 pub(crate) mod peers;
 mod sampling;
+mod waker;
 
 use std::time::Duration;
 
@@ -30,6 +31,7 @@ pub use errors::{EngineError, PromptFault, ShiftObstacle};
 pub use events::{CachedTokens, Drafted, EngineEvent, FinishReason, Finished, Started};
 pub use peers::{FetchOrder, FetchedState, Inbox, PeerOffer, PeerSpeed};
 pub use sampling::{SamplerKind, Sampling};
+pub use waker::Waker;
 
 /// A token of a response, with the number of random numbers that its choice took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

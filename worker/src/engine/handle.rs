@@ -25,7 +25,7 @@ use warmpath_worker_core::prefix_tree::{BlockHasher, chain_of};
 use warmpath_worker_core::tenants::{Tenant, Tenants};
 
 use super::api::facts::EngineFacts;
-use super::api::{EngineError, PastToken, PromptFault, SlotView, Submission};
+use super::api::{EngineError, PastToken, PromptFault, SlotView, Submission, Waker};
 use super::config::speculation::SpeculationConfig;
 use super::counters::CounterValues;
 use super::media::Projector;
@@ -61,6 +61,7 @@ pub(crate) struct EngineShared {
     pub schemas: OnceLock<Result<SchemaCompiler, String>>,
     pub grammars: KnownGrammars,
     pub commands: SyncSender<EngineCommand>,
+    pub waker: Waker,
     pub places: Arc<Places>,
     /// Places of waiting queries.
     pub inquiries: Arc<Places>,
@@ -76,6 +77,13 @@ pub(crate) struct EngineShared {
     pub threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
+impl Drop for EngineShared {
+    fn drop(&mut self) {
+        self.view.is_closed.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+}
+
 impl EngineShared {
     pub(super) fn schemas(&self) -> &Result<SchemaCompiler, String> {
         self.schemas.get_or_init(|| SchemaCompiler::new(&self.model))
@@ -88,11 +96,16 @@ impl EngineShared {
 }
 
 /// Guard for a request that is being prepared for the engine.
-pub struct ArrivalGuard(Arc<EngineView>);
+pub struct ArrivalGuard {
+    view: Arc<EngineView>,
+    waker: Waker,
+}
 
 impl Drop for ArrivalGuard {
     fn drop(&mut self) {
-        self.0.n_coming.fetch_sub(1, Ordering::AcqRel);
+        if self.view.n_coming.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.waker.wake();
+        }
     }
 }
 
@@ -123,7 +136,7 @@ impl EngineHandle {
     /// for this one, and computes both in one step.
     pub fn announce(&self) -> ArrivalGuard {
         self.shared.view.n_coming.fetch_add(1, Ordering::AcqRel);
-        ArrivalGuard(Arc::clone(&self.shared.view))
+        ArrivalGuard { view: Arc::clone(&self.shared.view), waker: self.shared.waker.clone() }
     }
 
     /// Submits a request to the engine, which reports through the request's events.
@@ -143,6 +156,7 @@ impl EngineHandle {
         if let (Some(1..), Some(obstacle)) = (submission.shifts.cache_reuse_tokens, shared.facts.shift_obstacle) {
             return Err(EngineError::Shift(obstacle));
         }
+        submission.events.wake_by_reader(&shared.waker);
         let full = || EngineError::QueueFull { queue_max: shared.queue_max };
         let place = shared.places.take().ok_or_else(full)?;
         let sequence = (&submission.chain_root, submission.prompt.as_slice());

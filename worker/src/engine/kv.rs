@@ -263,11 +263,6 @@ impl KvState<'_> {
         !self.exports.is_empty() || !self.sends.is_empty()
     }
 
-    /// Returns whether an export of a slot or another worker waits for the disk.
-    pub(crate) fn has_exports_reading(&self) -> bool {
-        self.is_export_reading() || self.is_send_reading()
-    }
-
     /// Handles events of the disk, exports, and runs to send to other workers.
     pub(crate) fn advance(&mut self) {
         self.cache.take_disk_events();

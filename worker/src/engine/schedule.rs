@@ -46,6 +46,8 @@ pub(crate) struct Scheduler {
     /// Adapters whose turn in this round is still to come, ascending; `None` stands for no adapter.
     round: Vec<Option<Applied>>,
     n_started: u64,
+    /// Whether reads from disk were requested since [`Self::take_fetched`].
+    has_fetched: bool,
     counters: Arc<Counters>,
 }
 
@@ -78,6 +80,7 @@ impl Scheduler {
             adapter: None,
             round: Vec::new(),
             n_started: 0,
+            has_fetched: false,
             counters,
         }
     }

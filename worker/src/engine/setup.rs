@@ -16,6 +16,7 @@ use warmpath_worker_core::drafting::step_costs::{Curve, DepthCost, StepCosts};
 use warmpath_worker_core::restore_costs::{Costs, SuffixRounding};
 use warmpath_worker_core::slot_table::{SlotSizes, SlotTable};
 
+use super::api::Waker;
 use super::api::facts::{EngineFacts, Exchange};
 use super::config::files::{ProjectorConfig, ProjectorNeed};
 use super::config::speculation::DraftCosts;
@@ -80,10 +81,11 @@ pub(super) fn encoder(
     config: &EngineConfig,
     (memory, ubatch_tokens): (MemoryKind, u32),
     counters: &Arc<Counters>,
+    waker: &Waker,
 ) -> Result<Option<Encoder>, StartError> {
     let Some(wanted) = &config.projector else { return Ok(None) };
     match projector(model, (config, wanted), (memory, ubatch_tokens)) {
-        Ok(projector) => Encoder::start(Arc::new(projector), Arc::clone(counters)).map(Some),
+        Ok(projector) => Encoder::start(Arc::new(projector), Arc::clone(counters), waker.clone()).map(Some),
         Err(StartError::Projector { path, reason }) if wanted.need == ProjectorNeed::Optional => {
             media::warn_of_text_only(&path, &reason);
             Ok(None)
@@ -171,6 +173,7 @@ pub(super) fn cache(
     llama: &mut Llama<'_>,
     (config, facts, report): Base<'_>,
     view: &Arc<EngineView>,
+    waker: &Waker,
 ) -> Result<(Cache, Identity), StartError> {
     let codec = match config.prefix_cache {
         PrefixCache::Enabled => codec(model, llama, (config, facts)),
@@ -196,7 +199,7 @@ pub(super) fn cache(
     let layout = format!("{} {:?}", facts.kv_fingerprint, cache.layout());
     let identity = Identity::new(facts.model_fingerprint, &layout, facts.block_size_tokens);
     if let Some(disk) = disk {
-        open_disk(&mut cache, (disk, ram_bytes), identity, view)?;
+        open_disk(&mut cache, (disk, ram_bytes), identity, view, waker)?;
     }
     Ok((cache, identity))
 }
@@ -352,12 +355,14 @@ fn open_disk(
     (disk, queued_bytes_max): (&DiskConfig, u64),
     identity: Identity,
     view: &Arc<EngineView>,
+    waker: &Waker,
 ) -> Result<(), StartError> {
     let (sender, events) = mpsc::channel();
-    let view = Arc::clone(view);
+    let (view, waker) = (Arc::clone(view), waker.clone());
     let opened = DiskStore::open(&disk.dir, identity, queued_bytes_max, move |event| {
         view.counters.disk_answered(&event);
         drop(sender.send(event));
+        waker.wake();
     });
     let (store, files) = opened.map_err(StartError::Store)?;
     info!(folder = %store.folder().display(), mib = disk.bytes >> 20, "state is stored on disk, too");

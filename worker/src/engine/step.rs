@@ -37,6 +37,10 @@ pub(crate) struct EngineState<'m> {
     pub(super) publisher: EnginePublisher,
     /// Computations that have failed since the last successful one.
     pub(super) n_failed_decodes: u32,
+    /// Whether the last step started, computed or ended something, so that the next one may have more to do.
+    pub(super) has_changed: bool,
+    /// Start of the last step.
+    pub(super) stepped_at: Instant,
 }
 
 impl EngineState<'_> {
@@ -45,30 +49,24 @@ impl EngineState<'_> {
         self.schedule.queue.is_empty() && !self.kv.has_waiting_exports() && self.schedule.running.is_empty()
     }
 
-    /// Returns whether no sequence runs, and all waiting submissions wait for the disk.
-    pub(super) fn only_waits_for_disk(&self) -> bool {
-        let is_reading = |waiting: &QueuedSubmission| self.kv.cache.is_reading(&waiting.fetching);
-        let is_awaited = self.schedule.queue.iter().any(is_reading) || self.kv.has_exports_reading();
-        self.schedule.running.is_empty() && is_awaited
+    /// Returns whether another step would do nothing before a command arrives or something is [due](Self::due).
+    ///
+    /// Everything else that a step waits for wakes the thread with a command: the disk, readers, the encoder, other
+    /// workers.
+    pub(super) fn is_settled(&self) -> bool {
+        !self.has_changed && !self.schedule.has_ready(&self.kv.table) && !self.kv.is_storing_run()
     }
 
-    /// Returns whether all running sequences wait for their readers or for the encoder.
-    pub(super) fn only_waits_for_others(&self) -> bool {
-        let waits = |(slot, sequence): (SlotId, &Sequence)| {
-            sequence.is_unread() || sequence.awaits_encoder(self.kv.n_held(slot))
-        };
-        !self.schedule.running.is_empty() && self.schedule.running.iter().all(waits)
-    }
-
-    /// Returns how long the engine may sleep if all waiting submissions wait for another submission or another worker;
-    /// `None` otherwise.
-    pub(super) fn only_held_for(&self) -> Option<Duration> {
-        if !self.schedule.running.is_empty() || self.kv.has_waiting_exports() {
-            return None;
-        }
-        let until = |waiting: &QueuedSubmission| self.kv.transfer_deadline(waiting.transfer).or(waiting.held_until);
-        let until: Option<Vec<Instant>> = self.schedule.queue.iter().map(until).collect();
-        Some(until?.into_iter().min()?.saturating_duration_since(Instant::now()))
+    /// Returns the time at which the next step has work without a command: an update for routers is due, a wait of a
+    /// request ends, or a read becomes late.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let now = Instant::now();
+        let update = self.publisher.report.due_in(now).map(|wait| now + wait);
+        // Waits that had ended when the last step began were ended by it.
+        let is_pending = |until: &Instant| *until > self.stepped_at;
+        let held = self.schedule.queue.iter().filter_map(|waiting| waiting.held_until).filter(is_pending);
+        let late = self.kv.cache.next_late_read(self.stepped_at);
+        update.into_iter().chain(held).chain(self.kv.transfer_deadlines()).chain(late).min()
     }
 
     /// Puts a submission at the end of the queue.
@@ -79,6 +77,8 @@ impl EngineState<'_> {
 
     /// Runs one step: frees slots, admits submissions, computes one micro-batch, reports.
     pub(super) fn step(&mut self) {
+        self.has_changed = false;
+        self.stepped_at = Instant::now();
         self.kv.advance();
         self.drop_abandoned();
         self.schedule.take_received(&mut self.kv);
@@ -89,6 +89,7 @@ impl EngineState<'_> {
         self.count();
         let batch = self.fill_batch();
         if !batch.shares.is_empty() {
+            self.has_changed = true;
             self.publisher.report.touch();
             // Routers send further requests with the same prefix to this worker once they have this report, so it is
             // sent before the step.
@@ -151,7 +152,9 @@ impl EngineState<'_> {
         let mut idx = 0;
         while let Some((waiting, plan)) = self.schedule.next_start(&mut idx, &mut self.kv) {
             self.start(waiting, &plan);
+            self.has_changed = true;
         }
+        self.has_changed |= self.schedule.take_fetched();
     }
 
     fn start(&mut self, waiting: QueuedSubmission, plan: &SlotPlan) {
@@ -358,6 +361,7 @@ impl EngineState<'_> {
 
     /// Ends a slot's sequence, and keeps or clears its KV state as its request demands.
     fn release(&mut self, slot: SlotId) -> Sequence {
+        self.has_changed = true;
         self.publisher.report.touch();
         let sequence = self.schedule.end(slot);
         self.generator.remember(&sequence, (self.kv.table.slot(slot), self.kv.tenant(slot)));

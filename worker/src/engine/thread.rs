@@ -1,12 +1,12 @@
 //! The engine thread: its start, its loop and its end.
 //!
 //! Model and context live on the thread's stack, and no other thread accesses the context. The thread sleeps while
-//! nothing runs and there is nothing to report; otherwise it reads its commands between two steps. Not here: a step
-//! (`step`).
+//! a step would do nothing; otherwise it reads its commands between two steps. What ends a wait is always a command: the
+//! disk, readers, the encoder and other workers send a wake. Not here: a step (`step`).
 
 use std::cell::OnceCell;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ use warmpath_worker_core::summary_writer::EngineUpdate;
 
 use super::api::cache::INQUIRIES_MAX;
 use super::api::facts::EngineFacts;
-use super::api::{EngineError, EngineEvent};
+use super::api::{EngineError, EngineEvent, Waker};
 use super::config::{EngineConfig, PrefixCache, StartError};
 use super::handle::commands::{EngineCommand, WaitingQuery};
 use super::handle::view::EngineView;
@@ -42,20 +42,11 @@ use super::step::EngineState;
 /// Stack size of the thread. Source: the size of a program's main thread on Linux, on which llama-server decodes.
 const STACK_BYTES: usize = 8 << 20;
 
-/// Maximum number of queued commands other than submissions, queries and runs to send. Source: two drains, a
-/// prefetch and a repeated self-test.
-const CONTROL_COMMANDS_MAX: usize = 4;
-
-/// Interval at which the thread reads its commands while it only waits for the disk. Source: much shorter than a step.
-const DISK_LOOK: Duration = Duration::from_millis(2);
-
-/// Interval at which the thread checks for readers and the encoder while it only waits for them.
+/// Maximum number of queued commands other than submissions, queries and runs to send.
 ///
-/// Source: a slow reader first has to read a megabyte, and encoding a medium takes longer, too.
-const READER_LOOK: Duration = Duration::from_millis(2);
-
-/// Interval at which the thread checks whether an announced request was cancelled. Source: a small part of a step.
-const COMING_LOOK: Duration = Duration::from_micros(250);
+/// Source: two drains, a prefetch, a repeated self-test, and four wakes: one, and one for each thread that sends a wake
+/// while the engine thread takes the one before.
+const CONTROL_COMMANDS_MAX: usize = 8;
 
 /// Time limit for writing state to disk when the worker ends, after the time for running responses.
 ///
@@ -75,6 +66,8 @@ struct EngineEnds {
     commands: Receiver<EngineCommand>,
     updates: mpsc::UnboundedSender<EngineUpdate>,
     view: Arc<EngineView>,
+    /// Waker of the thread, for the threads that it starts.
+    waker: Waker,
     /// Closes when the thread ends.
     _running: watch::Sender<()>,
 }
@@ -95,7 +88,11 @@ pub(super) fn start(
     let view = Arc::new(EngineView::default());
     let keeps_prefixes = config.prefix_cache != PrefixCache::Disabled;
     let announcer = ArrivalAnnouncer::new(&updates);
-    let inside = EngineEnds { commands: inbox, updates, view: Arc::clone(&view), _running: running };
+    let to_wake = commands.clone();
+    // A full queue means that the thread takes a command soon, and looks for changes after it.
+    let waker = Waker::new(move || drop(to_wake.try_send(EngineCommand::Wake)));
+    let inside =
+        EngineEnds { commands: inbox, updates, view: Arc::clone(&view), waker: waker.clone(), _running: running };
     let (ready, started) = sync_channel(1);
     let builder = std::thread::Builder::new().name("engine".to_owned()).stack_size(STACK_BYTES);
     let thread = builder
@@ -115,6 +112,7 @@ pub(super) fn start(
         schemas: OnceLock::new(),
         grammars: KnownGrammars::new(),
         commands,
+        waker,
         places: Arc::new(Places::new(n_places)),
         inquiries: Arc::new(Places::new(INQUIRIES_MAX)),
         sends: Arc::new(Places::new(SENDS_MAX)),
@@ -147,8 +145,8 @@ fn run(config: &EngineConfig, progress: Progress, inside: EngineEnds, ready: &Sy
     engine.publish();
     let projector = engine.schedule.projector();
     if ready.send(Ok(Ready { model: Arc::clone(&model), projector, facts, retry })).is_ok() {
-        let commands = &inside.commands;
-        EngineLoop { engine, config, commands, deadline: None, idle_since: None, deferred: Vec::new() }.run();
+        let EngineEnds { commands, waker, .. } = &inside;
+        EngineLoop { engine, config, commands, waker, deadline: None, idle_since: None, deferred: Vec::new() }.run();
     }
 }
 
@@ -182,7 +180,7 @@ fn prepare<'m>(
     let memory = timed("probing the memory's kind", || llama.probe_memory(model)).map_err(unsupported)?;
     let counters = &inside.view.counters;
     let limits = (memory, llama.batch_limits().1);
-    let encoder = timed("loading the projector", || setup::encoder(shared, config, limits, counters))?;
+    let encoder = timed("loading the projector", || setup::encoder(shared, config, limits, counters, &inside.waker))?;
     let reads_media = encoder.is_some();
     let probed = Probed { memory, reads_media, model_fingerprint, rope_factors, adapters: infos };
     let mut facts = llama.facts(model, config, probed);
@@ -190,7 +188,7 @@ fn prepare<'m>(
     let open_draft_model = || DraftModel::open(draft_model, (model, &mut llama), (config, &facts));
     let draft_model = timed("loading the draft model", open_draft_model)?;
     let calm = report.as_ref().filter(|report| report.is_calm());
-    let open_cache = || setup::cache(model, &mut llama, (config, &facts, calm), &inside.view);
+    let open_cache = || setup::cache(model, &mut llama, (config, &facts, calm), &inside.view, &inside.waker);
     let (cache, identity) = timed("opening the store", open_cache)?;
     facts.exchange = setup::exchange(&cache, identity, &facts);
     let engine = EngineState {
@@ -206,6 +204,8 @@ fn prepare<'m>(
             view: Arc::clone(&inside.view),
         },
         n_failed_decodes: 0,
+        has_changed: true,
+        stepped_at: Instant::now(),
     };
     inside.view.self_test.store(report.map(Arc::new));
     Ok(Prepared { engine, facts, config: settled, retry })
@@ -216,6 +216,7 @@ struct EngineLoop<'a, 'm> {
     engine: EngineState<'m>,
     config: EngineConfig,
     commands: &'a Receiver<EngineCommand>,
+    waker: &'a Waker,
     /// Time at which running sequences are ended; `None` unless draining.
     deadline: Option<Instant>,
     /// Time since which no command has arrived and no sequence runs.
@@ -244,81 +245,73 @@ impl EngineLoop<'_, '_> {
         self.engine.kv.save_all(self.deadline.unwrap_or_else(Instant::now) + LEAVE_TIMEOUT);
     }
 
-    /// Executes all queued commands, waits for one if no sequence runs, and returns whether to continue.
+    /// Waits for a command if a step would do nothing, executes all queued commands, and returns whether to continue.
     fn take_commands(&mut self) -> bool {
-        if self.engine.only_waits_for_disk() {
-            self.engine.kv.cache.wait_for_disk(DISK_LOOK);
+        if self.is_over() {
+            return false;
         }
-        if let Some(left) = self.engine.only_held_for()
-            && let Ok(command) = self.commands.recv_timeout(left)
-        {
+        if self.engine.is_settled() {
+            self.wait();
+        }
+        while let Ok(command) = self.commands.try_recv() {
             self.execute(command);
         }
-        if self.engine.only_waits_for_others() {
-            match self.commands.recv_timeout(READER_LOOK) {
-                Ok(command) => self.execute(command),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => std::thread::sleep(READER_LOOK),
-            }
-        }
-        // Once no sequence runs, queries that waited for a slot are executed immediately.
-        if self.engine.is_idle() && self.deferred.is_empty() {
-            if self.deadline.is_some() && !self.engine.publisher.view.hands_over.load(Ordering::Acquire) {
-                return false;
-            }
-            match self.wait() {
-                Ok(Some(command)) => {
-                    self.execute(command);
+        // The step that follows looks at everything that other threads may have changed.
+        self.waker.clear();
+        true
+    }
+
+    /// Returns whether nothing runs or waits, and nothing will: the worker drains and hands no state over, or the last
+    /// handle was dropped.
+    fn is_over(&self) -> bool {
+        let view = &self.engine.publisher.view;
+        let has_drained =
+            self.deadline.is_some() && self.deferred.is_empty() && !view.hands_over.load(Ordering::Acquire);
+        self.engine.is_idle() && (has_drained || view.is_closed.load(Ordering::Acquire))
+    }
+
+    /// Sleeps until a command arrives, which it executes, or until something is due, which the next step does.
+    ///
+    /// It makes a background export itself once that is due, because steps never export idle slots.
+    fn wait(&mut self) {
+        let is_idle = self.engine.is_idle();
+        let background = is_idle.then(|| self.background_due()).flatten();
+        let due = self.engine.due().into_iter().chain(background).chain(self.deadline).min();
+        let command = match due {
+            None => self.commands.recv().ok(),
+            Some(due) => self.commands.recv_timeout(due.saturating_duration_since(Instant::now())).ok(),
+        };
+        match command {
+            Some(command) => {
+                self.execute(command);
+                if is_idle {
                     self.gather();
                 }
-                Ok(None) => {}
-                Err(NoHandles) => return false,
             }
-        }
-        loop {
-            match self.commands.try_recv() {
-                Ok(command) => self.execute(command),
-                Err(TryRecvError::Empty) => return true,
-                // No further request can arrive; running ones are still finished.
-                Err(TryRecvError::Disconnected) => return !self.engine.is_idle(),
+            None if background.is_some_and(|background| background <= Instant::now()) => {
+                self.engine.kv.export_in_background();
             }
+            None => {}
         }
     }
 
-    /// Sleeps until a command arrives, or an update or an export is due, which it executes before it returns.
-    fn wait(&mut self) -> Result<Option<EngineCommand>, NoHandles> {
+    /// Returns the time at which the engine exports an idle slot; `None` if no slot needs it.
+    fn background_due(&mut self) -> Option<Instant> {
         let idle_since = *self.idle_since.get_or_insert_with(Instant::now);
-        let background = self.engine.kv.background_due_in(idle_since);
-        let due = self.engine.publisher.report.due_in(Instant::now()).into_iter().chain(background).min();
-        let Some(due) = due else { return self.commands.recv().map(Some).map_err(|_| NoHandles) };
-        match self.commands.recv_timeout(due) {
-            Ok(command) => Ok(Some(command)),
-            Err(RecvTimeoutError::Disconnected) => Err(NoHandles),
-            Err(RecvTimeoutError::Timeout) => {
-                if background.is_some_and(|background| background <= due) {
-                    self.engine.kv.export_in_background();
-                }
-                Ok(None)
-            }
-        }
+        Some(Instant::now() + self.engine.kv.background_due_in(idle_since)?)
     }
 
     /// Waits briefly for announced requests when the first submission arrives.
     ///
     /// Otherwise the first of several simultaneous requests would have a step of its own, and the others would wait for
-    /// that step.
+    /// that step. A request that is cancelled wakes the thread.
     fn gather(&mut self) {
         let deadline = Instant::now() + self.engine.schedule.gather_max();
         while self.engine.publisher.view.n_coming.load(Ordering::Acquire) > 0 {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let Ok(command) = self.commands.recv_timeout(deadline.saturating_duration_since(Instant::now())) else {
                 return;
-            }
-            match self.commands.recv_timeout(left.min(COMING_LOOK)) {
-                Ok(command) => self.execute(command),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
-            }
+            };
+            self.execute(command);
         }
     }
 
@@ -358,7 +351,9 @@ impl EngineLoop<'_, '_> {
             EngineCommand::Inquire(asked) => self.deferred.push(*asked),
             EngineCommand::Send(sending) => self.engine.kv.send(*sending),
             EngineCommand::Prefetch(prefetch) if self.deadline.is_none() => self.engine.kv.prefetch(*prefetch),
-            EngineCommand::Prefetch(_) | EngineCommand::Wake => {}
+            EngineCommand::Prefetch(_) => {}
+            // Further changes wake the thread again, also while it gathers requests.
+            EngineCommand::Wake => self.waker.clear(),
             EngineCommand::SelfTested(report) => {
                 setup::adopt(&mut self.engine, &self.config, &report);
                 self.engine.publisher.view.self_test.store(Some(Arc::from(report)));
@@ -371,6 +366,3 @@ impl EngineLoop<'_, '_> {
         }
     }
 }
-
-/// Signal that the last handle was dropped.
-struct NoHandles;

@@ -4,8 +4,8 @@
 //! [`UNREAD_BYTES_MAX`] of unread events is omitted from steps until they are read. It keeps its slot and its state.
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use futures::Stream;
@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 use warmpath_worker_output::logprobs::{TokenLogprob, TokenProbabilities};
 
 use super::events::EngineEvent;
+use super::waker::Waker;
 
 /// Maximum size of one response's unread events; with more, the response waits. Units: bytes.
 ///
@@ -23,29 +24,50 @@ pub const UNREAD_BYTES_MAX: usize = 1 << 20;
 #[derive(Debug)]
 pub struct EventSender {
     events: mpsc::UnboundedSender<EngineEvent>,
-    /// Size of the unread events. A relaxed atomic, because a stale value only delays a step.
-    unread_bytes: Arc<AtomicUsize>,
+    unread: Arc<UnreadEvents>,
 }
 
 /// The reader's end of the channel. Once it is dropped, the engine frees the slot within one step.
 #[derive(Debug)]
 pub struct EventReceiver {
     events: mpsc::UnboundedReceiver<EngineEvent>,
-    unread_bytes: Arc<AtomicUsize>,
+    unread: Arc<UnreadEvents>,
+}
+
+/// What both ends know of the unread events.
+#[derive(Debug, Default)]
+struct UnreadEvents {
+    /// Size of the events. A relaxed atomic, because the waker orders a read before the engine's next look.
+    n_bytes: AtomicUsize,
+    /// Waker of the engine that sends the events, once it has the submission.
+    waker: OnceLock<Waker>,
+}
+
+impl UnreadEvents {
+    fn wake(&self) {
+        if let Some(waker) = self.waker.get() {
+            waker.wake();
+        }
+    }
 }
 
 /// Returns both ends of the channel of one response's events.
 pub fn events() -> (EventSender, EventReceiver) {
     let (sender, receiver) = mpsc::unbounded_channel();
-    let unread_bytes = Arc::new(AtomicUsize::new(0));
-    let receiver = EventReceiver { events: receiver, unread_bytes: Arc::clone(&unread_bytes) };
-    (EventSender { events: sender, unread_bytes }, receiver)
+    let unread = Arc::new(UnreadEvents::default());
+    let receiver = EventReceiver { events: receiver, unread: Arc::clone(&unread) };
+    (EventSender { events: sender, unread }, receiver)
 }
 
 impl EventSender {
+    /// Names the waker of the engine that sends the events: the reader wakes it once it has read enough, or leaves.
+    pub(crate) fn wake_by_reader(&self, waker: &Waker) {
+        let _ = self.unread.waker.set(waker.clone());
+    }
+
     /// Sends an event; it is dropped if the reader has left.
     pub fn send(&self, event: EngineEvent) {
-        self.unread_bytes.fetch_add(size_bytes(&event), Ordering::Relaxed);
+        self.unread.n_bytes.fetch_add(size_bytes(&event), Ordering::Relaxed);
         let _ = self.events.send(event);
     }
 
@@ -56,7 +78,7 @@ impl EventSender {
 
     /// Returns whether the reader must read before more is generated.
     pub fn is_full(&self) -> bool {
-        self.unread_bytes.load(Ordering::Relaxed) > UNREAD_BYTES_MAX
+        self.unread.n_bytes.load(Ordering::Relaxed) > UNREAD_BYTES_MAX
     }
 }
 
@@ -69,9 +91,23 @@ impl EventReceiver {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<EngineEvent>> {
         let polled = self.events.poll_recv(context);
         if let Poll::Ready(Some(event)) = &polled {
-            self.unread_bytes.fetch_sub(size_bytes(event), Ordering::Relaxed);
+            let n_bytes = size_bytes(event);
+            let before = self.unread.n_bytes.fetch_sub(n_bytes, Ordering::Relaxed);
+            if before > UNREAD_BYTES_MAX && before - n_bytes <= UNREAD_BYTES_MAX {
+                self.unread.wake();
+            }
         }
         polled
+    }
+}
+
+impl Drop for EventReceiver {
+    fn drop(&mut self) {
+        // The engine drops its end with the last event.
+        if !self.events.is_closed() {
+            self.events.close();
+            self.unread.wake();
+        }
     }
 }
 
@@ -126,7 +162,7 @@ mod tests {
             n_read += 1;
         }
         assert_eq!(n_read, n_sent + 1);
-        assert_eq!(receiver.unread_bytes.load(Ordering::Relaxed), 0);
+        assert_eq!(receiver.unread.n_bytes.load(Ordering::Relaxed), 0);
     }
 
     #[test]

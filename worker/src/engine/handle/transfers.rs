@@ -18,8 +18,7 @@ use crate::engine::kv::sending::{RunEnd, RunLookup, SendError, SentRun};
 impl EngineHandle {
     /// Wakes the engine to take fetched state.
     pub fn wake(&self) {
-        // If the queue is full, the engine is awake anyway.
-        let _ = self.shared.commands.try_send(EngineCommand::Wake);
+        self.shared.waker.wake();
     }
 
     /// Orders the missing blocks of a prefix before a request needs them. Orders nothing, and drops the offer's

@@ -17,6 +17,8 @@ pub(crate) struct EngineView {
     pub slots: ArcSwap<Vec<SlotView>>,
     pub cache: ArcSwap<CacheTotals>,
     pub draining: AtomicBool,
+    /// Whether the last handle was dropped.
+    pub is_closed: AtomicBool,
     /// Whether the draining thread keeps running because other workers fetch its state.
     pub hands_over: AtomicBool,
     /// Number of requests whose submissions are being prepared.

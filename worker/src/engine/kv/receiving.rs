@@ -268,12 +268,8 @@ impl KvState<'_> {
         receiving.held.extend(self.cache.store_received(&received, &kept));
     }
 
-    /// Returns the deadline of a request's transfer; `None` if the request waits for none.
-    pub(crate) fn transfer_deadline(&self, transfer: Option<TransferId>) -> Option<Instant> {
-        self.transfers
-            .receiving
-            .iter()
-            .find(|receiving| Some(receiving.id) == transfer)
-            .map(|receiving| receiving.deadline)
+    /// Returns the deadlines of the transfers in progress.
+    pub(crate) fn transfer_deadlines(&self) -> impl Iterator<Item = Instant> {
+        self.transfers.receiving.iter().map(|receiving| receiving.deadline)
     }
 }

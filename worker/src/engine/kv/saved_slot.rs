@@ -45,11 +45,6 @@ impl KvState<'_> {
         }
     }
 
-    /// Returns whether an export waits for the disk.
-    pub(super) fn is_export_reading(&self) -> bool {
-        self.exports.iter().any(|export| self.cache.is_reading(&export.chunks()))
-    }
-
     /// Sends the complete exports. Checkpoints that could not be read are left out.
     pub(super) fn finish_exports(&mut self) {
         let cache = &self.cache;

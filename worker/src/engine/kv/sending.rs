@@ -89,9 +89,9 @@ impl KvState<'_> {
         self.sends.push(sending);
     }
 
-    /// Returns whether a run waits for the disk.
-    pub(super) fn is_send_reading(&self) -> bool {
-        self.sends.iter().any(|sending| self.cache.is_reading(&sending.chunks()))
+    /// Returns whether the next step stores a part of a run from a slot.
+    pub(crate) fn is_storing_run(&self) -> bool {
+        self.sends.iter().any(|sending| sending.parts.is_empty())
     }
 
     /// Looks the runs up, stores a part of the state that is only in slots, and replies to the callers whose runs are

@@ -1,8 +1,8 @@
 //! The encoder: a thread that encodes media, one after the other, and keeps their embeddings for a while. Requests take
 //! turns, so one image never waits for all images of another request.
 //!
-//! The engine requests embeddings when a sequence starts whose media are not cached as KV state, and checks at each of
-//! its steps whether they are complete. Embeddings that were computed recently are available immediately, for all
+//! The engine requests embeddings when a sequence starts whose media are not cached as KV state. The thread wakes it
+//! when they are complete. Embeddings that were computed recently are available immediately, for all
 //! slots.
 //!
 //! Not here: the computation (`projector`).
@@ -20,6 +20,7 @@ use warmpath_prompt::{MediaRun, Medium};
 use warmpath_worker_core::rates::EncodeAverage;
 
 use super::Projector;
+use crate::engine::api::Waker;
 use crate::engine::config::StartError;
 use crate::engine::counters::Counters;
 
@@ -78,7 +79,7 @@ impl Encoder {
     /// Starts the thread.
     ///
     /// Errors: `Thread` if the system refuses one.
-    pub(crate) fn start(projector: Arc<Projector>, counters: Arc<Counters>) -> Result<Self, StartError> {
+    pub(crate) fn start(projector: Arc<Projector>, counters: Arc<Counters>, waker: Waker) -> Result<Self, StartError> {
         let weigh = |_: &Key, embeddings: &Embeddings| {
             u32::try_from(size_of_val::<[f32]>(embeddings) + ENTRY_BYTES).unwrap_or(u32::MAX)
         };
@@ -90,6 +91,7 @@ impl Encoder {
             kept: kept.clone(),
             average: Arc::clone(&average),
             counters,
+            waker,
         };
         let thread = std::thread::Builder::new().name("encoder".to_owned()).spawn(move || worker.run(&jobs));
         let thread = thread.map_err(|error| StartError::Thread { reason: error.to_string() })?;
@@ -160,6 +162,8 @@ struct EncoderThread {
     kept: Cache<Key, Embeddings>,
     average: SharedAverage,
     counters: Arc<Counters>,
+    /// Wakes the engine, which waits for embeddings.
+    waker: Waker,
 }
 
 impl EncoderThread {
@@ -167,6 +171,7 @@ impl EncoderThread {
         let mut queue = JobQueue(VecDeque::new());
         while let Some(job) = queue.next(requests) {
             self.work(&job);
+            self.waker.wake();
         }
     }
 

@@ -121,6 +121,11 @@ impl Scheduler {
         self.running.iter().filter(move |(slot, sequence)| !sequence.is_unread() && !waits(*slot, sequence))
     }
 
+    /// Returns whether tokens of a sequence can be computed now.
+    pub(crate) fn has_ready(&self, table: &SlotTable) -> bool {
+        self.ready(table).next().is_some()
+    }
+
     /// Plans the next batch. All its sequences have the same adapter; adapters take turns.
     ///
     /// The batch is a single micro-batch if sequences with other adapters are ready. It is also one if several prompts

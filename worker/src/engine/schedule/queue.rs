@@ -131,6 +131,7 @@ impl Scheduler {
                 SlotDecision::NoSlot => return None,
                 SlotDecision::WaitFor { slot, n_tokens } => self.wait_for(*idx, (slot, n_tokens), kv),
                 SlotDecision::Fetch(chunks) => {
+                    self.has_fetched = true;
                     kv.cache.fetch(&chunks);
                     waiting.fetching.extend(chunks);
                     waiting.reads_since.get_or_insert_with(Instant::now);
@@ -140,6 +141,12 @@ impl Scheduler {
             *idx += 1;
         }
         None
+    }
+
+    /// Returns whether reads from disk were requested since the last call. A read may have ended at once, because its
+    /// chunk was in memory.
+    pub(crate) fn take_fetched(&mut self) -> bool {
+        std::mem::take(&mut self.has_fetched)
     }
 
     /// Makes a submission wait for a running sequence's prefix. The running sequence stops at the prefix's end, so that

@@ -56,12 +56,9 @@ impl Cache {
         self.disk.is_some()
     }
 
-    /// Waits for an event of the disk thread, at most this long, and handles it.
-    pub(crate) fn wait_for_disk(&mut self, at_most: Duration) {
-        let event = self.disk.as_ref().and_then(|disk| disk.events.recv_timeout(at_most).ok());
-        if let Some(event) = event {
-            self.take_disk_event(event);
-        }
+    /// Returns the earliest time after `now` from which on a read is late; `None` if there is none.
+    pub(crate) fn next_late_read(&self, now: Instant) -> Option<Instant> {
+        self.reads.next_late(now)
     }
 
     /// Handles the disk's events since the last call, and notes whether a read is late.

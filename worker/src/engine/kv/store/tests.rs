@@ -2,7 +2,7 @@
 //!
 //! Not here: when a read is late (the core's `disk_reads`), files (`crate::store`).
 
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -35,6 +35,8 @@ const COSTS: Costs = Costs {
 struct Stalled {
     /// Permits one read for each message, and all of them once it is dropped, which is before the store is.
     permits: Option<Sender<()>>,
+    /// Wakes of the disk's thread, one for each event.
+    wakes: Receiver<()>,
     cache: Cache,
     chunks: Vec<ChunkId>,
     _dir: TempDir,
@@ -68,9 +70,11 @@ impl Stalled {
         drop(store);
         let (sender, events) = channel();
         let (permits, permitted) = channel();
+        let (wake, wakes) = channel();
         let tell = move |event| {
             let _ = permitted.recv();
             drop(sender.send(event));
+            let _ = wake.send(());
         };
         let (store, files) = DiskStore::open(dir.path(), IDENTITY, 1 << 20, tell).expect("the store opens");
         let limits = StoreLimits {
@@ -84,7 +88,7 @@ impl Stalled {
         cache.adopt(Disk { store, events }, files);
         let chunks: Vec<ChunkId> = cache.index().entries().iter().map(|entry| entry.chunk).collect();
         assert_eq!(chunks.len(), n_chunks as usize);
-        Self { permits: Some(permits), cache, chunks, _dir: dir }
+        Self { permits: Some(permits), wakes, cache, chunks, _dir: dir }
     }
 
     /// Permits one read.
@@ -98,7 +102,8 @@ impl Stalled {
         let deadline = Instant::now() + PATIENCE;
         while !is_so(&self.cache) {
             assert!(Instant::now() < deadline, "never: {what}");
-            self.cache.wait_for_disk(LOOK);
+            // A read becomes late without an event.
+            let _ = self.wakes.recv_timeout(LOOK);
             self.cache.take_disk_events();
         }
     }
