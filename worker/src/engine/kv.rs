@@ -1,12 +1,15 @@
 //! KV state: in slots, in the store, and exchanged with other workers.
 //!
-//! [`KvState`] owns llama.cpp's context, the table of what its slots hold, and the store. The table records which slot
-//! holds the state of which tokens, and every method here keeps it up to date. State that cannot be trusted is cleared
-//! before the slot is used again.
+//! [`KvState`] owns llama.cpp's context, the table of what its slots hold, and the store, and moves state between them.
+//! The table records which slot holds the state of which tokens, and every method here keeps it up to date. State that
+//! cannot be trusted is cleared before the slot is used again.
+//!
+//! What waits for other workers, the disk or an operator has its own owner, which uses [`KvState`]: `receiving`,
+//! `sending`, `saved_slot` and `contents`.
 //!
 //! Not here: which sequence runs (`schedule`), choosing its tokens (`output`).
 
-mod contents;
+pub(crate) mod contents;
 pub(crate) mod receiving;
 pub(crate) mod restoring;
 pub(crate) mod saved_slot;
@@ -34,10 +37,6 @@ use crate::engine::config::{PrefixCache, ShiftConfig};
 use crate::engine::counters::Counters;
 use crate::engine::llama::Llama;
 use crate::engine::sequence::admission::Admission;
-use contents::PinNames;
-use receiving::IncomingTransfers;
-use saved_slot::WaitingExport;
-use sending::RunLookup;
 use store::Cache;
 
 /// Time from the start of a slot's last request until the idle slot no longer counts towards its tenant's share.
@@ -57,13 +56,6 @@ pub(crate) struct KvState<'m> {
     unsaved: BTreeSet<SlotId>,
     /// Time that each idle slot's cells have added to steps since the slot became idle. Units: milliseconds.
     idle_ms: Vec<f64>,
-    pins: PinNames,
-    /// Exports of slots that wait for the disk.
-    exports: Vec<WaitingExport>,
-    /// Runs of blocks for other workers that are being looked up.
-    sends: Vec<RunLookup>,
-    /// State from other workers that requests wait for.
-    transfers: IncomingTransfers,
     counters: Arc<Counters>,
 }
 
@@ -97,8 +89,9 @@ impl SlotOwner {
 impl<'m> KvState<'m> {
     /// Returns empty slots with a store.
     pub(crate) fn new(
-        (llama, table): (Llama<'m>, SlotTable),
-        (cache, transfers): (Cache, IncomingTransfers),
+        llama: Llama<'m>,
+        table: SlotTable,
+        cache: Cache,
         rules: KvPolicy,
         counters: Arc<Counters>,
     ) -> Self {
@@ -111,10 +104,6 @@ impl<'m> KvState<'m> {
             owners: vec![SlotOwner::nobody(); n_slots],
             unsaved: BTreeSet::new(),
             idle_ms: vec![0.0; n_slots],
-            pins: PinNames::default(),
-            exports: Vec::new(),
-            sends: Vec::new(),
-            transfers,
             counters,
         }
     }
@@ -129,6 +118,11 @@ impl KvState<'_> {
     /// Returns the number of tokens in a slot's KV state.
     pub(crate) fn n_held(&self, slot: SlotId) -> u32 {
         self.table.n_held(slot)
+    }
+
+    /// Returns the maximum number of tokens that idle slots keep.
+    pub(crate) fn resident_tokens_max(&self) -> u64 {
+        self.rules.prefix_tokens_max
     }
 
     /// Returns the state on which the start of a request depends.
@@ -256,17 +250,5 @@ impl KvState<'_> {
     /// Returns the tenant that a slot's state is charged to.
     pub(crate) fn tenant(&self, slot: SlotId) -> TenantId {
         self.owners[usize::from(slot.0)].tenant.id
-    }
-
-    /// Returns whether an export of a slot or another worker waits for state.
-    pub(crate) fn has_waiting_exports(&self) -> bool {
-        !self.exports.is_empty() || !self.sends.is_empty()
-    }
-
-    /// Handles events of the disk, exports, and runs to send to other workers.
-    pub(crate) fn advance(&mut self) {
-        self.cache.take_disk_events();
-        self.finish_exports();
-        self.advance_sends();
     }
 }

@@ -15,7 +15,7 @@ use warmpath_worker_core::slot_table::SlotTable;
 
 use super::api::SlotView;
 use super::handle::view::EngineView;
-use super::kv::KvState;
+use super::kv::{KvState, contents};
 use super::schedule::Scheduler;
 use super::schedule::batch::Batch;
 use super::sequence::Sequence;
@@ -39,7 +39,7 @@ impl EnginePublisher {
             let load = Load { draining, ..schedule.load(&kv.table) };
             self.report.send(changes, load, now);
         }
-        let totals = kv.totals();
+        let totals = contents::totals(kv);
         if **self.view.cache.load() != totals {
             self.view.cache.store(Arc::new(totals));
         }

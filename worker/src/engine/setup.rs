@@ -23,7 +23,6 @@ use super::config::speculation::DraftCosts;
 use super::config::{CostSource, DiskConfig, EngineConfig, IdleState, PrefixCache, ShiftConfig, StartError};
 use super::counters::Counters;
 use super::handle::view::EngineView;
-use super::kv::receiving::IncomingTransfers;
 use super::kv::store::{Cache, Codec, Disk};
 use super::kv::{self, KvState};
 use super::llama::Llama;
@@ -162,7 +161,7 @@ pub(super) fn kv<'m>(
         prefix_tokens_max: prefix_tokens_max(config, facts),
         idle_cell_ms: idle_cell_ms(config, report),
     };
-    KvState::new((llama, table), (cache, IncomingTransfers::new(facts.exchange)), rules, Arc::clone(counters))
+    KvState::new(llama, table, cache, rules, Arc::clone(counters))
 }
 
 /// Returns the store of this engine, with the files of an earlier process, and the identity of its state.

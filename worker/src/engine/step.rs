@@ -1,6 +1,6 @@
 //! One step of the engine: admit, decode, sample, emit.
 //!
-//! [`EngineState`] composes the four owners of the engine's state. A sequence's slot is released exactly once, however
+//! [`EngineState`] composes the owners of the engine's state. A sequence's slot is released exactly once, however
 //! the sequence ends. KV state that cannot be trusted is cleared before the slot is used again.
 //!
 //! Not here: what a failure of llama.cpp ends (`failures`), when to step and when to stop (`thread`), llama.cpp's calls
@@ -20,6 +20,10 @@ use warmpath_worker_core::slot_plan::SlotPlan;
 use super::api::{EngineError, EngineEvent, FinishReason, PromptFault};
 use super::counters::Counters;
 use super::kv::KvState;
+use super::kv::contents::NamedPins;
+use super::kv::receiving::{IncomingTransfers, PrefetchOrder};
+use super::kv::saved_slot::SlotExports;
+use super::kv::sending::OutgoingRuns;
 use super::output::Generator;
 use super::output::speculation::DraftEnd;
 use super::publish::EnginePublisher;
@@ -33,6 +37,13 @@ use super::sequence::{LogitsUse, Sequence};
 pub(crate) struct EngineState<'m> {
     pub(super) schedule: Scheduler,
     pub(super) kv: KvState<'m>,
+    /// State from other workers that requests wait for.
+    pub(super) transfers: IncomingTransfers,
+    /// Runs of blocks for other workers.
+    pub(super) runs: OutgoingRuns,
+    /// Exports of slots that wait for the disk.
+    pub(super) exports: SlotExports,
+    pub(super) pins: NamedPins,
     pub(super) generator: Generator<'m>,
     pub(super) publisher: EnginePublisher,
     /// Computations that have failed since the last successful one.
@@ -46,7 +57,8 @@ pub(crate) struct EngineState<'m> {
 impl EngineState<'_> {
     /// Returns whether no sequence runs and no submission waits.
     pub(super) fn is_idle(&self) -> bool {
-        self.schedule.queue.is_empty() && !self.kv.has_waiting_exports() && self.schedule.running.is_empty()
+        let is_empty = self.schedule.queue.is_empty() && self.schedule.running.is_empty();
+        is_empty && self.exports.is_empty() && self.runs.is_empty()
     }
 
     /// Returns whether another step would do nothing before a command arrives or something is [due](Self::due).
@@ -54,7 +66,7 @@ impl EngineState<'_> {
     /// Everything else that a step waits for wakes the thread with a command: the disk, readers, the encoder, other
     /// workers.
     pub(super) fn is_settled(&self) -> bool {
-        !self.has_changed && !self.schedule.has_ready(&self.kv.table) && !self.kv.is_storing_run()
+        !self.has_changed && !self.schedule.has_ready(&self.kv.table) && !self.runs.is_storing()
     }
 
     /// Returns the time at which the next step has work without a command: an update for routers is due, a wait of a
@@ -66,22 +78,29 @@ impl EngineState<'_> {
         let is_pending = |until: &Instant| *until > self.stepped_at;
         let held = self.schedule.queue.iter().filter_map(|waiting| waiting.held_until).filter(is_pending);
         let late = self.kv.cache.next_late_read(self.stepped_at);
-        update.into_iter().chain(held).chain(self.kv.transfer_deadlines()).chain(late).min()
+        update.into_iter().chain(held).chain(self.transfers.deadlines()).chain(late).min()
+    }
+
+    /// Orders a prefix from another worker before a request needs it.
+    pub(super) fn prefetch(&mut self, order: PrefetchOrder) {
+        self.transfers.prefetch(order, &mut self.kv);
     }
 
     /// Puts a submission at the end of the queue.
     pub(super) fn enqueue(&mut self, admission: Admission) {
         self.publisher.report.count(admission.announcement.as_ref());
-        self.schedule.enqueue(admission, &mut self.kv);
+        self.schedule.enqueue(admission, &mut self.kv, &mut self.transfers);
     }
 
     /// Runs one step: frees slots, admits submissions, computes one micro-batch, reports.
     pub(super) fn step(&mut self) {
         self.has_changed = false;
         self.stepped_at = Instant::now();
-        self.kv.advance();
+        self.kv.cache.take_disk_events();
+        self.exports.finish(&mut self.kv.cache);
+        self.runs.advance(&mut self.kv);
         self.drop_abandoned();
-        self.schedule.take_received(&mut self.kv);
+        self.schedule.take_received(&mut self.transfers, &mut self.kv.cache);
         self.admit();
         self.fail_unencoded();
         self.shift_full();

@@ -25,7 +25,10 @@ use super::config::{EngineConfig, PrefixCache, StartError};
 use super::handle::commands::{EngineCommand, WaitingQuery};
 use super::handle::view::EngineView;
 use super::handle::{EngineHandle, EngineShared};
-use super::kv::sending::SENDS_MAX;
+use super::kv::contents::NamedPins;
+use super::kv::receiving::IncomingTransfers;
+use super::kv::saved_slot::SlotExports;
+use super::kv::sending::{OutgoingRuns, SENDS_MAX};
 use super::llama::adapters::Adapters;
 use super::llama::{self, Llama, Probed, Progress, RopeFactors};
 use super::media::Projector;
@@ -199,6 +202,10 @@ fn prepare<'m>(
             (config, &facts, calm),
             counters,
         ),
+        transfers: IncomingTransfers::new(facts.exchange),
+        runs: OutgoingRuns::default(),
+        exports: SlotExports::default(),
+        pins: NamedPins::default(),
         publisher: EnginePublisher {
             report: UpdateSender::new(inside.updates.clone()),
             view: Arc::clone(&inside.view),
@@ -349,8 +356,8 @@ impl EngineLoop<'_, '_> {
             }
             EngineCommand::Submit(admission) => self.engine.enqueue(*admission),
             EngineCommand::Inquire(asked) => self.deferred.push(*asked),
-            EngineCommand::Send(sending) => self.engine.kv.send(*sending),
-            EngineCommand::Prefetch(prefetch) if self.deadline.is_none() => self.engine.kv.prefetch(*prefetch),
+            EngineCommand::Send(sending) => self.engine.runs.add(*sending),
+            EngineCommand::Prefetch(prefetch) if self.deadline.is_none() => self.engine.prefetch(*prefetch),
             EngineCommand::Prefetch(_) => {}
             // Further changes wake the thread again, also while it gathers requests.
             EngineCommand::Wake => self.waker.clear(),

@@ -18,7 +18,7 @@ use warmpath_worker_core::tenants::Tenant;
 use warmpath_worker_core::transfer_plan::{self, Own, StateOffer};
 
 use super::KvState;
-use super::store::SequenceState;
+use super::store::{Cache, SequenceState};
 use crate::engine::api::facts::Exchange;
 use crate::engine::api::peers::{FetchOrder, FetchedState, Inbox, PeerOffer, PeerSpeed};
 use crate::engine::sequence::admission::Admission;
@@ -66,95 +66,97 @@ pub(crate) struct PrefetchOrder {
 }
 
 /// A transfer in progress.
-struct Receiving {
+struct IncomingTransfer {
     id: TransferId,
     purpose: TransferPurpose,
     inbox: Arc<Inbox>,
     root: BlockHash,
-    /// Hashes of the prompt's first blocks, to the last wanted one.
+    /// Hashes of the prompt's first blocks, to the last ordered one.
     chain: Vec<BlockHash>,
     tokens: Vec<Token>,
     /// Chunks of the prefix, which are not evicted during the transfer.
-    held: Vec<ChunkId>,
+    chunks: Vec<ChunkId>,
     n_bytes: u64,
-    ordered: Instant,
+    ordered_at: Instant,
     deadline: Instant,
     tenant: Tenant,
     priority: i32,
 }
 
-/// A transfer that no request waits for any more.
-pub(crate) struct EndedTransfer {
-    pub(crate) id: TransferId,
-    /// Chunks of the prefix, not evicted before [`super::store::Cache::release`].
-    pub(crate) chunks: Vec<ChunkId>,
-    pub(crate) fetched: FetchedState,
-}
-
-/// Transfers from other workers.
-pub(crate) struct IncomingTransfers {
-    /// State that can be exchanged with other workers.
-    exchange: Option<Exchange>,
-    /// Transfers in progress.
-    receiving: Vec<Receiving>,
-    n_ordered: u64,
-}
-
-impl IncomingTransfers {
-    /// Returns the transfers without any in progress; `exchange` is `None` if state cannot be exchanged.
-    pub(crate) fn new(exchange: Option<Exchange>) -> Self {
-        Self { exchange, receiving: Vec::new(), n_ordered: 0 }
-    }
-}
-
-impl Drop for Receiving {
+impl Drop for IncomingTransfer {
     /// Ends the fetching task: the inbox is closed.
     fn drop(&mut self) {
         self.inbox.close();
     }
 }
 
-impl KvState<'_> {
+/// A transfer that no request waits for any more.
+pub(crate) struct EndedTransfer {
+    pub(crate) id: TransferId,
+    /// Chunks of the prefix, not evicted before [`Cache::release`].
+    pub(crate) chunks: Vec<ChunkId>,
+    pub(crate) report: FetchedState,
+}
+
+/// Transfers from other workers.
+pub(crate) struct IncomingTransfers {
+    /// State that can be exchanged with other workers; `None` if none can.
+    exchange: Option<Exchange>,
+    /// Transfers in progress.
+    in_progress: Vec<IncomingTransfer>,
+    n_ordered: u64,
+}
+
+impl IncomingTransfers {
+    /// Returns the transfers without any in progress; `exchange` is `None` if state cannot be exchanged.
+    pub(crate) fn new(exchange: Option<Exchange>) -> Self {
+        Self { exchange, in_progress: Vec::new(), n_ordered: 0 }
+    }
+
     /// Returns the transfer that a new request waits for, and the number of prompt tokens that are cached after it.
     ///
     /// This is a transfer in progress that has at least one block for the request, or one that is ordered now.
-    pub(crate) fn await_transfer(&mut self, admission: &mut Admission, n_usable: u32) -> Option<(TransferId, u32)> {
+    pub(crate) fn await_transfer(
+        &mut self,
+        admission: &mut Admission,
+        n_usable: u32,
+        kv: &mut KvState<'_>,
+    ) -> Option<(TransferId, u32)> {
         let offer = admission.submission.peer.take();
-        if self.reusable(admission) == Reuse::Forbidden {
+        if kv.reusable(admission) == Reuse::Forbidden {
             return None;
         }
-        let block_size = self.table.block_size_tokens() as usize;
+        let block_size = kv.table.block_size_tokens() as usize;
         let n_last = admission.submission.prompt.len().saturating_sub(1);
-        let reach = |receiving: &Receiving| {
-            let n_common = receiving.chain.iter().zip(&admission.chain).take_while(|(a, b)| a == b).count();
-            (receiving.id, (n_common * block_size).min(n_last) as u32)
+        let reach = |transfer: &IncomingTransfer| {
+            let n_common = transfer.chain.iter().zip(&admission.chain).take_while(|(a, b)| a == b).count();
+            (transfer.id, (n_common * block_size).min(n_last) as u32)
         };
         // A prefetch has no deadline that a request could set, so no request waits for it.
-        let for_requests =
-            self.transfers.receiving.iter().filter(|receiving| receiving.purpose == TransferPurpose::Request);
-        let found = for_requests.map(reach).find(|(_, n)| *n as usize >= n_usable as usize + block_size);
-        if found.is_some() {
-            return found;
+        let for_requests = self.in_progress.iter().filter(|transfer| transfer.purpose == TransferPurpose::Request);
+        let shared = for_requests.map(reach).find(|(_, n)| *n as usize >= n_usable as usize + block_size);
+        if shared.is_some() {
+            return shared;
         }
         let submission = &admission.submission;
-        let wanted = WantedBlocks {
+        let blocks = WantedBlocks {
             prefix: Prefix { root: submission.chain_root, chain: &admission.chain, tokens: &submission.prompt },
             n_prompt: submission.prompt.len(),
             n_usable,
-            room_bytes: self.cache.index().limits().ram_bytes,
+            room_bytes: kv.cache.index().limits().ram_bytes,
             tenant: admission.tenant,
             priority: submission.priority,
             purpose: TransferPurpose::Request,
         };
-        self.order(&wanted, offer?)?;
-        self.transfers.receiving.last().map(reach)
+        self.order(&blocks, offer?, kv)?;
+        self.in_progress.last().map(reach)
     }
 
     /// Orders a prefix before a request needs it, unless it is cached already.
-    pub(crate) fn prefetch(&mut self, prefetch: PrefetchOrder) {
-        let PrefetchOrder { root, tokens, chain, room_bytes, tenant, offer } = prefetch;
-        let n_resident = self.table.iter().map(|(_, held)| held.n_common(&tokens, &root)).max();
-        let wanted = WantedBlocks {
+    pub(crate) fn prefetch(&mut self, order: PrefetchOrder, kv: &mut KvState<'_>) {
+        let PrefetchOrder { root, tokens, chain, room_bytes, tenant, offer } = order;
+        let n_resident = kv.table.iter().map(|(_, slot)| slot.n_common(&tokens, &root)).max();
+        let blocks = WantedBlocks {
             prefix: Prefix { root, chain: &chain, tokens: &tokens },
             // No request computes the last token here, so all blocks may be fetched.
             n_prompt: tokens.len() + 1,
@@ -164,29 +166,49 @@ impl KvState<'_> {
             priority: 0,
             purpose: TransferPurpose::Ahead,
         };
-        let _ = self.order(&wanted, offer);
+        let _ = self.order(&blocks, offer, kv);
     }
 
     /// Orders the blocks that are faster to fetch than to compute, and adds the transfer at the end of the list; `None`
     /// if there are no such blocks.
-    fn order(&mut self, wanted: &WantedBlocks<'_>, offer: PeerOffer) -> Option<()> {
-        let exchange = self.transfers.exchange?;
-        let Prefix { root, chain, tokens } = wanted.prefix;
-        let found = self.cache.index().find(&wanted.prefix);
-        let block_size = self.table.block_size_tokens();
+    fn order(&mut self, blocks: &WantedBlocks<'_>, offer: PeerOffer, kv: &mut KvState<'_>) -> Option<()> {
+        let exchange = self.exchange?;
+        let Prefix { root, chain, tokens } = blocks.prefix;
+        let block_size = kv.table.block_size_tokens();
+        let block_bytes = exchange.token_bytes * u64::from(block_size);
+
+        // The core decides which blocks are faster to fetch, and how long the request may wait for them.
+        let stored = kv.cache.index().find(&blocks.prefix);
         let own = Own {
-            n_prompt: u32::try_from(wanted.n_prompt).ok()?,
+            n_prompt: u32::try_from(blocks.n_prompt).ok()?,
             n_prompt_blocks: chain.len(),
-            n_usable: wanted.n_usable,
-            n_stored_blocks: found.n_blocks,
+            n_usable: blocks.n_usable,
+            n_stored_blocks: stored.n_blocks,
             block_size_tokens: block_size,
-            block_bytes: exchange.token_bytes * u64::from(block_size),
-            room_bytes: wanted.room_bytes,
+            block_bytes,
+            room_bytes: blocks.room_bytes,
         };
         let PeerSpeed { ms_per_byte, latency_ms } = offer.speed;
-        let offered = StateOffer { n_blocks: offer.n_blocks, ms_per_byte, latency_ms };
-        let transfer = transfer_plan::plan(&offered, &own, self.cache.costs())?;
-        let (start, end) = (transfer.blocks.start, transfer.blocks.end);
+        let peer = StateOffer { n_blocks: offer.n_blocks, ms_per_byte, latency_ms };
+        let plan = transfer_plan::plan(&peer, &own, kv.cache.costs())?;
+        let (start, end) = (plan.blocks.start, plan.blocks.end);
+        let (wait, prefill_ms_per_block) = match blocks.purpose {
+            TransferPurpose::Request => {
+                let wait = Duration::try_from_secs_f64(plan.time_max_ms / 1e3).unwrap_or(WAIT_MAX);
+                (wait.min(WAIT_MAX), plan.prefill_ms_per_block)
+            }
+            // No request waits for a prefetch.
+            TransferPurpose::Ahead => (WAIT_MAX, f64::INFINITY),
+        };
+
+        // Received state could not be used, because a request can restore only a whole prefix.
+        let is_absent = |(chunk, _): (ChunkId, usize)| kv.cache.payload(chunk).is_none();
+        let is_in_vain = kv.cache.is_disk_late() && stored.first(start).any(is_absent);
+        if blocks.purpose == TransferPurpose::Request && is_in_vain {
+            return None;
+        }
+
+        // The order goes to the fetching task; if that has gone, nothing is fetched.
         let tokens = &tokens[..end * block_size as usize];
         let run = WantedRun {
             identity: exchange.identity,
@@ -195,81 +217,75 @@ impl KvState<'_> {
             parent: start.checked_sub(1).map(|before| chain[before]),
             blocks: chain[start..end].to_vec(),
             tokens: tokens[start * block_size as usize..].to_vec(),
-            block_bytes: own.block_bytes,
+            block_bytes,
         };
-        let (wait, prefill_ms_per_block) = match wanted.purpose {
-            TransferPurpose::Request => {
-                let wait = Duration::try_from_secs_f64(transfer.time_max_ms / 1e3).unwrap_or(WAIT_MAX);
-                (wait.min(WAIT_MAX), transfer.prefill_ms_per_block)
-            }
-            // No request waits for a prefetch.
-            TransferPurpose::Ahead => (WAIT_MAX, f64::INFINITY),
-        };
-        let (ordered, inbox) = (Instant::now(), Arc::new(Inbox::default()));
-        let deadline = ordered + wait;
-        // Received state could not be used, because a request can restore only a whole prefix.
-        let is_absent = |(chunk, _): (ChunkId, usize)| self.cache.payload(chunk).is_none();
-        let is_in_vain = self.cache.is_disk_late() && found.first(start).any(is_absent);
-        if wanted.purpose == TransferPurpose::Request && is_in_vain {
-            return None;
-        }
+        let (ordered_at, inbox) = (Instant::now(), Arc::new(Inbox::default()));
+        let deadline = ordered_at + wait;
         let order = FetchOrder { run, prefill_ms_per_block, deadline, inbox: Arc::clone(&inbox) };
         offer.order.send(order).ok()?;
-        let held: Vec<ChunkId> = found.first(start).map(|(chunk, _)| chunk).collect();
-        held.iter().for_each(|chunk| self.cache.index_mut().hold(*chunk));
-        self.transfers.n_ordered += 1;
-        self.transfers.receiving.push(Receiving {
-            id: TransferId(self.transfers.n_ordered),
-            purpose: wanted.purpose,
+
+        // The stored blocks before the run must not be evicted in the meantime.
+        let chunks: Vec<ChunkId> = stored.first(start).map(|(chunk, _)| chunk).collect();
+        chunks.iter().for_each(|chunk| kv.cache.index_mut().hold(*chunk));
+        self.n_ordered += 1;
+        self.in_progress.push(IncomingTransfer {
+            id: TransferId(self.n_ordered),
+            purpose: blocks.purpose,
             inbox,
             root,
             chain: chain[..end].to_vec(),
             tokens: tokens.to_vec(),
-            held,
+            chunks,
             n_bytes: 0,
-            ordered,
+            ordered_at,
             deadline,
-            tenant: wanted.tenant,
-            priority: wanted.priority,
+            tenant: blocks.tenant,
+            priority: blocks.priority,
         });
         Some(())
     }
 
-    /// Stores received state; returns the transfers that have ended or are late.
+    /// Stores the state that has arrived; returns the transfers that have ended or are late.
     ///
     /// `is_awaited` returns whether a request waits for a transfer.
-    pub(crate) fn take_received(&mut self, is_awaited: impl Fn(TransferId) -> bool) -> Vec<EndedTransfer> {
+    pub(crate) fn take_received(
+        &mut self,
+        cache: &mut Cache,
+        is_awaited: impl Fn(TransferId) -> bool,
+    ) -> Vec<EndedTransfer> {
         let mut ended = Vec::new();
-        for mut receiving in std::mem::take(&mut self.transfers.receiving) {
-            let is_awaited = receiving.purpose == TransferPurpose::Ahead || is_awaited(receiving.id);
-            let (received, took) = receiving.inbox.take();
+        for mut transfer in std::mem::take(&mut self.in_progress) {
+            let is_awaited = transfer.purpose == TransferPurpose::Ahead || is_awaited(transfer.id);
+            let (received, took) = transfer.inbox.take();
             for received in received.into_iter().filter(|_| is_awaited) {
-                self.store_received(&mut receiving, received);
+                transfer.store(received, cache);
             }
-            if is_awaited && took.is_none() && Instant::now() < receiving.deadline {
-                self.transfers.receiving.push(receiving);
+            if is_awaited && took.is_none() && Instant::now() < transfer.deadline {
+                self.in_progress.push(transfer);
                 continue;
             }
-            let took = took.unwrap_or_else(|| receiving.ordered.elapsed());
+            let took = took.unwrap_or_else(|| transfer.ordered_at.elapsed());
             ended.push(EndedTransfer {
-                id: receiving.id,
-                chunks: std::mem::take(&mut receiving.held),
-                fetched: FetchedState { n_bytes: receiving.n_bytes, took },
+                id: transfer.id,
+                chunks: std::mem::take(&mut transfer.chunks),
+                report: FetchedState { n_bytes: transfer.n_bytes, took },
             });
         }
         ended
     }
 
-    fn store_received(&mut self, receiving: &mut Receiving, received: Received) {
-        receiving.n_bytes += received.payload.len() as u64;
-        let end = received.first_block + received.n_blocks;
-        let prefix = Prefix { root: receiving.root, chain: &receiving.chain[..end], tokens: &receiving.tokens };
-        let kept = SequenceState { prefix, tenant: receiving.tenant, priority: receiving.priority };
-        receiving.held.extend(self.cache.store_received(&received, &kept));
-    }
-
     /// Returns the deadlines of the transfers in progress.
-    pub(crate) fn transfer_deadlines(&self) -> impl Iterator<Item = Instant> {
-        self.transfers.receiving.iter().map(|receiving| receiving.deadline)
+    pub(crate) fn deadlines(&self) -> impl Iterator<Item = Instant> {
+        self.in_progress.iter().map(|transfer| transfer.deadline)
+    }
+}
+
+impl IncomingTransfer {
+    fn store(&mut self, received: Received, cache: &mut Cache) {
+        self.n_bytes += received.payload.len() as u64;
+        let end = received.first_block + received.n_blocks;
+        let prefix = Prefix { root: self.root, chain: &self.chain[..end], tokens: &self.tokens };
+        let sequence = SequenceState { prefix, tenant: self.tenant, priority: self.priority };
+        self.chunks.extend(cache.store_received(&received, &sequence));
     }
 }

@@ -34,14 +34,14 @@ impl KvState<'_> {
     /// Exports the state of a slot and stores the part that is not stored yet.
     pub(super) fn save(&mut self, slot: SlotId) {
         self.unsaved.remove(&slot);
-        self.save_blocks(slot, (usize::MAX, u32::MAX));
+        self.save_blocks(slot, usize::MAX, u32::MAX);
     }
 
     /// Stores the missing ones of a slot's first `n_blocks` blocks, at most `n_tokens_max` tokens but at least one
     /// chunk; returns the number of stored tokens.
     ///
     /// If every slot has its own buffer, llama.cpp exports the whole sequence even if most of it is stored.
-    pub(super) fn save_blocks(&mut self, slot: SlotId, (n_blocks, n_tokens_max): (usize, u32)) -> u32 {
+    pub(super) fn save_blocks(&mut self, slot: SlotId, n_blocks: usize, n_tokens_max: u32) -> u32 {
         let held = self.table.slot(slot);
         let (Some(root), tokens) = (held.root().copied(), held.exact_tokens()) else { return 0 };
         if self.table.memory() == MemoryKind::Recurrent || !held.lends() {

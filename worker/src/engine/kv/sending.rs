@@ -14,6 +14,7 @@ use warmpath_common::ids::SlotId;
 use warmpath_worker_core::chunk_index::{ChunkId, ChunkPart};
 
 use super::KvState;
+use super::store::Cache;
 use crate::engine::api::EngineError;
 use crate::engine::sequence::places::HeldPlace;
 use crate::store::exchange::SentPart;
@@ -72,6 +73,60 @@ pub(crate) struct RunLookup {
     place: HeldPlace,
 }
 
+/// Runs of blocks that other workers have asked for.
+#[derive(Default)]
+pub(crate) struct OutgoingRuns(Vec<RunLookup>);
+
+impl OutgoingRuns {
+    /// Looks a run up for another worker, from the next step on.
+    pub(crate) fn add(&mut self, lookup: RunLookup) {
+        self.0.push(lookup);
+    }
+
+    /// Returns whether no run is being looked up.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns whether the next step stores a part of a run from a slot.
+    pub(crate) fn is_storing(&self) -> bool {
+        self.0.iter().any(|lookup| lookup.parts.is_empty())
+    }
+
+    /// Looks the runs up, stores a part of the state that is only in slots, and replies to the callers whose runs are
+    /// in memory.
+    pub(crate) fn advance(&mut self, kv: &mut KvState<'_>) {
+        let mut export = ExportBudget::Allowed;
+        for mut lookup in std::mem::take(&mut self.0) {
+            let is_wanted = !lookup.reply.is_closed();
+            if is_wanted && lookup.parts.is_empty() && !lookup.find(kv, &mut export) {
+                let _ = lookup.reply.send(Err(SendError::Missing));
+                continue;
+            }
+            let chunks = lookup.chunks();
+            if is_wanted && (chunks.is_empty() || kv.cache.is_reading(&chunks)) {
+                self.0.push(lookup);
+                continue;
+            }
+            let parts = if is_wanted { lookup.read_parts(&kv.cache) } else { Vec::new() };
+            kv.cache.release(&chunks);
+            let RunLookup { reply, place, .. } = lookup;
+            let run = if parts.is_empty() { Err(SendError::Missing) } else { Ok(SentRun { parts, _place: place }) };
+            // The caller may have gone.
+            let _ = reply.send(run);
+        }
+    }
+}
+
+/// A run of which at least a part is only in a slot.
+struct RunInSlot {
+    slot: SlotId,
+    /// Number of the sequence's computed blocks, up to the end of the run.
+    n_ready: usize,
+    /// The run without blocks that are not computed yet.
+    end: RunEnd,
+}
+
 impl RunLookup {
     /// Returns the look-up of the first of these runs that is cached.
     pub(crate) fn new(ends: Vec<RunEnd>, reply: oneshot::Sender<Result<SentRun, SendError>>, place: HeldPlace) -> Self {
@@ -81,98 +136,60 @@ impl RunLookup {
     fn chunks(&self) -> Vec<ChunkId> {
         self.parts.iter().map(|part| part.chunk).collect()
     }
-}
 
-impl KvState<'_> {
-    /// Looks a run up for another worker, from the next step on.
-    pub(crate) fn send(&mut self, sending: RunLookup) {
-        self.sends.push(sending);
-    }
-
-    /// Returns whether the next step stores a part of a run from a slot.
-    pub(crate) fn is_storing_run(&self) -> bool {
-        self.sends.iter().any(|sending| sending.parts.is_empty())
-    }
-
-    /// Looks the runs up, stores a part of the state that is only in slots, and replies to the callers whose runs are
-    /// in memory.
-    pub(super) fn advance_sends(&mut self) {
-        let mut export = ExportBudget::Allowed;
-        for mut sending in std::mem::take(&mut self.sends) {
-            let is_wanted = !sending.reply.is_closed();
-            if is_wanted && sending.parts.is_empty() && !self.find_run(&mut sending, &mut export) {
-                let _ = sending.reply.send(Err(SendError::Missing));
-                continue;
-            }
-            let chunks = sending.chunks();
-            if is_wanted && (chunks.is_empty() || self.cache.is_reading(&chunks)) {
-                self.sends.push(sending);
-                continue;
-            }
-            let parts = if is_wanted { self.read_parts(&sending) } else { Vec::new() };
-            self.cache.release(&chunks);
-            let RunLookup { reply, place, .. } = sending;
-            let run = if parts.is_empty() { Err(SendError::Missing) } else { Ok(SentRun { parts, _place: place }) };
-            // The caller may have gone.
-            let _ = reply.send(run);
-        }
-    }
-
-    /// Finds a run in the store, or stores a part of it from a slot; returns whether it is found or may be in a later
+    /// Finds the run in the store, or stores a part of it from a slot; returns whether it is found or may be in a later
     /// step.
-    fn find_run(&mut self, sending: &mut RunLookup, export: &mut ExportBudget) -> bool {
-        let stored = |end: &RunEnd| self.cache.index().run_to(&end.last, end.n_blocks);
-        let held = |end: &RunEnd| match stored(end) {
-            run if run.is_empty() => {
-                let (slot, n_ready, end) = self.slot_with(*end)?;
-                Some((stored(&end), Some((slot, n_ready))))
+    fn find(&mut self, kv: &mut KvState<'_>, export: &mut ExportBudget) -> bool {
+        for end in &self.ends {
+            let mut run = kv.cache.index().run_to(&end.last, end.n_blocks);
+            if run.is_empty() {
+                let Some(in_slot) = slot_with(*end, kv) else { continue };
+                run = kv.cache.index().run_to(&in_slot.end.last, in_slot.end.n_blocks);
+                if run.is_empty() {
+                    return match std::mem::replace(export, ExportBudget::Done) {
+                        ExportBudget::Allowed => {
+                            kv.save_blocks(in_slot.slot, in_slot.n_ready, export_tokens_max(kv)) > 0
+                        }
+                        ExportBudget::Done => true,
+                    };
+                }
             }
-            run => Some((run, None)),
-        };
-        match sending.ends.iter().find_map(held) {
-            None => return false,
-            Some((run, Some((slot, n_ready)))) if run.is_empty() => {
-                return match std::mem::replace(export, ExportBudget::Done) {
-                    ExportBudget::Allowed => self.save_blocks(slot, (n_ready, self.export_tokens_max())) > 0,
-                    ExportBudget::Done => true,
-                };
-            }
-            Some((run, _)) => sending.parts = run,
+            self.parts = run;
+            kv.cache.fetch(&self.chunks());
+            return true;
         }
-        self.cache.fetch(&sending.chunks());
-        true
+        false
     }
 
-    /// Returns the slot with a run's last block, the number of the sequence's computed blocks, and the run without
-    /// blocks that are not computed yet; `None` if no slot has blocks of the run that may be shared.
-    fn slot_with(&self, end: RunEnd) -> Option<(SlotId, usize, RunEnd)> {
-        let block_size = self.table.block_size_tokens() as usize;
-        let mut slots = self.table.iter().filter(|(_, held)| held.lends());
-        slots.find_map(|(slot, held)| {
-            let chain = self.table.tree().chain(slot);
-            let n_wanted = chain.iter().position(|hash| *hash == end.last)? + 1;
-            let n_ready = n_wanted.min(held.exact_tokens().len() / block_size);
-            let n_blocks = end.n_blocks.checked_sub(n_wanted - n_ready).filter(|n| *n > 0 && n_ready > 0)?;
-            Some((slot, n_ready, RunEnd { last: chain[n_ready - 1], n_blocks }))
-        })
-    }
-
-    /// Returns the maximum number of tokens that are exported in one step.
-    fn export_tokens_max(&self) -> u32 {
-        let (costs, (_, ubatch_tokens)) = (self.cache.costs(), self.llama.batch_limits());
-        costs.exported_within(costs.prefill_ms(ubatch_tokens as usize))
-    }
-
-    /// Returns a run's parts up to the first one that is not in memory, because it could not be read or not yet.
-    fn read_parts(&self, sending: &RunLookup) -> Vec<SentPart> {
-        let parts = sending.parts.iter().map_while(|ChunkPart { chunk, blocks }| {
-            let (record, payload) = (self.cache.index().record(*chunk)?, self.cache.payload(*chunk)?);
+    /// Returns the run's parts up to the first one that is not in memory, because it could not be read or not yet.
+    fn read_parts(&self, cache: &Cache) -> Vec<SentPart> {
+        let parts = self.parts.iter().map_while(|ChunkPart { chunk, blocks }| {
+            let (record, payload) = (cache.index().record(*chunk)?, cache.payload(*chunk)?);
             let block_bytes = payload.len() / record.blocks.len();
             let bytes = blocks.start * block_bytes..blocks.end * block_bytes;
             Some(SentPart { record: record.part(blocks.clone()), payload, bytes })
         });
         parts.collect()
     }
+}
+
+/// Returns the slot with a run's last block; `None` if no slot has blocks of the run that may be shared.
+fn slot_with(end: RunEnd, kv: &KvState<'_>) -> Option<RunInSlot> {
+    let block_size = kv.table.block_size_tokens() as usize;
+    let mut slots = kv.table.iter().filter(|(_, slot)| slot.lends());
+    slots.find_map(|(slot, state)| {
+        let chain = kv.table.tree().chain(slot);
+        let n_wanted = chain.iter().position(|hash| *hash == end.last)? + 1;
+        let n_ready = n_wanted.min(state.exact_tokens().len() / block_size);
+        let n_blocks = end.n_blocks.checked_sub(n_wanted - n_ready).filter(|n| *n > 0 && n_ready > 0)?;
+        Some(RunInSlot { slot, n_ready, end: RunEnd { last: chain[n_ready - 1], n_blocks } })
+    })
+}
+
+/// Returns the maximum number of tokens that are exported in one step.
+fn export_tokens_max(kv: &KvState<'_>) -> u32 {
+    let (costs, (_, ubatch_tokens)) = (kv.cache.costs(), kv.llama.batch_limits());
+    costs.exported_within(costs.prefill_ms(ubatch_tokens as usize))
 }
 
 /// Whether this step may still export state for another worker.

@@ -16,7 +16,7 @@ use warmpath_worker_core::slot_plan::{self, Reuse, SlotDecision, SlotPlan};
 use super::Scheduler;
 use crate::engine::api::FetchedState;
 use crate::engine::kv::KvState;
-use crate::engine::kv::receiving::{EndedTransfer, TransferId};
+use crate::engine::kv::receiving::{EndedTransfer, IncomingTransfers, TransferId};
 use crate::engine::kv::store::Cache;
 use crate::engine::sequence::admission::Admission;
 
@@ -70,7 +70,12 @@ impl QueuedSubmission {
 
 impl Scheduler {
     /// Puts a submission at the end of the queue.
-    pub(crate) fn enqueue(&mut self, mut admission: Admission, kv: &mut KvState<'_>) {
+    pub(crate) fn enqueue(
+        &mut self,
+        mut admission: Admission,
+        kv: &mut KvState<'_>,
+        transfers: &mut IncomingTransfers,
+    ) {
         let n_prompt = u32::try_from(admission.submission.prompt.len()).unwrap_or(u32::MAX);
         let n_usable = slot_plan::best_usable(&kv.outlook(), &kv.wish(&admission));
         let n_expected = match kv.reusable(&admission) {
@@ -80,7 +85,7 @@ impl Scheduler {
         // While the disk is late, blocks that the router expects may be missing because they are only on disk.
         let lacks_blocks = n_usable < n_expected && !kv.cache.is_disk_late();
         let held_until = lacks_blocks.then(|| Instant::now() + SIBLING_WAIT_MAX);
-        let (transfer, n_reached) = kv.await_transfer(&mut admission, n_usable).unzip();
+        let (transfer, n_reached) = transfers.await_transfer(&mut admission, n_usable, kv).unzip();
         self.queue.push_back(QueuedSubmission {
             admission,
             n_uncached: n_prompt - n_reached.unwrap_or(n_usable),
@@ -95,21 +100,21 @@ impl Scheduler {
     }
 
     /// Stores state that has arrived from other workers, and ends the wait of the requests whose transfer has ended.
-    pub(crate) fn take_received(&mut self, kv: &mut KvState<'_>) {
+    pub(crate) fn take_received(&mut self, transfers: &mut IncomingTransfers, cache: &mut Cache) {
         let queue = &self.queue;
-        let ended = kv.take_received(|id| queue.iter().any(|waiting| waiting.transfer == Some(id)));
-        for EndedTransfer { id, chunks, fetched } in ended {
-            let mut fetched = Some(fetched);
+        let is_awaited = |id| queue.iter().any(|waiting| waiting.transfer == Some(id));
+        for EndedTransfer { id, chunks, report } in transfers.take_received(cache, is_awaited) {
+            let mut report = Some(report);
             for waiting in self.queue.iter_mut().filter(|waiting| waiting.transfer == Some(id)) {
                 waiting.transfer = None;
                 // Only the first request in the queue reports the transfer.
-                waiting.fetched = fetched.take();
+                waiting.fetched = report.take();
                 // The cache may have been cleared in the meantime.
-                let stored = chunks.iter().copied().filter(|chunk| kv.cache.index().record(*chunk).is_some());
+                let stored = chunks.iter().copied().filter(|chunk| cache.index().record(*chunk).is_some());
                 waiting.received = stored.collect();
-                waiting.received.iter().for_each(|chunk| kv.cache.index_mut().hold(*chunk));
+                waiting.received.iter().for_each(|chunk| cache.index_mut().hold(*chunk));
             }
-            kv.cache.release(&chunks);
+            cache.release(&chunks);
         }
     }
 
