@@ -25,7 +25,7 @@ use warmpath_common::model::Fingerprint;
 use warmpath_worker_core::chunk_index::{ChunkId, ChunkRecord};
 
 pub use folder::Reservation;
-pub use format::Damage;
+pub use preamble::Damage;
 pub use slot_file::SlotIdentity;
 
 use folder::Folder;

@@ -34,7 +34,6 @@ use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::{Change, Resume, Run, RunState, Tier};
 
 use crate::chunk_index::{StateKind, TierChange};
-use crate::slot_table::{Acquire, AfterUse, Slot, SlotTable};
 
 /// Function that hashes a block and its parent's hash, like [`warmpath_common::block_hash::block_hash`]; tests may use
 /// a worse one.
@@ -197,18 +196,27 @@ impl PrefixTree {
         self.set(holder, held.unwrap_or_default());
     }
 
-    pub(crate) fn acquire(&mut self, slot: SlotId, acquire: &Acquire<'_>, n_keep_tokens: usize) {
-        let is_secret = acquire.after_use == AfterUse::Forget;
-        let announces = !is_secret && self.memory != MemoryKind::Recurrent;
-        let chain = if announces { acquire.prompt_chain.to_vec() } else { Vec::new() };
-        let n_ready = (n_keep_tokens / self.block_size_tokens as usize).min(chain.len());
+    /// Announces the blocks of a prompt that a slot starts to compute, of which the first `n_start_tokens` are there.
+    /// `prompt_chain` is `None` if the sequence leaves nothing in the cache, so that none of its blocks are announced.
+    pub(crate) fn acquire(
+        &mut self,
+        slot: SlotId,
+        root: BlockHash,
+        prompt_chain: Option<&[BlockHash]>,
+        n_start_tokens: usize,
+        rewinds_to: usize,
+    ) {
+        let is_secret = prompt_chain.is_none();
+        let announced = prompt_chain.filter(|_| self.memory != MemoryKind::Recurrent);
+        let chain = announced.map_or(Vec::new(), <[BlockHash]>::to_vec);
+        let n_ready = (n_start_tokens / self.block_size_tokens as usize).min(chain.len());
         let held = HeldBlocks {
-            root: Some(acquire.root),
+            root: Some(root),
             chain: Arc::new(chain),
             n_ready,
             is_secret,
             is_running: true,
-            rewinds_to: acquire.rewinds_to_tokens as usize,
+            rewinds_to,
             ..HeldBlocks::default()
         };
         self.set(Holder::Slot(slot), held);
@@ -227,16 +235,16 @@ impl PrefixTree {
         self.set(Holder::Slot(slot), held);
     }
 
-    pub(crate) fn release(&mut self, slot: SlotId, left: &Slot) {
+    /// Records the tokens that a slot keeps after its sequence, all of them exact.
+    pub(crate) fn release(&mut self, slot: SlotId, tokens: &[Token], rewinds_to: usize) {
         let mut held = self.held[&Holder::Slot(slot)].clone();
         let Some(root) = held.root else { return };
-        let tokens = left.exact_tokens();
         let chain = Arc::make_mut(&mut held.chain);
         self.lengthen(chain, &root, tokens);
         chain.truncate(tokens.len() / self.block_size_tokens as usize);
         held.n_ready = chain.len();
         held.is_running = false;
-        held.rewinds_to = left.rewinds_to();
+        held.rewinds_to = rewinds_to;
         self.set(Holder::Slot(slot), held);
     }
 
@@ -417,28 +425,26 @@ impl PrefixTree {
         }
     }
 
-    pub(crate) fn check_invariants(&self, table: &SlotTable) {
-        for (id, slot) in table.iter() {
-            let held = &self.held[&Holder::Slot(id)];
-            let n_whole = slot.exact_tokens().len() / self.block_size_tokens as usize;
-            assert_eq!(
-                (held.is_running, held.rewinds_to),
-                (slot.is_busy(), slot.rewinds_to()),
-                "slot {id} is wrongly counted as running or idle"
-            );
-            let is_silent = slot.is_busy() && (held.is_secret || self.memory == MemoryKind::Recurrent);
-            if is_silent {
-                assert!(held.chain.is_empty(), "slot {id} announces blocks that no request can use");
-            } else if let Some(root) = &held.root {
-                let chain = self.chain_of(root, slot.exact_tokens());
-                assert_eq!(held.chain[..n_whole], chain, "slot {id} announces other blocks than it holds");
-                assert_eq!(held.n_ready, n_whole, "slot {id} has a wrong number of ready blocks");
-                assert!(
-                    slot.is_busy() || held.chain.len() == n_whole,
-                    "idle slot {id} announces blocks that it does not hold"
-                );
-            }
+    /// Checks that a slot's announced blocks are those of its exact tokens, for tests. Panics: if they are not.
+    pub(crate) fn check_slot(&self, slot: SlotId, is_busy: bool, exact_tokens: &[Token], rewinds_to: usize) {
+        let held = &self.held[&Holder::Slot(slot)];
+        let n_whole = exact_tokens.len() / self.block_size_tokens as usize;
+        let known = (held.is_running, held.rewinds_to);
+        assert_eq!(known, (is_busy, rewinds_to), "slot {slot} is wrongly counted as running or idle");
+        let is_silent = is_busy && (held.is_secret || self.memory == MemoryKind::Recurrent);
+        if is_silent {
+            assert!(held.chain.is_empty(), "slot {slot} announces blocks that no request can use");
+        } else if let Some(root) = &held.root {
+            let chain = self.chain_of(root, exact_tokens);
+            assert_eq!(held.chain[..n_whole], chain, "slot {slot} announces other blocks than it holds");
+            assert_eq!(held.n_ready, n_whole, "slot {slot} has a wrong number of ready blocks");
+            let is_exact = is_busy || held.chain.len() == n_whole;
+            assert!(is_exact, "idle slot {slot} announces blocks that it does not hold");
         }
+    }
+
+    /// Checks that all parts are consistent, for tests. Panics: if they are not.
+    pub(crate) fn check_invariants(&self) {
         let n_held: usize = self.held.values().map(|held| held.chain.len()).sum();
         let n_holders: usize = self.blocks.values().map(|block| block.holders.len()).sum();
         assert_eq!(n_held, n_holders, "the number of a block's holders is wrong");

@@ -280,7 +280,9 @@ impl SlotTable {
         slot.tenant = None;
         slot.state = SlotPhase::Busy(acquire.after_use);
         slot.last_used = self.tick;
-        self.tree.acquire(acquire.slot, &acquire, n_start);
+        let Acquire { slot, root, prompt_chain, .. } = acquire;
+        let announced = (acquire.after_use == AfterUse::Keep).then_some(prompt_chain);
+        self.tree.acquire(slot, root, announced, n_start, acquire.rewinds_to_tokens as usize);
     }
 
     /// Sets the tenant that a slot is charged to until it is acquired again; `None` for a tenant without a share.
@@ -375,7 +377,7 @@ impl SlotTable {
         if after_use == AfterUse::Forget {
             entry.forget();
         }
-        self.tree.release(slot, entry);
+        self.tree.release(slot, entry.exact_tokens(), entry.rewinds_to);
         after_use
     }
 
@@ -398,8 +400,9 @@ impl SlotTable {
             assert!(slot.last_used <= self.tick);
             assert!(slot.n_exact <= slot.tokens.len(), "slot {id} holds fewer tokens than are exact");
             assert!(slot.n_reused <= slot.n_exact, "slot {id} has lent tokens that it does not hold");
+            self.tree.check_slot(id, slot.is_busy(), slot.exact_tokens(), slot.rewinds_to);
         }
-        self.tree.check_invariants(self);
+        self.tree.check_invariants();
     }
 }
 

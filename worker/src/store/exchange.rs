@@ -15,8 +15,8 @@ use warmpath_common::ids::Token;
 use warmpath_worker_core::chunk_index::{ChunkRecord, StateKind};
 
 use super::Identity;
-use super::format::{self, Damage};
-use super::preamble::PREAMBLE_BYTES;
+use super::format;
+use super::preamble::{Damage, PREAMBLE_BYTES};
 use crate::pages::Pages;
 
 /// Blocks of one chunk that are sent.

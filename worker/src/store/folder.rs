@@ -15,7 +15,8 @@ use bytes::Bytes;
 use tracing::{info, warn};
 use warmpath_common::model::Fingerprint;
 
-use super::format::{self, CHUNK_FILE, Damage};
+use super::format::{self, CHUNK_FILE};
+use super::preamble::Damage;
 use super::{ChunkRecord, Identity, ReadFailure, StoreError, StoredFile};
 use crate::pages::Pages;
 

@@ -19,7 +19,7 @@ use warmpath_common::ids::Token;
 use warmpath_worker_core::chunk_index::{ChunkRecord, StateKind};
 use warmpath_worker_core::tenants::TenantId;
 
-use super::preamble::{self, FileKind, PREAMBLE_BYTES};
+use super::preamble::{self, Damage, FileKind, PREAMBLE_BYTES};
 use super::{Identity, ReadFailure};
 
 /// Kind of a chunk's file. Its version includes the layout of payloads, and is part of the folder's name, so that two
@@ -31,35 +31,6 @@ pub const CHUNK_FILE: FileKind = FileKind { magic: *b"WARMPKVC", version: 1 };
 const HEADER_BYTES_MAX: usize = 64 << 20;
 /// Length of the first read. Units: bytes. Source: it has the whole header of a chunk of 256 tokens, about 1.5 KB.
 const FIRST_READ_BYTES: usize = 4096;
-
-/// Defect of a file.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Damage {
-    /// The magic number is not that of a chunk's file.
-    #[error("not a chunk file")]
-    Foreign,
-    /// The version of the format is another one.
-    #[error("format version {version}")]
-    Version {
-        /// Its version.
-        version: u32,
-    },
-    /// Its length differs from the one in its header.
-    #[error("truncated or too long")]
-    Length,
-    /// Its header does not match its checksum.
-    #[error("damaged header")]
-    Header,
-    /// Its payload does not match the checksum in its header.
-    #[error("damaged payload")]
-    Payload,
-    /// It belongs to another model, KV layout or block size.
-    #[error("of another model")]
-    Identity,
-    /// Its name does not match its content.
-    #[error("misnamed")]
-    Name,
-}
 
 /// Content of a header.
 #[derive(Debug)]

@@ -10,12 +10,39 @@
 
 use std::io;
 
-use super::Damage;
-
 /// Length of a preamble.
 pub const PREAMBLE_BYTES: usize = 48;
 /// Length of the part of a preamble that its checksum covers.
 const CHECKED_BYTES: usize = 16;
+
+/// Defect of a file.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Damage {
+    /// The magic number is not that of a chunk's file.
+    #[error("not a chunk file")]
+    Foreign,
+    /// The version of the format is another one.
+    #[error("format version {version}")]
+    Version {
+        /// Its version.
+        version: u32,
+    },
+    /// Its length differs from the one in its header.
+    #[error("truncated or too long")]
+    Length,
+    /// Its header does not match its checksum.
+    #[error("damaged header")]
+    Header,
+    /// Its payload does not match the checksum in its header.
+    #[error("damaged payload")]
+    Payload,
+    /// It belongs to another model, KV layout or block size.
+    #[error("of another model")]
+    Identity,
+    /// Its name does not match its content.
+    #[error("misnamed")]
+    Name,
+}
 
 /// Kind of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

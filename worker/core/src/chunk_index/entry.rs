@@ -14,7 +14,6 @@ use warmpath_common::summary::Tier;
 
 use super::ChunkId;
 use super::guards::Pinned;
-use super::tier_queue::{EntryStats, Evictability, LruSegment};
 use crate::tenants::{Tenant, TenantId};
 
 /// Kind of stored KV state.
@@ -96,6 +95,42 @@ pub(super) enum ChunkFile {
     Writing,
     /// The file is complete.
     Written,
+}
+
+/// Whether a chunk may be evicted from its tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Evictability {
+    /// The chunk may be evicted.
+    Free,
+    /// The chunk may be evicted if there is no free one. It is being written, and will be free without a loss soon.
+    Writing,
+    /// The chunk must stay, because it is in use or another one would become unreachable.
+    Fixed,
+}
+
+/// Properties of a chunk that enters a tier.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct EntryStats {
+    /// Name of the chunk, the same each time that the chunk is stored.
+    pub name: BlockHash,
+    /// Tenant to which it is charged.
+    pub tenant: Tenant,
+    pub n_bytes: u64,
+    pub n_tokens: u64,
+    pub priority: i32,
+    pub first_block: usize,
+    pub last_used_ms: u64,
+    pub segment: LruSegment,
+    pub pinned: Pinned,
+}
+
+/// Whether a chunk was used after it was stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum LruSegment {
+    /// The chunk was not used, or not recently.
+    Probation,
+    /// The chunk was used recently.
+    Protected,
 }
 
 /// A chunk or checkpoint in the index.

@@ -17,7 +17,7 @@ use std::ops::Bound;
 use hashbrown::HashMap;
 
 use super::ChunkId;
-use super::tier_queue::{Evictability, LruSegment};
+use super::entry::{Evictability, LruSegment};
 use super::views::Reason;
 use crate::tenants::{ShareStatus, Tenant, TenantId};
 

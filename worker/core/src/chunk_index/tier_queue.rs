@@ -11,50 +11,14 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use hashbrown::HashMap;
-use warmpath_common::block_hash::BlockHash;
 
 use super::arc_target::{ArcTarget, Use};
+use super::entry::{EntryStats, Evictability, LruSegment};
 use super::guards::{Guards, Pin, Pinned, Pinning};
 use super::shares::{Age, Group, Need, Shares};
 use super::views::Reason;
 use super::{ChunkId, Totals};
 use crate::tenants::Tenant;
-
-/// Whether a chunk may be evicted from its tier.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Evictability {
-    /// The chunk may be evicted.
-    Free,
-    /// The chunk may be evicted if there is no free one. It is being written, and will be free without a loss soon.
-    Writing,
-    /// The chunk must stay, because it is in use or another one would become unreachable.
-    Fixed,
-}
-
-/// Properties of a chunk that enters a tier.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct EntryStats {
-    /// Name of the chunk, the same each time that the chunk is stored.
-    pub name: BlockHash,
-    /// Tenant to which it is charged.
-    pub tenant: Tenant,
-    pub n_bytes: u64,
-    pub n_tokens: u64,
-    pub priority: i32,
-    pub first_block: usize,
-    pub last_used_ms: u64,
-    pub segment: LruSegment,
-    pub pinned: Pinned,
-}
-
-/// Whether a chunk was used after it was stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum LruSegment {
-    /// The chunk was not used, or not recently.
-    Probation,
-    /// The chunk was used recently.
-    Protected,
-}
 
 /// Chunks of one tier.
 #[derive(Debug, Clone)]

@@ -11,9 +11,8 @@ use hashbrown::HashSet;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::summary::Tier;
 
-use super::entry::{Chunk, ChunkFile, ChunkRecord, StateKind, StoreOrder};
+use super::entry::{Chunk, ChunkFile, ChunkRecord, Evictability, StateKind, StoreOrder};
 use super::shares::Need;
-use super::tier_queue::Evictability;
 use super::views::Reason;
 use super::{ChunkId, ChunkIndex, Prefix};
 use crate::tenants::{Tenant, TenantId};

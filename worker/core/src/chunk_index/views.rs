@@ -11,9 +11,8 @@ use std::sync::Arc;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::summary::Tier;
 
-use super::entry::{Chunk, ChunkFile, StateKind};
+use super::entry::{Chunk, ChunkFile, EntryStats, StateKind};
 use super::guards::Pinned;
-use super::tier_queue::EntryStats;
 use super::{ChunkId, ChunkIndex};
 use crate::tenants::TenantId;
 
