@@ -125,7 +125,7 @@ impl Kv {
             PrefixSource::Import { .. } => {
                 let found = self.index.find(&prompt.wish().prefix());
                 let used: Vec<_> = found.pieces.iter().map(|piece| (piece.chunk, piece.n_blocks)).collect();
-                self.index.touch(&used, (TENANT, now_ms));
+                self.index.touch(&used, TENANT, now_ms);
                 let part = |(id, n_blocks): &(ChunkId, usize)| &self.chunks[id].0[..n_blocks * self.block_size];
                 used.iter().flat_map(part).copied().collect()
             }

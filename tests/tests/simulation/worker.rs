@@ -114,7 +114,7 @@ impl Worker {
     pub fn new(build: Build, boot: Stamp, now: Instant) -> Self {
         let mut worker = Self {
             build,
-            writer: SummaryWriter::new((boot, build.declared()), REPLAY_LIMITS, now),
+            writer: SummaryWriter::new(boot, build.declared(), REPLAY_LIMITS, now),
             is_draining: false,
             has_announced_wrong_blocks: false,
             start: now,

@@ -140,7 +140,7 @@ fn begin(prompts: &[PromptRest], mut left: u32, timing: BatchTiming, mut n_waiti
     let (mut shares, mut n_ending) = (Vec::new(), 0);
     for PromptRest { share, ends, .. } in prompts {
         let n_tokens = share.n_tokens.min(left);
-        if n_tokens == 0 || !pays(timing, n_tokens, (n_ending, n_waiting)) {
+        if n_tokens == 0 || !pays(timing, n_tokens, n_ending, n_waiting) {
             break;
         }
         left -= n_tokens;
@@ -153,7 +153,7 @@ fn begin(prompts: &[PromptRest], mut left: u32, timing: BatchTiming, mut n_waiti
 
 /// Returns whether `n_tokens` of another prompt delay the prompts that end in this batch by less than they save the
 /// waiting ones.
-fn pays(timing: BatchTiming, n_tokens: u32, (n_ending, n_waiting): (usize, usize)) -> bool {
+fn pays(timing: BatchTiming, n_tokens: u32, n_ending: usize, n_waiting: usize) -> bool {
     let costs = timing.token.as_nanos() * u128::from(n_tokens) * n_ending as u128;
     costs <= timing.batch.as_nanos() * n_waiting as u128
 }

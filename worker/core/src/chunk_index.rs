@@ -285,7 +285,7 @@ impl ChunkIndex {
     /// If less than half of a chunk is used, the chunk keeps its age and is not protected: most of it belongs to
     /// another sequence, and all sequences have the template's text before the first message in common. It is not
     /// evicted as long as a stored chunk follows its used part. Cost: O(log n) for each.
-    pub fn touch(&mut self, used: &[(ChunkId, usize)], (tenant, now_ms): (Tenant, u64)) {
+    pub fn touch(&mut self, used: &[(ChunkId, usize)], tenant: Tenant, now_ms: u64) {
         for (id, n_blocks) in used {
             let Some(chunk) = self.chunks.get_mut(id) else { continue };
             chunk.n_hits += 1;
@@ -294,15 +294,15 @@ impl ChunkIndex {
             }
             chunk.last_used_ms = now_ms;
             chunk.tenant = tenant;
-            self.ram.touch(*id, (tenant, now_ms));
-            self.disk.touch(*id, (tenant, now_ms));
+            self.ram.touch(*id, tenant, now_ms);
+            self.disk.touch(*id, tenant, now_ms);
         }
     }
 
     /// Records that a sequence resumes at a checkpoint, if it is still stored. Cost: O(log n).
-    pub fn touch_checkpoint(&mut self, id: ChunkId, by: (Tenant, u64)) {
+    pub fn touch_checkpoint(&mut self, id: ChunkId, tenant: Tenant, now_ms: u64) {
         let Some(chunk) = self.chunks.get(&id) else { return };
-        self.touch(&[(id, chunk.record.blocks.len())], by);
+        self.touch(&[(id, chunk.record.blocks.len())], tenant, now_ms);
     }
 
     /// Protects a chunk from eviction until `release` has been called as often as `hold`.

@@ -143,7 +143,7 @@ impl ComputeThreads {
         let was_waiting = std::mem::replace(&mut self.is_waiting, waiting >= WAITING_MIN);
         let is_mixed = self.is_waiting && !was_waiting && waiting < WAITING_MOST * f64::from(n_threads);
         match self.trial.take() {
-            Some((before, steps)) => self.end_trial((before, &steps), &window, now),
+            Some((before, steps)) => self.end_trial(before, &steps, &window, now),
             // The window in which the machine became busy has fast steps, too, so it is compared with nothing.
             None if is_mixed => {}
             None => self.try_another(window, now),
@@ -153,7 +153,7 @@ impl ComputeThreads {
 
     /// Ends a trial with the number that is clearly faster. If none is, the number before the trial stays; if the two
     /// cannot be compared, the larger one is used, as configured.
-    fn end_trial(&mut self, (before, steps): (usize, &StepTimes), tried: &StepTimes, now: Instant) {
+    fn end_trial(&mut self, before: usize, steps: &StepTimes, tried: &StepTimes, now: Instant) {
         let is_faster = tried.ratio_to(steps).map_or(self.idx < before, |ratio| ratio < FASTER_MAX);
         if is_faster {
             self.pause = PAUSE_MIN;

@@ -56,7 +56,7 @@ impl DiskReads {
     ///
     /// The read may take as long as computing the tokens of all pending reads, or a few times as long as expected for
     /// all of them, whichever is longer. Cost: O(1).
-    pub fn request(&mut self, id: ChunkId, record: &ChunkRecord, (costs, now): (&Costs, Instant)) -> bool {
+    pub fn request(&mut self, id: ChunkId, record: &ChunkRecord, costs: &Costs, now: Instant) -> bool {
         if self.has(id) {
             return false;
         }
@@ -143,7 +143,7 @@ pub(crate) mod tests {
             let record = record(StateKind::Chunk, n_bytes, n_tokens);
             let mut reads = DiskReads::default();
             assert_eq!(wait_ms(&reads, now), None);
-            assert!(reads.request(ChunkId(1), &record, (&costs, now)));
+            assert!(reads.request(ChunkId(1), &record, &costs, now));
             assert_eq!(wait_ms(&reads, now), Some(expected_ms), "{n_bytes} bytes, {n_tokens} tokens, {costs:?}");
         }
     }
@@ -154,14 +154,14 @@ pub(crate) mod tests {
         let costs = Costs { read_ms_per_byte: 50.0, prefill_ms_per_token: 0.0, ..COSTS };
         let record = record(StateKind::Chunk, 8, 2);
         let mut reads = DiskReads::default();
-        assert!(reads.request(ChunkId(1), &record, (&costs, now)));
-        assert!(reads.request(ChunkId(2), &record, (&costs, now)));
-        assert!(!reads.request(ChunkId(2), &record, (&costs, now)), "it is being read already");
+        assert!(reads.request(ChunkId(1), &record, &costs, now));
+        assert!(reads.request(ChunkId(2), &record, &costs, now));
+        assert!(!reads.request(ChunkId(2), &record, &costs, now), "it is being read already");
         assert_eq!(wait_ms(&reads, now), Some(1600));
         reads.end(ChunkId(1));
         assert_eq!((reads.has(ChunkId(1)), reads.has(ChunkId(2))), (false, true));
         assert_eq!(wait_ms(&reads, now), Some(3200));
-        assert!(reads.request(ChunkId(3), &record, (&costs, now)));
+        assert!(reads.request(ChunkId(3), &record, &costs, now));
         reads.end(ChunkId(2));
         assert_eq!(wait_ms(&reads, now), Some(3200));
         reads.end(ChunkId(3));
@@ -172,8 +172,8 @@ pub(crate) mod tests {
     fn tokens_before_a_checkpoint_are_computed_once_although_their_chunks_are_read_too() {
         let now = Instant::now();
         let mut reads = DiskReads::default();
-        assert!(reads.request(ChunkId(1), &record(StateKind::Chunk, 1, 20), (&COSTS, now)));
-        assert!(reads.request(ChunkId(2), &record(StateKind::Checkpoint, 1, 30), (&COSTS, now)));
+        assert!(reads.request(ChunkId(1), &record(StateKind::Chunk, 1, 20), &COSTS, now));
+        assert!(reads.request(ChunkId(2), &record(StateKind::Checkpoint, 1, 30), &COSTS, now));
         reads.end(ChunkId(1));
         assert_eq!(wait_ms(&reads, now), Some(3000));
     }

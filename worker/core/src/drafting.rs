@@ -219,8 +219,8 @@ impl Drafter {
     }
 
     fn best(&self, memory: Option<&NgramIndex>, n_max: usize) -> Option<Proposal> {
-        let own = self.found((&self.text, ProposalText::Text), n_max);
-        let other = memory.and_then(|memory| self.found((memory, ProposalText::Memory), n_max));
+        let own = self.found(&self.text, ProposalText::Text, n_max);
+        let other = memory.and_then(|memory| self.found(memory, ProposalText::Memory, n_max));
         let expected = |proposal: &Proposal| lengths::expected(&proposal.chances);
         match (own, other) {
             (Some(own), Some(other)) if expected(&other) > expected(&own) => Some(other),
@@ -228,7 +228,7 @@ impl Drafter {
         }
     }
 
-    fn found(&self, (index, origin): (&NgramIndex, ProposalText), n_max: usize) -> Option<Proposal> {
+    fn found(&self, index: &NgramIndex, origin: ProposalText, n_max: usize) -> Option<Proposal> {
         let occurrence: Occurrence = index.find(self.text.tail())?;
         let tokens = index.continuation(occurrence, n_max);
         let acceptance = &self.acceptance[origin as usize];

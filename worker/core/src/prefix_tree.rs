@@ -169,7 +169,7 @@ impl PrefixTree {
 
     /// Returns the hashes of all whole blocks of `tokens` under a root.
     pub fn chain_of(&self, root: &BlockHash, tokens: &[Token]) -> Vec<BlockHash> {
-        chain_of(self.hasher, (root, tokens), self.block_size_tokens)
+        chain_of(self.hasher, root, tokens, self.block_size_tokens)
     }
 
     /// Returns the changes since the last call, in order.
@@ -273,7 +273,7 @@ impl PrefixTree {
 
     /// Extends a chain by the hashes of the whole blocks of `tokens` that it lacks.
     fn lengthen(&self, chain: &mut Vec<BlockHash>, root: &BlockHash, tokens: &[Token]) {
-        lengthen(self.hasher, chain, (root, tokens), self.block_size_tokens);
+        lengthen(self.hasher, chain, root, tokens, self.block_size_tokens);
     }
 
     /// Replaces a holder's part of a chain and records the resulting changes.
@@ -301,9 +301,9 @@ impl PrefixTree {
         if !removed.is_empty() {
             self.changes.push(Change::Removed(removed));
         }
-        self.announce((old.first_block, &old.chain), n_common);
+        self.announce(old.first_block, &old.chain, n_common);
         // The end of a growing slot moves. The block that was announced as the end must be checked again.
-        self.announce((first_block, &touched), n_settled.saturating_sub(1));
+        self.announce(first_block, &touched, n_settled.saturating_sub(1));
     }
 
     /// Removes a holder from a block. Returns the block's key if it was announced and no other holder has its state.
@@ -322,7 +322,7 @@ impl PrefixTree {
     }
 
     /// Announces the blocks of a part of a chain whose announced state is outdated, except the first `n_skipped`.
-    fn announce(&mut self, (first_block, chain): (usize, &[BlockHash]), n_skipped: usize) {
+    fn announce(&mut self, first_block: usize, chain: &[BlockHash], n_skipped: usize) {
         let mut idx = n_skipped;
         while idx < chain.len() {
             let places = places(first_block + idx, &chain[idx..]);
@@ -455,9 +455,9 @@ impl PrefixTree {
 }
 
 /// Returns the hashes of all whole blocks of `tokens` under a root.
-pub fn chain_of(hasher: BlockHasher, (root, tokens): (&BlockHash, &[Token]), block_size_tokens: u32) -> Vec<BlockHash> {
+pub fn chain_of(hasher: BlockHasher, root: &BlockHash, tokens: &[Token], block_size_tokens: u32) -> Vec<BlockHash> {
     let mut chain = Vec::with_capacity(tokens.len() / block_size_tokens as usize);
-    lengthen(hasher, &mut chain, (root, tokens), block_size_tokens);
+    lengthen(hasher, &mut chain, root, tokens, block_size_tokens);
     chain
 }
 
@@ -465,7 +465,8 @@ pub fn chain_of(hasher: BlockHasher, (root, tokens): (&BlockHash, &[Token]), blo
 fn lengthen(
     hasher: BlockHasher,
     chain: &mut Vec<BlockHash>,
-    (root, tokens): (&BlockHash, &[Token]),
+    root: &BlockHash,
+    tokens: &[Token],
     block_size_tokens: u32,
 ) {
     for block in tokens.chunks_exact(block_size_tokens as usize).skip(chain.len()) {

@@ -102,7 +102,7 @@ pub fn best(table: &SlotTable, wish: &Wish<'_>, n_run_min: u32) -> Option<Reused
         if n_exact == 0 {
             return None;
         }
-        let moves = moves(held.tokens(), wish.prompt, (n_exact, n_run_min as usize));
+        let moves = moves(held.tokens(), wish.prompt, n_exact, n_run_min as usize);
         let reused = Reused { slot: id, n_exact: to_u32(n_exact), moves };
         (!reused.moves.is_empty()).then_some((reused, held.last_used()))
     });
@@ -114,7 +114,7 @@ pub fn best(table: &SlotTable, wish: &Wish<'_>, n_run_min: u32) -> Option<Reused
 ///
 /// Cost: O(n log n) for n tokens of slot and prompt, and 64 comparisons of them.
 /// Source: llama-server's `--cache-reuse`, which skips tokens in the slot and never in the prompt.
-pub fn moves(held: &[Token], prompt: &[Token], (n_common, n_run_min): (usize, usize)) -> Vec<Move> {
+pub fn moves(held: &[Token], prompt: &[Token], n_common: usize, n_run_min: usize) -> Vec<Move> {
     let (held, wanted) = (&held[n_common..], &prompt[n_common..prompt.len() - 1]);
     let to_move = |run: &runs::CommonRun| Move {
         from_token: to_u32(n_common + run.from),

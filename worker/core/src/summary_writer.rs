@@ -130,7 +130,7 @@ pub struct SummaryWriter {
 
 impl SummaryWriter {
     /// Returns the writer of a worker without blocks; the first update has the number after that of `stamp`.
-    pub fn new((stamp, model): (Stamp, ModelInfo), limits: ReplayLimits, now: Instant) -> Self {
+    pub fn new(stamp: Stamp, model: ModelInfo, limits: ReplayLimits, now: Instant) -> Self {
         Self {
             replay_buffer: ReplayBuffer::new(limits, stamp),
             model,
@@ -187,7 +187,7 @@ impl SummaryWriter {
             self.tell(now);
         } else if self.silent_until <= now {
             let (load, digest) = (self.load.clone(), self.published.digest());
-            self.push(now, Vec::new(), (Some(load), Some(digest)));
+            self.push(now, Vec::new(), Some(load), Some(digest));
         }
     }
 
@@ -259,14 +259,14 @@ impl SummaryWriter {
         let digest = (!changes.is_empty()).then(|| self.published.digest());
         let mut batches = batches(changes);
         let last = batches.pop().unwrap_or_default();
-        batches.into_iter().for_each(|batch| self.push(now, batch, (None, None)));
+        batches.into_iter().for_each(|batch| self.push(now, batch, None, None));
         if !last.is_empty() || load.is_some() {
             self.told = Some(now);
-            self.push(now, last, (load, digest));
+            self.push(now, last, load, digest);
         }
     }
 
-    fn push(&mut self, now: Instant, changes: Vec<Change>, (load, digest): (Option<Load>, Option<Digest>)) {
+    fn push(&mut self, now: Instant, changes: Vec<Change>, load: Option<Load>, digest: Option<Digest>) {
         self.silent_until = now + HEARTBEAT;
         let frame = self.replay_buffer.push(|stamp| {
             let bytes = on_wire(&Frame { stamp, body: FrameBody::Update { changes, load, digest } });

@@ -99,7 +99,7 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    fn new(asked: &ReportedMemory, (stored, n_slots): (u64, u16)) -> Self {
+    fn new(asked: &ReportedMemory, stored: u64, n_slots: u16) -> Self {
         let ReportedMemory { large, small, wanted_cells, .. } = *asked;
         let n_between = large.n_cells.saturating_sub(small.n_cells).max(1);
         let slope = |large: u64, small: u64| large.saturating_sub(small).div_ceil(n_between);
@@ -298,7 +298,7 @@ fn ask_alone(config: &EngineConfig) -> Option<(Footprint, Vec<DeviceMemory>)> {
     // The second measurement has half of the cells, so each slot needs at least two steps in the first.
     let asked_cells_max = ASKED_CELLS_MAX.max(u64::from(config.n_slots) * u64::from(SLOT_CELLS_STEP) * 2);
     let asked = llama::measure::ask(config, asked_cells_max)?;
-    Some((Footprint::new(&asked, (config.store.ram_bytes, config.n_slots)), asked.devices))
+    Some((Footprint::new(&asked, config.store.ram_bytes, config.n_slots), asked.devices))
 }
 
 #[cfg(test)]
@@ -315,7 +315,7 @@ mod tests {
     }
 
     fn footprint(wanted_cells: u64) -> Footprint {
-        Footprint::new(&asked(wanted_cells), (2 * MIB, 2))
+        Footprint::new(&asked(wanted_cells), 2 * MIB, 2)
     }
 
     #[test]

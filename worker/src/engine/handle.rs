@@ -159,13 +159,13 @@ impl EngineHandle {
         submission.events.wake_by_reader(&shared.waker);
         let full = || EngineError::QueueFull { queue_max: shared.queue_max };
         let place = shared.places.take().ok_or_else(full)?;
-        let sequence = (&submission.chain_root, submission.prompt.as_slice());
-        let chain = chain_of(shared.block_hasher, sequence, shared.facts.block_size_tokens);
+        let Submission { chain_root, prompt, .. } = &submission;
+        let chain = chain_of(shared.block_hasher, chain_root, prompt, shared.facts.block_size_tokens);
         let n_tokens = u32::try_from(submission.prompt.len()).unwrap_or(u32::MAX);
         let own = if submission.cache_prompt { chain.as_slice() } else { &[] };
         let announcement = Some(shared.announcer.announce(&submission.request_id, n_tokens, own));
         let rule = ResponseRule::begin(shared, &submission.generation)?;
-        let sampler = TokenSampler::build(&shared.model, (&submission, rule), shared.facts.context_tokens)?;
+        let sampler = TokenSampler::build(&shared.model, &submission, rule, shared.facts.context_tokens)?;
         let tenant = shared.identify(&submission);
         let drafter = shared.speculation.and_then(|speculation| speculation.drafter(&submission));
         let spelled = &submission.generation.spelled;

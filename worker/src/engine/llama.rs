@@ -269,7 +269,7 @@ impl<'m> Llama<'m> {
     }
 
     /// Puts a token into the batch and returns its index.
-    pub(super) fn push(&mut self, slot: SlotId, (position, token): (u32, Token), logits: Logits) -> i32 {
+    pub(super) fn push(&mut self, slot: SlotId, position: u32, token: Token, logits: Logits) -> i32 {
         let idx = self.batch.n_tokens();
         let token = LlamaToken(i32::try_from(token).expect("tokens were checked against the vocabulary"));
         let position = i32::try_from(position).expect("a position is below the context's size, an i32");
@@ -285,17 +285,19 @@ impl<'m> Llama<'m> {
 
     /// Replaces the batch by embeddings of a slot's next tokens; returns the index of the last one.
     ///
-    /// Shape: the floats of `embeddings` `[positions x width]`. Only the last token's logits may be wanted.
+    /// Shape: `floats` `[positions x width]`. Only the last token's logits may be wanted.
     pub(super) fn push_embeddings(
         &mut self,
-        (slot, positions): (SlotId, Range<u32>),
-        embeddings: (&[f32], RunAttention),
+        slot: SlotId,
+        positions: Range<u32>,
+        floats: &[f32],
+        attention: RunAttention,
         logits: Logits,
     ) -> i32 {
         debug_assert_eq!(self.batch.n_tokens(), 0, "a batch has either tokens or embeddings");
         let place = |n: u32| i32::try_from(n).expect("a position is below the context's size, an i32");
         let positions = place(positions.start)..place(positions.end);
-        self.embeddings.fill((i32::from(slot.0), positions), embeddings, logits)
+        self.embeddings.fill(i32::from(slot.0), positions, floats, attention, logits)
     }
 
     /// Empties the batch.
@@ -330,8 +332,8 @@ impl<'m> Llama<'m> {
 
     /// Sets the threads of further steps: those with one token, and others.
     #[cfg(test)]
-    pub(super) fn set_threads(&mut self, threads: (u16, u16)) {
-        threads::set_threads(&mut self.context, threads);
+    pub(super) fn set_threads(&mut self, n_threads: u16, n_threads_batch: u16) {
+        threads::set_threads(&mut self.context, n_threads, n_threads_batch);
     }
 
     /// Forgets which cells slots share.

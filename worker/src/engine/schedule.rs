@@ -64,11 +64,7 @@ pub(crate) struct ScheduleLimits {
 
 impl Scheduler {
     /// Returns a scheduler of `n_slots` slots without a request.
-    pub(crate) fn new(
-        n_slots: u16,
-        (limits, encoder): (ScheduleLimits, Option<Encoder>),
-        counters: Arc<Counters>,
-    ) -> Self {
+    pub(crate) fn new(n_slots: u16, limits: ScheduleLimits, encoder: Option<Encoder>, counters: Arc<Counters>) -> Self {
         Self {
             queue: VecDeque::new(),
             running: RunningSequences::new(n_slots),

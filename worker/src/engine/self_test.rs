@@ -86,19 +86,20 @@ pub(super) fn settle(model: &LlamaModel, config: &EngineConfig, model_fingerprin
         // Another worker with the same settings may have measured in the meantime.
         let turn = remembered.turn(TURN_WAIT_MAX);
         let found = turn.as_ref().and_then(|_| remembered.load(&key));
-        found.unwrap_or_else(|| measure_and_keep((model, config), &remembered, &key, &|| false))
+        found.unwrap_or_else(|| measure_and_keep(model, config, &remembered, &key, &|| false))
     });
     tell(&report);
     let settled = with(config, report.setting);
     let retry = (!report.is_calm()).then(|| {
         info!("the machine is busy: the self-test has no result, and is repeated once the machine is calm");
-        Retry::new((config, &settled), remembered, key)
+        Retry::new(config, &settled, remembered, key)
     });
     Settled { config: settled, report: Some(report), retry }
 }
 
 fn measure_and_keep(
-    (model, config): (&LlamaModel, &EngineConfig),
+    model: &LlamaModel,
+    config: &EngineConfig,
     remembered: &Remembered,
     key: &ResultKey,
     is_needed: &dyn Fn() -> bool,

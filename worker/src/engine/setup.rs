@@ -22,7 +22,6 @@ use super::config::files::{ProjectorConfig, ProjectorNeed};
 use super::config::speculation::DraftCosts;
 use super::config::{CostSource, DiskConfig, EngineConfig, IdleState, PrefixCache, ShiftConfig, StartError};
 use super::counters::Counters;
-use super::handle::view::EngineView;
 use super::kv::store::{Cache, Codec, Disk};
 use super::kv::{self, KvState};
 use super::llama::Llama;
@@ -78,14 +77,15 @@ const TOKENS_AT_FIRST_GPU: [(u32, f64); 5] = [(1, 1.0), (2, 1.05), (4, 1.1), (8,
 pub(super) fn encoder(
     model: &Arc<LlamaModel>,
     config: &EngineConfig,
-    (memory, ubatch_tokens): (MemoryKind, u32),
+    memory: MemoryKind,
+    ubatch_tokens: u32,
     counters: &Arc<Counters>,
     waker: &Waker,
 ) -> Result<Option<Encoder>, StartError> {
-    let Some(wanted) = &config.projector else { return Ok(None) };
-    match projector(model, (config, wanted), (memory, ubatch_tokens)) {
+    let Some(file) = &config.projector else { return Ok(None) };
+    match projector(model, config, file, memory, ubatch_tokens) {
         Ok(projector) => Encoder::start(Arc::new(projector), Arc::clone(counters), waker.clone()).map(Some),
-        Err(StartError::Projector { path, reason }) if wanted.need == ProjectorNeed::Optional => {
+        Err(StartError::Projector { path, reason }) if file.need == ProjectorNeed::Optional => {
             media::warn_of_text_only(&path, &reason);
             Ok(None)
         }
@@ -98,113 +98,200 @@ pub(super) fn encoder(
 /// Errors: `Projector`.
 fn projector(
     model: &Arc<LlamaModel>,
-    (config, wanted): (&EngineConfig, &ProjectorConfig),
-    (memory, ubatch_tokens): (MemoryKind, u32),
+    config: &EngineConfig,
+    file: &ProjectorConfig,
+    memory: MemoryKind,
+    ubatch_tokens: u32,
 ) -> Result<Projector, StartError> {
     if memory == MemoryKind::Recurrent {
         let reason = "images and audio need a model with attention, and this one is recurrent alone".to_owned();
-        return Err(StartError::Projector { path: wanted.path.clone(), reason });
+        return Err(StartError::Projector { path: file.path.clone(), reason });
     }
-    Projector::open(wanted, model, (config.n_threads_batch().into(), ubatch_tokens))
+    Projector::open(file, model, config.n_threads_batch().into(), ubatch_tokens)
 }
 
-/// Settings and properties of an engine, and the measurements of its self-test on a quiet machine, if there are any.
-pub(super) type Base<'a> = (&'a EngineConfig, &'a EngineFacts, Option<&'a SelfTestReport>);
-
-/// Returns the scheduler of this engine.
-pub(super) fn scheduler(
-    (llama, encoder): (&Llama<'_>, Option<Encoder>),
-    (config, facts, report): Base<'_>,
-    counters: &Arc<Counters>,
-) -> Scheduler {
-    let (batch_tokens, ubatch_tokens) = llama.batch_limits();
-    let limits = schedule::ScheduleLimits {
-        room: BatchLimits { batch_tokens, ubatch_tokens, passes: passes(config) },
-        decode_groups: (!facts.kv_unified).then(|| decode_groups(report)),
-        listed_tokens_max: config.listed_logits_max / (facts.n_vocab as usize).max(1),
-        gather_max: config.gather_max,
-    };
-    Scheduler::new(facts.n_slots, (limits, encoder), Arc::clone(counters))
+/// What decides the parts of an engine: its settings, the loaded model, and measurements.
+#[derive(Clone, Copy)]
+pub(super) struct Setup<'a> {
+    pub config: &'a EngineConfig,
+    pub facts: &'a EngineFacts,
+    /// Report of the self-test on a quiet machine; `None` if there is none.
+    pub report: Option<&'a SelfTestReport>,
+    pub counters: &'a Arc<Counters>,
 }
 
-/// Returns the generator of this engine.
-pub(super) fn generator<'m>(
-    (model, draft_model): (&'m LlamaModel, Option<DraftModel<'m>>),
-    (config, facts, report): Base<'_>,
-    counters: &Arc<Counters>,
-) -> Generator<'m> {
-    let context = ContextEnd {
-        context_tokens: facts.context_tokens,
-        at_end: config.shifts.at_context_end,
-        unasked_tokens_max: facts.n_ctx_train.max(facts.context_tokens),
-    };
-    Generator::new(model, context, speculation(draft_model, (config, facts, report)), Arc::clone(counters))
-}
+impl Setup<'_> {
+    /// Returns the scheduler.
+    pub(super) fn scheduler(self, llama: &Llama<'_>, encoder: Option<Encoder>) -> Scheduler {
+        let (batch_tokens, ubatch_tokens) = llama.batch_limits();
+        let limits = schedule::ScheduleLimits {
+            room: BatchLimits { batch_tokens, ubatch_tokens, passes: passes(self.config) },
+            decode_groups: (!self.facts.kv_unified).then(|| decode_groups(self.report)),
+            listed_tokens_max: self.config.listed_logits_max / (self.facts.n_vocab as usize).max(1),
+            gather_max: self.config.gather_max,
+        };
+        Scheduler::new(self.facts.n_slots, limits, encoder, Arc::clone(self.counters))
+    }
 
-/// Returns the KV state of this engine: empty slots, and the store.
-pub(super) fn kv<'m>(
-    (llama, cache): (Llama<'m>, Cache),
-    (config, facts, report): Base<'_>,
-    counters: &Arc<Counters>,
-) -> KvState<'m> {
-    let table = SlotTable::new(SlotSizes {
-        n_slots: facts.n_slots,
-        context_tokens: facts.context_tokens,
-        block_size_tokens: facts.block_size_tokens,
-        memory: facts.memory,
-        hasher: config.block_hasher,
-    });
-    let rules = kv::KvPolicy {
-        prefix_cache: config.prefix_cache,
-        checkpoints: checkpoint_rule(config, (&cache, facts.memory)),
-        shifts: config.shifts,
-        prefix_tokens_max: prefix_tokens_max(config, facts),
-        idle_cell_ms: idle_cell_ms(config, report),
-    };
-    KvState::new(llama, table, cache, rules, Arc::clone(counters))
-}
+    /// Returns the generator.
+    pub(super) fn generator<'m>(self, model: &'m LlamaModel, draft_model: Option<DraftModel<'m>>) -> Generator<'m> {
+        let context = ContextEnd {
+            context_tokens: self.facts.context_tokens,
+            at_end: self.config.shifts.at_context_end,
+            unasked_tokens_max: self.facts.n_ctx_train.max(self.facts.context_tokens),
+        };
+        Generator::new(model, context, self.speculation(draft_model), Arc::clone(self.counters))
+    }
 
-/// Returns the store of this engine, with the files of an earlier process, and the identity of its state.
-///
-/// Errors: `Store` if the folder cannot be used.
-pub(super) fn cache(
-    model: &LlamaModel,
-    llama: &mut Llama<'_>,
-    (config, facts, report): Base<'_>,
-    view: &Arc<EngineView>,
-    waker: &Waker,
-) -> Result<(Cache, Identity), StartError> {
-    let codec = match config.prefix_cache {
-        PrefixCache::Enabled => codec(model, llama, (config, facts)),
-        PrefixCache::Disabled => None,
-    };
-    let ram_bytes = if codec.is_some() { config.store.ram_bytes } else { 0 };
-    let disk = config.store.disk.as_ref().filter(|_| ram_bytes > 0);
-    let min_hold_ms = u64::try_from(config.store.min_hold.as_millis()).unwrap_or(u64::MAX);
-    let limits = StoreLimits {
-        ram_bytes,
-        disk_bytes: disk.map_or(0, |disk| disk.bytes),
-        min_hold_ms,
-        chunk_blocks_max: chunk_blocks_max(config.block_size_tokens, (ram_bytes, codec.as_ref())),
-        block_size_tokens: config.block_size_tokens,
-    };
-    let costs = match config.costs {
-        CostSource::Given(costs) => costs,
-        CostSource::Measured | CostSource::Assumed => {
-            costs_at_first(codec.as_ref().filter(|_| ram_bytes > 0), (facts, report))
+    /// Returns the state of speculative decoding; `None` if it is off.
+    fn speculation<'m>(self, draft_model: Option<DraftModel<'m>>) -> Option<Speculation<'m>> {
+        if !self.facts.drafts {
+            if self.config.speculation.is_some() {
+                warn!("speculative decoding is off: the memory of this model cannot be rewound");
+            }
+            return None;
         }
-    };
-    let mut cache = Cache::new(limits, codec, (costs, config.costs));
-    let layout = format!("{} {:?}", facts.kv_fingerprint, cache.layout());
-    let identity = Identity::new(facts.model_fingerprint, &layout, facts.block_size_tokens);
-    if let Some(disk) = disk {
-        open_disk(&mut cache, (disk, ram_bytes), identity, view, waker)?;
+        Some(Speculation::new(step_costs(self.config, self.report), draft_model, self.facts))
     }
-    Ok((cache, identity))
+
+    /// Returns the KV state: empty slots, and the store.
+    pub(super) fn kv<'m>(self, llama: Llama<'m>, cache: Cache) -> KvState<'m> {
+        let Self { config, facts, .. } = self;
+        let table = SlotTable::new(SlotSizes {
+            n_slots: facts.n_slots,
+            context_tokens: facts.context_tokens,
+            block_size_tokens: facts.block_size_tokens,
+            memory: facts.memory,
+            hasher: config.block_hasher,
+        });
+        let policy = kv::KvPolicy {
+            prefix_cache: config.prefix_cache,
+            checkpoints: self.checkpoint_policy(&cache),
+            shifts: config.shifts,
+            prefix_tokens_max: self.prefix_tokens_max(),
+            idle_cell_ms: idle_cell_ms(config, self.report),
+        };
+        KvState::new(llama, table, cache, policy, Arc::clone(self.counters))
+    }
+
+    /// Returns the policy for the positions of checkpoints.
+    fn checkpoint_policy(self, cache: &Cache) -> CheckpointPolicy {
+        let is_needed = !self.facts.memory.stored_state_rewinds() && cache.stores();
+        CheckpointPolicy {
+            stride_tokens: self.config.checkpoint_stride_tokens,
+            block_size_tokens: self.config.block_size_tokens,
+            need: if is_needed { CheckpointNeed::Needed } else { CheckpointNeed::None },
+        }
+    }
+
+    /// Returns the maximum number of tokens that idle slots keep: half of a shared buffer's cells. There is no limit if
+    /// every slot has its own cells, which other slots cannot use, or if clients save slots by number.
+    fn prefix_tokens_max(self) -> u64 {
+        let half = u64::from(self.facts.context_tokens) * u64::from(self.facts.n_slots) / 2;
+        let by_default = if moves_idle_state(self.config) { half } else { u64::MAX };
+        self.config.prefix_tokens_max.unwrap_or(by_default)
+    }
+
+    /// Returns the store, with the files of an earlier process, and the identity of its state.
+    ///
+    /// Errors: `Store` if the folder cannot be used.
+    pub(super) fn cache(
+        self,
+        model: &LlamaModel,
+        llama: &mut Llama<'_>,
+        waker: &Waker,
+    ) -> Result<(Cache, Identity), StartError> {
+        let Self { config, facts, .. } = self;
+        // Only state that can be cut into blocks is stored.
+        let codec = match config.prefix_cache {
+            PrefixCache::Enabled => self.codec(model, llama),
+            PrefixCache::Disabled => None,
+        };
+        let ram_bytes = if codec.is_some() { config.store.ram_bytes } else { 0 };
+        let disk = config.store.disk.as_ref().filter(|_| ram_bytes > 0);
+        let limits = StoreLimits {
+            ram_bytes,
+            disk_bytes: disk.map_or(0, |disk| disk.bytes),
+            min_hold_ms: u64::try_from(config.store.min_hold.as_millis()).unwrap_or(u64::MAX),
+            chunk_blocks_max: chunk_blocks_max(config.block_size_tokens, ram_bytes, codec.as_ref()),
+            block_size_tokens: config.block_size_tokens,
+        };
+        let costs = match config.costs {
+            CostSource::Given(costs) => costs,
+            CostSource::Measured | CostSource::Assumed => self.costs_at_first(codec.as_ref().filter(|_| ram_bytes > 0)),
+        };
+        let mut cache = Cache::new(limits, codec, costs, config.costs);
+        // Files of an earlier process are used only if their state has the same identity.
+        let layout = format!("{} {:?}", facts.kv_fingerprint, cache.layout());
+        let identity = Identity::new(facts.model_fingerprint, &layout, facts.block_size_tokens);
+        if let Some(disk) = disk {
+            self.open_disk(&mut cache, disk, ram_bytes, identity, waker)?;
+        }
+        Ok((cache, identity))
+    }
+
+    fn codec(self, model: &LlamaModel, llama: &mut Llama<'_>) -> Option<Codec> {
+        match kv::slot_state::check_layout(llama, model, self.config.block_size_tokens) {
+            Ok(layout) => Some(Codec { layout, n_streams: llama.n_streams(), memory: self.facts.memory }),
+            Err(error) => {
+                warn!(%error, "this model's state cannot be cut into chunks; prefixes are kept only in slots");
+                None
+            }
+        }
+    }
+
+    /// Returns the costs before requests have been measured.
+    fn costs_at_first(self, codec: Option<&Codec>) -> Costs {
+        let token_bytes = codec.map_or(0, |codec| codec.layout.token_bytes()) as f64;
+        let measured = self.report.and_then(|report| report.costs).unwrap_or(self_test::StateCosts {
+            export_ms_per_token: token_bytes * EXPORT_MS_PER_BYTE_AT_FIRST,
+            import_ms_per_token: token_bytes * IMPORT_MS_PER_BYTE_AT_FIRST,
+            copy_ms_per_token: match self.facts.kv_unified {
+                true => SHARE_MS_PER_TOKEN,
+                false => token_bytes * (EXPORT_MS_PER_BYTE_AT_FIRST + IMPORT_MS_PER_BYTE_AT_FIRST),
+            },
+            ..self_test::StateCosts::default()
+        });
+        let copy = match (self.facts.memory, codec) {
+            (MemoryKind::Recurrent, _) | (MemoryKind::Hybrid, None) => None,
+            (MemoryKind::Hybrid, Some(_)) => Some(measured.export_ms_per_token + measured.import_ms_per_token),
+            (MemoryKind::Full | MemoryKind::Sliding, _) => Some(measured.copy_ms_per_token),
+        };
+        let rounding = measured.suffix_rounding;
+        Costs {
+            prefill_ms_per_token: PREFILL_MS_AT_FIRST,
+            copy_ms_per_token: copy,
+            export_ms_per_token: codec.map(|_| measured.export_ms_per_token),
+            import_ms_per_byte: measured.import_ms_per_token / token_bytes.max(1.0),
+            read_ms_per_byte: READ_MS_PER_BYTE_AT_FIRST,
+            suffix_rounding: rounding.map(|r| SuffixRounding { from_tokens: r.from_tokens, to_tokens: r.to_tokens }),
+        }
+    }
+
+    fn open_disk(
+        self,
+        cache: &mut Cache,
+        disk: &DiskConfig,
+        queued_bytes_max: u64,
+        identity: Identity,
+        waker: &Waker,
+    ) -> Result<(), StartError> {
+        let (sender, events) = mpsc::channel();
+        let (counters, waker) = (Arc::clone(self.counters), waker.clone());
+        let opened = DiskStore::open(&disk.dir, identity, queued_bytes_max, move |event| {
+            counters.disk_answered(&event);
+            drop(sender.send(event));
+            waker.wake();
+        });
+        let (store, files) = opened.map_err(StartError::Store)?;
+        info!(folder = %store.folder().display(), mib = disk.bytes >> 20, "state is stored on disk, too");
+        cache.adopt(Disk { store, events }, files);
+        Ok(())
+    }
 }
 
 /// Returns the maximum number of blocks of a chunk, reduced if the memory would otherwise have room for few chunks.
-fn chunk_blocks_max(block_size_tokens: u32, (ram_bytes, codec): (u64, Option<&Codec>)) -> usize {
+fn chunk_blocks_max(block_size_tokens: u32, ram_bytes: u64, codec: Option<&Codec>) -> usize {
     let token_bytes = codec.map_or(1, |codec| codec.layout.token_bytes().max(1)) as u64;
     let fitting_tokens = u32::try_from(ram_bytes / CHUNKS_MIN / token_bytes).unwrap_or(u32::MAX);
     (CHUNK_TOKENS.min(fitting_tokens) / block_size_tokens).max(1) as usize
@@ -220,23 +307,6 @@ pub(super) fn check_shifts(shifts: ShiftConfig, facts: &EngineFacts) -> Result<(
         }
         _ => Ok(()),
     }
-}
-
-/// Returns the rule for the positions of checkpoints.
-fn checkpoint_rule(config: &EngineConfig, (cache, memory): (&Cache, MemoryKind)) -> CheckpointPolicy {
-    let is_needed = !memory.stored_state_rewinds() && cache.stores();
-    CheckpointPolicy {
-        stride_tokens: config.checkpoint_stride_tokens,
-        block_size_tokens: config.block_size_tokens,
-        need: if is_needed { CheckpointNeed::Needed } else { CheckpointNeed::None },
-    }
-}
-
-/// Returns the maximum number of tokens that idle slots keep: half of a shared buffer's cells. There is no limit if
-/// every slot has its own cells, which other slots cannot use, or if clients save slots by number.
-fn prefix_tokens_max(config: &EngineConfig, facts: &EngineFacts) -> u64 {
-    let half = u64::from(facts.context_tokens) * u64::from(facts.n_slots) / 2;
-    config.prefix_tokens_max.unwrap_or(if moves_idle_state(config) { half } else { u64::MAX })
 }
 
 /// Returns whether idle slots' state leaves the KV buffer for the benefit of running sequences.
@@ -271,17 +341,6 @@ pub(super) fn adopt(engine: &mut EngineState<'_>, config: &EngineConfig, report:
     engine.generator.set_step_costs(step_costs(config, Some(report)));
 }
 
-/// Returns the state of speculative decoding; `None` if it is off.
-fn speculation<'m>(draft_model: Option<DraftModel<'m>>, (config, facts, report): Base<'_>) -> Option<Speculation<'m>> {
-    if !facts.drafts {
-        if config.speculation.is_some() {
-            warn!("speculative decoding is off: the memory of this model cannot be rewound");
-        }
-        return None;
-    }
-    Some(Speculation::new(step_costs(config, report), draft_model, facts))
-}
-
 /// Returns the times of steps by their tokens, as measured; without a measurement, usual ones.
 fn step_costs(config: &EngineConfig, report: Option<&SelfTestReport>) -> StepCosts {
     let is_like_gpu = config.speculation.is_some_and(|speculation| speculation.costs == DraftCosts::LikeGpu);
@@ -302,43 +361,6 @@ fn step_costs(config: &EngineConfig, report: Option<&SelfTestReport>) -> StepCos
     StepCosts { tokens, streams, passes, depth }
 }
 
-fn codec(model: &LlamaModel, llama: &mut Llama<'_>, (config, facts): (&EngineConfig, &EngineFacts)) -> Option<Codec> {
-    match kv::slot_state::check_layout(llama, model, config.block_size_tokens) {
-        Ok(layout) => Some(Codec { layout, n_streams: llama.n_streams(), memory: facts.memory }),
-        Err(error) => {
-            warn!(%error, "this model's state cannot be cut into chunks; prefixes are kept only in slots");
-            None
-        }
-    }
-}
-
-fn costs_at_first(codec: Option<&Codec>, (facts, report): (&EngineFacts, Option<&SelfTestReport>)) -> Costs {
-    let token_bytes = codec.map_or(0, |codec| codec.layout.token_bytes()) as f64;
-    let measured = report.and_then(|report| report.costs).unwrap_or(self_test::StateCosts {
-        export_ms_per_token: token_bytes * EXPORT_MS_PER_BYTE_AT_FIRST,
-        import_ms_per_token: token_bytes * IMPORT_MS_PER_BYTE_AT_FIRST,
-        copy_ms_per_token: match facts.kv_unified {
-            true => SHARE_MS_PER_TOKEN,
-            false => token_bytes * (EXPORT_MS_PER_BYTE_AT_FIRST + IMPORT_MS_PER_BYTE_AT_FIRST),
-        },
-        ..self_test::StateCosts::default()
-    });
-    let copy = match (facts.memory, codec) {
-        (MemoryKind::Recurrent, _) | (MemoryKind::Hybrid, None) => None,
-        (MemoryKind::Hybrid, Some(_)) => Some(measured.export_ms_per_token + measured.import_ms_per_token),
-        (MemoryKind::Full | MemoryKind::Sliding, _) => Some(measured.copy_ms_per_token),
-    };
-    let rounding = measured.suffix_rounding;
-    Costs {
-        prefill_ms_per_token: PREFILL_MS_AT_FIRST,
-        copy_ms_per_token: copy,
-        export_ms_per_token: codec.map(|_| measured.export_ms_per_token),
-        import_ms_per_byte: measured.import_ms_per_token / token_bytes.max(1.0),
-        read_ms_per_byte: READ_MS_PER_BYTE_AT_FIRST,
-        suffix_rounding: rounding.map(|r| SuffixRounding { from_tokens: r.from_tokens, to_tokens: r.to_tokens }),
-    }
-}
-
 /// Returns the state that other workers can use.
 pub(super) fn exchange(cache: &Cache, identity: Identity, facts: &EngineFacts) -> Option<Exchange> {
     let is_usable = facts.memory.stored_state_rewinds() && cache.stores();
@@ -347,24 +369,4 @@ pub(super) fn exchange(cache: &Cache, identity: Identity, facts: &EngineFacts) -
         token_bytes: cache.token_bytes(),
         ram_bytes: cache.index().limits().ram_bytes,
     })
-}
-
-fn open_disk(
-    cache: &mut Cache,
-    (disk, queued_bytes_max): (&DiskConfig, u64),
-    identity: Identity,
-    view: &Arc<EngineView>,
-    waker: &Waker,
-) -> Result<(), StartError> {
-    let (sender, events) = mpsc::channel();
-    let (view, waker) = (Arc::clone(view), waker.clone());
-    let opened = DiskStore::open(&disk.dir, identity, queued_bytes_max, move |event| {
-        view.counters.disk_answered(&event);
-        drop(sender.send(event));
-        waker.wake();
-    });
-    let (store, files) = opened.map_err(StartError::Store)?;
-    info!(folder = %store.folder().display(), mib = disk.bytes >> 20, "state is stored on disk, too");
-    cache.adopt(Disk { store, events }, files);
-    Ok(())
 }

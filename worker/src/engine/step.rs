@@ -28,7 +28,7 @@ use super::output::Generator;
 use super::output::speculation::DraftEnd;
 use super::publish::EnginePublisher;
 use super::schedule::Scheduler;
-use super::schedule::batch::Batch;
+use super::schedule::batch::{Batch, BatchOutput};
 use super::schedule::queue::QueuedSubmission;
 use super::sequence::admission::Admission;
 use super::sequence::{LogitsUse, Sequence};
@@ -298,18 +298,18 @@ impl EngineState<'_> {
     /// Chooses tokens and records log probabilities of prompts; returns the number of tokens chosen for streams.
     fn use_logits(&mut self, batch: &Batch) -> u32 {
         let mut n_chosen = 0;
-        for outputs in batch.outputs.chunk_by(|(a, ..), (b, ..)| a == b) {
-            let slot = outputs[0].0;
+        for outputs in batch.outputs.chunk_by(|a, b| a.slot == b.slot) {
+            let slot = outputs[0].slot;
             let is_stream = self.is_stream(slot);
             if is_stream && outputs.len() > 1 {
                 n_chosen += self.verify(slot, outputs);
                 continue;
             }
             n_chosen += u32::from(is_stream);
-            for (_, purpose, idx) in outputs {
+            for output in outputs {
                 let Some(sequence) = self.schedule.running.get_mut(slot) else { break };
-                let logits = self.kv.llama.logits(*idx);
-                match purpose {
+                let logits = self.kv.llama.logits(output.row);
+                match output.purpose {
                     LogitsUse::Check => {}
                     LogitsUse::List => sequence.list(logits),
                     LogitsUse::Choose => {
@@ -324,10 +324,10 @@ impl EngineState<'_> {
     }
 
     /// Verifies the draft of a stream and sends the chosen tokens; returns their number.
-    fn verify(&mut self, slot: SlotId, outputs: &[(SlotId, LogitsUse, i32)]) -> u32 {
-        let rows: Vec<i32> = outputs.iter().map(|(.., idx)| *idx).collect();
+    fn verify(&mut self, slot: SlotId, outputs: &[BatchOutput]) -> u32 {
+        let rows: Vec<i32> = outputs.iter().map(|output| output.row).collect();
         let Some(sequence) = self.schedule.running.get_mut(slot) else { return 0 };
-        let verified = self.generator.verify((slot, sequence), &rows, &mut self.kv);
+        let verified = self.generator.verify(slot, sequence, &rows, &mut self.kv);
         match verified.end {
             DraftEnd::Finished(reason) => self.finish(slot, reason),
             DraftEnd::Failed(error) => self.fail(slot, &error),
@@ -383,7 +383,7 @@ impl EngineState<'_> {
         self.has_changed = true;
         self.publisher.report.touch();
         let sequence = self.schedule.end(slot);
-        self.generator.remember(&sequence, (self.kv.table.slot(slot), self.kv.tenant(slot)));
+        self.generator.remember(&sequence, self.kv.table.slot(slot), self.kv.tenant(slot));
         if self.generator.drafts() && !self.kv.drop_rejected(slot) {
             self.kv.clear_slot(slot);
         }

@@ -39,7 +39,7 @@ use super::publish::arrival_announcer::ArrivalAnnouncer;
 use super::publish::summary_events::UpdateSender;
 use super::self_test::{self, Retry, Settled};
 use super::sequence::places::Places;
-use super::setup;
+use super::setup::{self, Setup};
 use super::step::EngineState;
 
 /// Stack size of the thread. Source: the size of a program's main thread on Linux, on which llama-server decodes.
@@ -139,8 +139,9 @@ fn run(config: &EngineConfig, progress: Progress, inside: EngineEnds, ready: &Sy
         Err(error) => return drop(ready.send(Err(error))),
     };
     let draft_model = OnceCell::new();
-    let Prepared { mut engine, facts, config, retry } = match prepare((&model, &draft_model, adapters), config, &inside)
-    {
+    let (adapters, infos) = adapters;
+    let prepared = prepare(&model, &draft_model, adapters, infos, config, &inside);
+    let Prepared { mut engine, facts, config, retry } = match prepared {
         Ok(prepared) => prepared,
         Err(error) => return drop(ready.send(Err(error))),
     };
@@ -153,9 +154,6 @@ fn run(config: &EngineConfig, progress: Progress, inside: EngineEnds, ready: &Sy
     }
 }
 
-/// A model, the cell for its draft model, and its adapters.
-type Loaded<'m> = (&'m Arc<LlamaModel>, &'m OnceCell<LlamaModel>, (Adapters, Vec<AdapterInfo>));
-
 /// An engine that can run.
 struct Prepared<'m> {
     engine: EngineState<'m>,
@@ -166,7 +164,10 @@ struct Prepared<'m> {
 }
 
 fn prepare<'m>(
-    (shared, draft_model, (adapters, infos)): Loaded<'m>,
+    shared: &'m Arc<LlamaModel>,
+    draft_model: &'m OnceCell<LlamaModel>,
+    adapters: Adapters,
+    infos: Vec<AdapterInfo>,
     config: &EngineConfig,
     inside: &EngineEnds,
 ) -> Result<Prepared<'m>, StartError> {
@@ -182,27 +183,30 @@ fn prepare<'m>(
     let unsupported = |reason| StartError::Unsupported { path: config.model.clone(), reason };
     let memory = timed("probing the memory's kind", || llama.probe_memory(model)).map_err(unsupported)?;
     let counters = &inside.view.counters;
-    let limits = (memory, llama.batch_limits().1);
-    let encoder = timed("loading the projector", || setup::encoder(shared, config, limits, counters, &inside.waker))?;
+    let (_, ubatch_tokens) = llama.batch_limits();
+    let open_encoder = || setup::encoder(shared, config, memory, ubatch_tokens, counters, &inside.waker);
+    let encoder = timed("loading the projector", open_encoder)?;
     let reads_media = encoder.is_some();
     let probed = Probed { memory, reads_media, model_fingerprint, rope_factors, adapters: infos };
     let mut facts = llama.facts(model, config, probed);
     setup::check_shifts(config.shifts, &facts).map_err(unsupported)?;
-    let open_draft_model = || DraftModel::open(draft_model, (model, &mut llama), (config, &facts));
+    let open_draft_model = || DraftModel::open(draft_model, model, &mut llama, config, &facts);
     let draft_model = timed("loading the draft model", open_draft_model)?;
+
+    // The parts are made for what is known now; measurements of a busy machine are not used.
     let calm = report.as_ref().filter(|report| report.is_calm());
-    let open_cache = || setup::cache(model, &mut llama, (config, &facts, calm), &inside.view, &inside.waker);
-    let (cache, identity) = timed("opening the store", open_cache)?;
-    facts.exchange = setup::exchange(&cache, identity, &facts);
+    let setup = Setup { config, facts: &facts, report: calm, counters };
+    let (cache, identity) = timed("opening the store", || setup.cache(model, &mut llama, &inside.waker))?;
+    let exchange = setup::exchange(&cache, identity, &facts);
+    let schedule = setup.scheduler(&llama, encoder);
+    let generator = setup.generator(model, draft_model);
+    let kv = setup.kv(llama.with_adapters(adapters).with_fewer_threads_where_busy(config), cache);
+    facts.exchange = exchange;
     let engine = EngineState {
-        schedule: setup::scheduler((&llama, encoder), (config, &facts, calm), counters),
-        generator: setup::generator((model, draft_model), (config, &facts, calm), counters),
-        kv: setup::kv(
-            (llama.with_adapters(adapters).with_fewer_threads_where_busy(config), cache),
-            (config, &facts, calm),
-            counters,
-        ),
-        transfers: IncomingTransfers::new(facts.exchange),
+        schedule,
+        generator,
+        kv,
+        transfers: IncomingTransfers::new(exchange),
         runs: OutgoingRuns::default(),
         exports: SlotExports::default(),
         pins: NamedPins::default(),

@@ -122,7 +122,7 @@ pub async fn load(job: LoadJob) -> Result<LoadedModel, RunError> {
     let labels = [model.names[0].as_str(), &model.fingerprint.to_string(), env!("CARGO_PKG_VERSION")];
     metrics.info.with_label_values(&labels).set(1);
     let stamp = Stamp { worker_uid: identity.uid, boot_epoch: identity.boot_epoch, seq: 0 };
-    let (publisher, _) = SummaryPublisher::start((stamp, model.clone()), parts.updates, metrics);
+    let (publisher, _) = SummaryPublisher::start(stamp, model.clone(), parts.updates, metrics);
     let etag = format!("\"{}-{}\"", model.fingerprint, &model.chat_template_fingerprint.to_string()[..16]);
     let vocabulary = VocabularyFile { bytes: Bytes::from(parts.vocabulary), etag };
     let preparing = Preparing::new(usize::from(model.n_slots) + config.engine.queue_max);

@@ -66,15 +66,16 @@ enum PublisherCommand {
 impl SummaryPublisher {
     /// Starts the task; it ends when the engine does.
     ///
-    /// `first` is the view before the first update.
+    /// The first update has the number after that of `stamp`.
     pub fn start(
-        first: (Stamp, ModelInfo),
+        stamp: Stamp,
+        model: ModelInfo,
         updates: mpsc::UnboundedReceiver<EngineUpdate>,
         metrics: Arc<Metrics>,
     ) -> (Self, JoinHandle<()>) {
         let (commands, receiver) = mpsc::channel(COMMANDS_MAX);
         let task = PublisherTask {
-            writer: SummaryWriter::new(first, REPLAY_LIMITS, now()),
+            writer: SummaryWriter::new(stamp, model, REPLAY_LIMITS, now()),
             stream: broadcast::Sender::new(STREAM_UPDATES_MAX),
             metrics: Arc::clone(&metrics),
         };

@@ -191,7 +191,7 @@ impl Cache {
     fn touch(&mut self, request: &Request, n_blocks: u32, now_ms: u64) -> usize {
         let found = self.index.find(&prefix(request));
         let used: Vec<(ChunkId, usize)> = found.first(n_blocks as usize).collect();
-        self.index.touch(&used, (TENANT, now_ms));
+        self.index.touch(&used, TENANT, now_ms);
         found.n_blocks
     }
 

@@ -156,7 +156,7 @@ pub(super) struct Chunk {
 }
 
 impl Chunk {
-    pub(super) fn new(record: Arc<ChunkRecord>, parent: Option<ChunkId>, (tenant, now_ms): (Tenant, u64)) -> Self {
+    pub(super) fn new(record: Arc<ChunkRecord>, parent: Option<ChunkId>, tenant: Tenant, now_ms: u64) -> Self {
         Self {
             record,
             tenant,

@@ -181,20 +181,20 @@ impl Shares {
         let is_above = |n_bytes: u64| u128::from(n_bytes) * n_shares > u128::from(limit_bytes);
         let fair = || {
             let above = self.by_size(need).take_while(|(n_bytes, _)| is_above(*n_bytes));
-            let largest = self.first(above.map(|(_, id)| id), (need, need.min_hold_ms));
-            let without = self.first(self.without.iter().map(|(_, id)| *id), (need, need.min_hold_ms));
+            let largest = self.first(above.map(|(_, id)| id), need, need.min_hold_ms);
+            let without = self.first(self.without.iter().map(|(_, id)| *id), need, need.min_hold_ms);
             let is_older = |giver: &Giver| largest.as_ref().is_none_or(|other| giver.age.0 <= other.age.0);
             without.filter(is_older).or(largest)
         };
         let held = || {
             let larger = self.larger(need).take_while(|(n_bytes, _)| is_above(*n_bytes));
-            self.first(larger.map(|(_, id)| id), (need, 0))
+            self.first(larger.map(|(_, id)| id), need, 0)
         };
-        let own = || self.first([need.tenant.id], (need, need.min_hold_ms));
+        let own = || self.first([need.tenant.id], need, need.min_hold_ms);
         let quiet_longest = || {
             let lacks_any = self.bytes_of(need.tenant.id) == 0 && is_above(need.n_bytes);
             let others = self.by_use.iter().map(|(_, id)| *id).filter(|_| lacks_any);
-            self.first(others, (need, need.min_hold_ms))
+            self.first(others, need, need.min_hold_ms)
         };
         let giver = fair().or_else(held).or_else(own).or_else(quiet_longest)?;
         let is_over_share = giver.tenant != need.tenant.id && is_above(self.bytes_of(giver.tenant));
@@ -202,7 +202,7 @@ impl Shares {
     }
 
     /// Returns the next chunk of the first of these tenants that has one to evict.
-    fn first(&self, tenants: impl IntoIterator<Item = TenantId>, (need, hold_ms): (&Need, u64)) -> Option<Giver> {
+    fn first(&self, tenants: impl IntoIterator<Item = TenantId>, need: &Need, hold_ms: u64) -> Option<Giver> {
         tenants.into_iter().find_map(|tenant| {
             let age = self.accounts.get(&tenant)?.next_to_leave(need.now_ms, hold_ms)?;
             Some(Giver { tenant, age })
@@ -306,7 +306,7 @@ impl Shares {
     }
 
     /// Returns whether a tenant's chunk is listed for eviction; for tests.
-    pub(super) fn lists(&self, tenant: TenantId, (group, age): (Group, Age)) -> bool {
+    pub(super) fn lists(&self, tenant: TenantId, group: Group, age: Age) -> bool {
         let ages = self.accounts.get(&tenant).and_then(|account| account.leaving.get(&group));
         ages.is_some_and(|ages| ages.contains(&age))
     }

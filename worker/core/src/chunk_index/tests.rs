@@ -82,7 +82,7 @@ impl Sequence {
 
     fn touch(&self, index: &mut ChunkIndex, now_ms: u64) {
         let used: Vec<_> = index.find(&self.prefix()).first(usize::MAX).collect();
-        index.touch(&used, (self.tenant(), now_ms));
+        index.touch(&used, self.tenant(), now_ms);
     }
 }
 

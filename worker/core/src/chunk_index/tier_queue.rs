@@ -122,7 +122,7 @@ impl TierQueue {
     }
 
     /// Records a tenant's use of a chunk, if it is in the tier; from now on the chunk is charged to that tenant.
-    pub(super) fn touch(&mut self, id: ChunkId, (tenant, now_ms): (Tenant, u64)) {
+    pub(super) fn touch(&mut self, id: ChunkId, tenant: Tenant, now_ms: u64) {
         if !self.members.contains_key(&id) {
             return;
         }
@@ -280,7 +280,7 @@ impl TierQueue {
         assert_eq!(self.shares.count(), (self.members.len(), n_bytes, n_listed), "tenants' accounts are wrong");
         for (id, member) in &self.members {
             let is_listed =
-                member.listed.is_some_and(|group| self.shares.lists(member.stats.tenant.id, (group, member.age(*id))));
+                member.listed.is_some_and(|group| self.shares.lists(member.stats.tenant.id, group, member.age(*id)));
             assert_eq!(is_listed, member.evictability != Evictability::Fixed && !member.is_guarded);
             let is_guarded = (member.stats.pinned == Pinned::Yes).then_some(member.is_guarded);
             assert_eq!(self.guards.is_guarded(member.pin(*id)), is_guarded);

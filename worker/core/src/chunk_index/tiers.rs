@@ -89,7 +89,7 @@ impl ChunkIndex {
         if found.n_blocks < record.first_block {
             return Err(NotStored::NoParent);
         }
-        self.admit(record, found.pieces.last().map(|piece| piece.chunk), (new.tenant, new.now_ms))
+        self.admit(record, found.pieces.last().map(|piece| piece.chunk), new.tenant, new.now_ms)
     }
 
     /// Stores a checkpoint at the end of `new.blocks`, which start at 0 and are all tokens of `new.prefix`, because a
@@ -100,7 +100,7 @@ impl ChunkIndex {
         if record.tokens.len() != new.prefix.tokens.len() {
             return Err(NotStored::Malformed);
         }
-        self.admit(record, None, (new.tenant, new.now_ms))
+        self.admit(record, None, new.tenant, new.now_ms)
     }
 
     /// Adopts the files of an earlier process, given in any order with the times of their last use; returns an outcome
@@ -120,8 +120,9 @@ impl ChunkIndex {
         }
         while !self.disk.has_room_for(0) {
             let need = Need { tenant: Tenant::without_share(TenantId(0)), n_bytes: 0, now_ms, min_hold_ms: 0 };
-            let next = self.disk.next_to_leave(&need).expect("nothing adopted is held, pinned or being written");
-            self.evict(next, Tier::Disk);
+            let next = self.disk.next_to_leave(&need);
+            let (id, reason) = next.expect("nothing adopted is held, pinned or being written");
+            self.evict(id, reason, Tier::Disk);
         }
         outcomes
     }
@@ -235,7 +236,8 @@ impl ChunkIndex {
         &mut self,
         record: ChunkRecord,
         parent: Option<ChunkId>,
-        (tenant, now_ms): (Tenant, u64),
+        tenant: Tenant,
+        now_ms: u64,
     ) -> Result<ChunkId, NotStored> {
         self.check_free(&record)?;
         if record.n_bytes > self.limits.ram_bytes {
@@ -246,7 +248,7 @@ impl ChunkIndex {
         if !self.make_room(&NeededSpace { tier: Tier::Ram, n_bytes: record.n_bytes, tenant, now_ms, spared }) {
             return Err(NotStored::NoRoom);
         }
-        let id = self.link(record, parent, (tenant, now_ms));
+        let id = self.link(record, parent, tenant, now_ms);
         self.enter_ram(id);
         self.want_file(id);
         self.restand(id);
@@ -269,7 +271,7 @@ impl ChunkIndex {
             record.parent.map(|hash| self.parent_by_hash(record, &hash).ok_or(NotStored::NoParent)).transpose()?;
         let newcomer = || Tenant::without_share(TenantId::of_root(&record.root));
         let tenant = record.tenant.map_or_else(newcomer, Tenant::with_share);
-        let id = self.link(record.clone(), parent, (tenant, last_used_ms));
+        let id = self.link(record.clone(), parent, tenant, last_used_ms);
         self.enter_disk(id, ChunkFile::Written);
         self.restand(id);
         self.note_change(id);
@@ -292,7 +294,7 @@ impl ChunkIndex {
         if is_taken { Err(NotStored::Taken) } else { Ok(()) }
     }
 
-    fn link(&mut self, record: ChunkRecord, parent: Option<ChunkId>, (tenant, now_ms): (Tenant, u64)) -> ChunkId {
+    fn link(&mut self, record: ChunkRecord, parent: Option<ChunkId>, tenant: Tenant, now_ms: u64) -> ChunkId {
         let id = ChunkId(self.next_id);
         self.next_id += 1;
         match record.kind {
@@ -303,7 +305,7 @@ impl ChunkIndex {
                 self.checkpoints.insert(record.key_block().1, id);
             }
         }
-        let mut chunk = Chunk::new(Arc::new(record), parent, (tenant, now_ms));
+        let mut chunk = Chunk::new(Arc::new(record), parent, tenant, now_ms);
         chunk.n_pins = self.pins.count_on(&chunk.record);
         self.chunks.insert(id, chunk);
         if let Some(parent) = parent {
@@ -326,8 +328,8 @@ impl ChunkIndex {
                 break true;
             }
             let may_fit = n_bytes <= queue.limit_bytes();
-            let Some(next) = queue.next_to_leave(&need).filter(|_| may_fit) else { break false };
-            self.evict(next, room.tier);
+            let Some((id, reason)) = queue.next_to_leave(&need).filter(|_| may_fit) else { break false };
+            self.evict(id, reason, room.tier);
         };
         if let Some(id) = room.spared {
             self.release(id);
@@ -335,7 +337,7 @@ impl ChunkIndex {
         has_room
     }
 
-    fn evict(&mut self, (id, reason): (ChunkId, Reason), tier: Tier) {
+    fn evict(&mut self, id: ChunkId, reason: Reason, tier: Tier) {
         match tier {
             Tier::Disk => {
                 self.disk.note_evicted(id);

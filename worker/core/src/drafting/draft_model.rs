@@ -60,7 +60,7 @@ impl DraftModelCosts {
 
     /// Rates the `n_missing` tokens that the draft model lacks of a sequence of `n_tokens`; `rest_tokens` is the
     /// maximum length of the remaining response.
-    pub fn distance(self, costs: &StepCosts, (n_tokens, n_missing): (u32, u32), rest_tokens: usize) -> Distance {
+    pub fn distance(self, costs: &StepCosts, n_tokens: u32, n_missing: u32, rest_tokens: usize) -> Distance {
         if n_missing <= NEAR_TOKENS_MAX {
             return Distance::Near;
         }
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn a_prompt_is_computed_only_if_the_rest_of_the_response_can_repay_it() {
         let distance = |share, n_missing, rest_tokens| {
-            DraftModelCosts { share }.distance(&costs(), (n_missing + 10, n_missing), rest_tokens)
+            DraftModelCosts { share }.distance(&costs(), n_missing + 10, n_missing, rest_tokens)
         };
         assert_eq!(distance(1.0, 32, 0), Distance::Near);
         // 512 tokens take as long as 7.4 steps of the served model.

@@ -94,13 +94,13 @@ pub fn lengths(possible: &[Possible<'_>], room: StepRoom, costs: &StepCosts) -> 
     // Each draft is added only if it increases the tokens per second of the step with the drafts before it.
     let mut step = DraftedStep::of(room, costs);
     for idx in order {
-        let found = (DraftSource::Found, MakingTimes::default());
-        lengths[idx] = step.add((possible[idx], found), possible[idx].chances.iter().copied(), costs);
+        let (draft, times) = (possible[idx], MakingTimes::default());
+        lengths[idx] = step.add(draft, DraftSource::Found, times, draft.chances.iter().copied(), costs);
     }
     for (length, possible) in lengths.iter_mut().zip(possible) {
         let Some(made) = possible.made.filter(|_| length.n_tokens == 0) else { continue };
         let chances = std::iter::repeat_n(made.chance, made.n_max);
-        *length = step.add((*possible, (DraftSource::Made, made.times)), chances, costs);
+        *length = step.add(*possible, DraftSource::Made, made.times, chances, costs);
     }
     lengths
 }
@@ -134,7 +134,7 @@ struct DraftedStep {
 impl DraftedStep {
     fn of(room: StepRoom, costs: &StepCosts) -> Self {
         let n_single = room.n_streams;
-        let time = costs.step((n_single, room.held_tokens), std::iter::empty());
+        let time = costs.step(n_single, room.held_tokens, std::iter::empty());
         Self { room, n_single, drafted: Vec::new(), gained: f64::from(n_single), making: 0.0, time }
     }
 
@@ -145,7 +145,9 @@ impl DraftedStep {
     /// Adds a draft of the best length if it pays and fits; returns its length.
     fn add(
         &mut self,
-        draft: (Possible<'_>, (DraftSource, MakingTimes)),
+        possible: Possible<'_>,
+        source: DraftSource,
+        times: MakingTimes,
         chances: impl Iterator<Item = f64>,
         costs: &StepCosts,
     ) -> Length {
@@ -153,7 +155,7 @@ impl DraftedStep {
         if left == 0 || self.drafted.len() >= self.room.drafts_max as usize {
             return Length::default();
         }
-        match self.with(draft, chances.take(left as usize), costs) {
+        match self.with(possible, source, times, chances.take(left as usize), costs) {
             Some((length, longer)) => {
                 *self = longer;
                 length
@@ -165,7 +167,9 @@ impl DraftedStep {
     /// Returns the best length of another draft, and the step with it; `None` if no length pays.
     fn with(
         &self,
-        (possible, (source, times)): (Possible<'_>, (DraftSource, MakingTimes)),
+        possible: Possible<'_>,
+        source: DraftSource,
+        times: MakingTimes,
         chances: impl Iterator<Item = f64>,
         costs: &StepCosts,
     ) -> Option<(Length, Self)> {
@@ -178,7 +182,7 @@ impl DraftedStep {
             chance *= of_token;
             expected += chance;
             making += times.further;
-            let time = costs.step((n_single, self.room.held_tokens), drafted(n_tokens)) + self.making + making;
+            let time = costs.step(n_single, self.room.held_tokens, drafted(n_tokens)) + self.making + making;
             let cost = (time - self.time) * self.gained / self.time;
             let pays = expected * (1.0 - GAIN_MIN) > cost && cost <= possible.cost_max;
             let is_best = best.is_none_or(|(_, of_best, time_best)| rate(expected, time) > rate(of_best, time_best));
@@ -358,7 +362,7 @@ mod tests {
             let gained: f64 = lengths.iter().zip(&drafts).map(|(n, chances)| expected(&chances[..*n])).sum();
             let n_single = n_streams - rows.clone().count() as u32;
             prop_assert!(rows.clone().count() == 0 || n_single + rows.clone().sum::<u32>() <= tokens_max);
-            let (time, plain) = (costs.step((n_single, 0), rows), costs.step((n_streams, 0), std::iter::empty()));
+            let (time, plain) = (costs.step(n_single, 0, rows), costs.step(n_streams, 0, std::iter::empty()));
             prop_assert!((f64::from(n_streams) + gained) * plain >= f64::from(n_streams) * time * (1.0 - 1e-9));
         }
     }

@@ -76,7 +76,7 @@ impl Curve {
 impl StepCosts {
     /// Returns the time of a step in which `n_streams` sequences compute one token each, and further sequences compute
     /// the numbers of tokens in `others`. Every sequence has `held_tokens` computed tokens.
-    pub fn step(&self, (n_streams, held_tokens): (u32, u32), others: impl Iterator<Item = u32> + Clone) -> f64 {
+    pub fn step(&self, n_streams: u32, held_tokens: u32, others: impl Iterator<Item = u32> + Clone) -> f64 {
         let tokens = |n: u32| self.tokens_at(held_tokens, n);
         match self.passes {
             Passes::Together if others.clone().next().is_none() => self.streams_at(held_tokens, n_streams),
@@ -139,11 +139,11 @@ mod tests {
         let depth = DepthCost::default();
         let costs =
             |passes| StepCosts { tokens: curve.clone(), streams: streams.clone(), passes, depth: depth.clone() };
-        assert_eq!(costs(Passes::Together).step((4, 0), [].into_iter()), 16.0);
-        assert_eq!(costs(Passes::Together).step((4, 0), [3, 3].into_iter()), 40.0);
-        assert_eq!(costs(Passes::Apart).step((4, 0), [2, 10].into_iter()), 76.0);
-        assert_eq!(costs(Passes::Apart).step((0, 0), [2].into_iter()), 20.0);
-        assert_eq!(costs(Passes::Apart).step((0, 9000), [2].into_iter()), 20.0, "depth was not measured");
+        assert_eq!(costs(Passes::Together).step(4, 0, [].into_iter()), 16.0);
+        assert_eq!(costs(Passes::Together).step(4, 0, [3, 3].into_iter()), 40.0);
+        assert_eq!(costs(Passes::Apart).step(4, 0, [2, 10].into_iter()), 76.0);
+        assert_eq!(costs(Passes::Apart).step(0, 0, [2].into_iter()), 20.0);
+        assert_eq!(costs(Passes::Apart).step(0, 9000, [2].into_iter()), 20.0, "depth was not measured");
     }
 
     #[test]
@@ -152,7 +152,7 @@ mod tests {
         let tokens = Curve::new([(1, 18.0), (2, 30.0), (16, 130.0)]);
         let streams = Curve::new([(1, 18.0), (2, 30.0)]);
         let costs = StepCosts { tokens, streams, passes: Passes::Apart, depth };
-        let at = |n_streams, held_tokens, others: &[u32]| costs.step((n_streams, held_tokens), others.iter().copied());
+        let at = |n_streams, held_tokens, others: &[u32]| costs.step(n_streams, held_tokens, others.iter().copied());
         assert_eq!((at(1, 2000, &[]), at(0, 2000, &[16]), at(2, 2000, &[])), (18.0, 130.0, 30.0));
         assert_eq!((at(1, 0, &[]), at(0, 0, &[16]), at(2, 0, &[])), (10.0, 62.0, 14.0));
         assert_eq!((at(1, 4000, &[]), at(0, 4000, &[16]), at(2, 4000, &[])), (26.0, 198.0, 46.0));
@@ -174,7 +174,7 @@ mod tests {
         let depth = DepthCost { held_tokens: 2000, per_held_token: Curve::new([(1, 0.004), (4, 0.1)]) };
         let tokens = Curve::new([(1, 18.0), (4, 30.0)]);
         let costs = StepCosts { streams: tokens.clone(), tokens, passes: Passes::Together, depth };
-        assert_eq!(costs.step((0, 0), [4].into_iter()), 10.0);
-        assert_eq!(costs.step((0, 0), [0].into_iter()), 0.0);
+        assert_eq!(costs.step(0, 0, [4].into_iter()), 10.0);
+        assert_eq!(costs.step(0, 0, [0].into_iter()), 0.0);
     }
 }

@@ -55,7 +55,7 @@ impl SuffixMemory {
     }
 
     /// Adds a response to the texts of its root, with the end of its prompt, `before`.
-    pub fn learn(&mut self, (root, tenant): (&BlockHash, TenantId), before: &[Token], answer: &[Token]) {
+    pub fn learn(&mut self, root: &BlockHash, tenant: TenantId, before: &[Token], answer: &[Token]) {
         if answer.len() <= GRAM_TOKENS {
             return;
         }
@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn a_response_is_found_by_the_end_of_its_prompt_and_by_its_own_tokens() {
         let mut memory = SuffixMemory::new(10_000);
-        memory.learn((&root(1), tenant(1)), &count_up(0, 100), &count_up(1000, 50));
+        memory.learn(&root(1), tenant(1), &count_up(0, 100), &count_up(1000, 50));
         assert_eq!(next(&mut memory, 1, &count_up(90, 10)), Some(vec![1000, 1001, 1002]));
         assert_eq!(next(&mut memory, 1, &count_up(1010, 4)), Some(vec![1014, 1015, 1016]));
         assert_eq!(next(&mut memory, 1, &count_up(1047, 3)), None);
@@ -139,18 +139,18 @@ mod tests {
     #[test]
     fn tenants_share_nothing() {
         let mut memory = SuffixMemory::new(10_000);
-        memory.learn((&root(1), tenant(1)), &[], &count_up(1000, 50));
+        memory.learn(&root(1), tenant(1), &[], &count_up(1000, 50));
         assert_eq!(next(&mut memory, 2, &count_up(1010, 10)), None);
-        memory.learn((&root(2), tenant(1)), &[], &count_up(2000, 50));
+        memory.learn(&root(2), tenant(1), &[], &count_up(2000, 50));
         assert_eq!(next(&mut memory, 2, &count_up(1010, 10)), None, "another root of the same tenant");
     }
 
     #[test]
     fn many_responses_of_one_tenant_evict_none_of_another() {
         let mut memory = SuffixMemory::new(4096);
-        memory.learn((&root(1), tenant(1)), &[], &count_up(1000, 900));
+        memory.learn(&root(1), tenant(1), &[], &count_up(1000, 900));
         for n in 0..200 {
-            memory.learn((&root(2 + n % 100), tenant(2)), &[], &count_up(5000 + u32::from(n), 300));
+            memory.learn(&root(2 + n % 100), tenant(2), &[], &count_up(5000 + u32::from(n), 300));
         }
         assert_eq!(next(&mut memory, 1, &count_up(1000, 10)), Some(vec![1010, 1011, 1012]));
     }
@@ -163,7 +163,7 @@ mod tests {
             let mut memory = SuffixMemory::new(2048);
             for (idx, (of_root, of_tenant, n)) in answers.into_iter().enumerate() {
                 let answer = count_up(idx as u32 * 1000, n);
-                memory.learn((&root(of_root), tenant(of_tenant)), &[], &answer);
+                memory.learn(&root(of_root), tenant(of_tenant), &[], &answer);
                 prop_assert!(memory.n_tokens() <= memory.n_tokens && memory.n_tokens <= 2048);
                 prop_assert_eq!(memory.n_tokens, memory.texts.values().map(RememberedTexts::n_tokens).sum::<usize>());
             }

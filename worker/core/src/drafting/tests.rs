@@ -55,7 +55,7 @@ fn proposes_the_clients_prediction_from_the_first_token_on() {
 #[test]
 fn proposes_an_earlier_response_if_it_matches_better() {
     let mut memory = SuffixMemory::new(10_000);
-    memory.learn((&ROOT, TenantId(1)), &count_up(0, 20), &count_up(500, 20));
+    memory.learn(&ROOT, TenantId(1), &count_up(0, 20), &count_up(500, 20));
     let prompt = [vec![16, 17, 18, 19, 7, 7], count_up(0, 20)].concat();
     let mut drafter = Drafter::new(&prompt, &[], LIMITS);
     assert_eq!(proposed(&mut drafter, None), [7, 7, 0, 1, 2]);
@@ -177,7 +177,7 @@ fn speed_of(
         let possible = drafter.propose(None, n_tokens - n_said);
         let length = lengths::lengths(&[possible], room, &costs)[0];
         let draft = drafter.draft(length).to_vec();
-        time += costs.step((0, 0), std::iter::once(1 + draft.len() as u32));
+        time += costs.step(0, 0, std::iter::once(1 + draft.len() as u32));
         // The token after the draft is chosen in the same step.
         for place in 0..(draft.len() + 1).min(n_tokens - n_said) {
             let proposed = drafter.proposal.as_ref().and_then(|found| found.tokens.get(place)).copied();
@@ -214,7 +214,7 @@ fn speed_with_model(percent: u64, n_tokens: usize, times: &[(u32, f64)], share: 
             drafter.draft(length);
             time += making.first + making.further * (length.n_tokens - 1) as f64;
         }
-        time += costs.step((0, 0), std::iter::once(1 + length.n_tokens as u32));
+        time += costs.step(0, 0, std::iter::once(1 + length.n_tokens as u32));
         let n_right = chances.by_ref().take(length.n_tokens).take_while(|chance| *chance < percent).count();
         (0..n_right as Token).for_each(|place| drafter.push(next + place));
         n_said += n_right + 1;
@@ -296,7 +296,7 @@ fn a_response_that_stops_copying_is_still_faster_in_total() {
 fn a_common_end_of_many_prompts_slows_no_response() {
     // After the same 40 tokens every response begins differently.
     let mut memory = SuffixMemory::new(10_000);
-    memory.learn((&ROOT, TenantId(1)), &count_up(0, 40), &count_up(500, 100));
+    memory.learn(&ROOT, TenantId(1), &count_up(0, 40), &count_up(500, 100));
     let mut drafter = Drafter::new(&count_up(0, 40), &[], LIMITS);
     let possible = drafter.propose(memory.of(&ROOT), 31);
     assert!(possible.chances[0] > 0.9, "{possible:?}");

@@ -9,7 +9,7 @@ use crate::slot_table::{Acquire, AfterUse, SlotSizes};
 
 fn check(held: &[Token], prompt: &[Token], n_run_min: usize, expected: &[(u32, u32, u32)]) {
     let n_common = n_common(held, prompt);
-    let moves = moves(held, prompt, (n_common, n_run_min));
+    let moves = moves(held, prompt, n_common, n_run_min);
     let plain: Vec<_> = moves.iter().map(|one| (one.from_token, one.to_token, one.n_tokens)).collect();
     assert_eq!(plain, expected, "{held:?} -> {prompt:?}");
     assert_are_of_the_prompt(prompt, &applied(held, n_common, &moves));
@@ -82,10 +82,10 @@ fn repetitive_text_takes_bounded_time() {
     // Each window of either text occurs thousands of times in the other one.
     let held = [vec![7; 20_000], vec![8; 10], vec![7; 20_000]].concat();
     let prompt = [vec![9], vec![7; 15_000], vec![9], vec![7; 15_000], vec![9]].concat();
-    let moves = moves(&held, &prompt, (0, 32));
+    let moves = moves(&held, &prompt, 0, 32);
     assert_eq!(moves.iter().map(|one| one.n_tokens).sum::<u32>(), 30_000);
     let few = |step: u32| -> Vec<Token> { (0..20_000).map(|idx| (idx * step + idx / 7) % 3).collect() };
-    let n_runs = super::moves(&few(1), &few(2), (0, 1)).len();
+    let n_runs = super::moves(&few(1), &few(2), 0, 1).len();
     assert!((1..=runs::RUNS_MAX).contains(&n_runs), "{n_runs} runs");
 }
 
@@ -211,7 +211,7 @@ proptest! {
         n_run_min in 1_usize..6,
     ) {
         let n_common = n_common(&held, &prompt);
-        let moves = moves(&held, &prompt, (n_common, n_run_min));
+        let moves = moves(&held, &prompt, n_common, n_run_min);
         assert_are_of_the_prompt(&prompt, &applied(&held, n_common, &moves));
         let (mut from, mut to) = (to_u32(n_common), to_u32(n_common));
         for one in &moves {
@@ -231,7 +231,7 @@ proptest! {
     ) {
         let n_common = n_common(&held, &prompt);
         let wanted = &prompt[n_common..prompt.len() - 1];
-        let n_moved = n_moved(&moves(&held, &prompt, (n_common, n_run_min)));
+        let n_moved = n_moved(&moves(&held, &prompt, n_common, n_run_min));
         prop_assert_eq!(n_moved, most_covered(&held[n_common..], wanted, n_run_min), "{:?} -> {:?}", held, prompt);
     }
 

@@ -159,9 +159,9 @@ impl World {
             PrefixSource::Copy { from, n_tokens } => self.table.lend(from, n_tokens),
             PrefixSource::Cold | PrefixSource::Import { .. } => {}
         }
-        self.index.touch(&pieces, (tenant(&root), self.now_ms));
+        self.index.touch(&pieces, tenant(&root), self.now_ms);
         if let Some(checkpoint) = plan.checkpoint {
-            self.index.touch_checkpoint(checkpoint, (tenant(&root), self.now_ms));
+            self.index.touch_checkpoint(checkpoint, tenant(&root), self.now_ms);
         }
         self.release(&held);
         self.ways.count(way_name(plan));

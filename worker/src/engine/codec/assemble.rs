@@ -48,7 +48,8 @@ impl StateLayout {
     pub fn assemble<'b>(
         &self,
         frame: StateFrame,
-        (pieces, partial): (&[PayloadPart<'_>], Option<&[u8]>),
+        pieces: &[PayloadPart<'_>],
+        partial: Option<&[u8]>,
         room: impl FnOnce(usize) -> &'b mut [u8],
     ) -> Result<usize, CodecError> {
         if frame.n_streams == 0 || frame.n_streams > STREAMS_MAX || frame.sequence >= STREAMS_MAX {
@@ -200,24 +201,24 @@ impl StateTokens for PayloadBlocks<'_> {
 
     fn write_keys(&self, out: &mut &mut [u8], layer: usize) {
         let n_bytes = self.layout.layers[layer].key.row_bytes * self.block_tokens();
-        write_parts(out, &self.blocks, (self.offsets[layer].0, n_bytes));
+        write_parts(out, &self.blocks, self.offsets[layer].0, n_bytes);
     }
 
     fn write_value_rows(&self, out: &mut &mut [u8], layer: usize) {
         let n_bytes = self.layout.layers[layer].value.token_bytes() * self.block_tokens();
-        write_parts(out, &self.blocks, (self.offsets[layer].1, n_bytes));
+        write_parts(out, &self.blocks, self.offsets[layer].1, n_bytes);
     }
 
     fn write_value_columns(&self, out: &mut &mut [u8], layer: usize) {
         let ValueLayout::Columns { element_bytes, n_elements, .. } = self.layout.layers[layer].value else { return };
         let part_bytes = element_bytes * self.block_tokens();
         let columns = take(out, n_elements * part_bytes * self.blocks.len());
-        write_columns(columns, &self.blocks, (self.offsets[layer].1, part_bytes));
+        write_columns(columns, &self.blocks, self.offsets[layer].1, part_bytes);
     }
 }
 
 /// Writes the same part of each block.
-fn write_parts(out: &mut &mut [u8], blocks: &[&[u8]], (at, n_bytes): (usize, usize)) {
+fn write_parts(out: &mut &mut [u8], blocks: &[&[u8]], at: usize, n_bytes: usize) {
     for block in blocks {
         write(out, &block[at..at + n_bytes]);
     }
@@ -226,7 +227,7 @@ fn write_parts(out: &mut &mut [u8], blocks: &[&[u8]], (at, n_bytes): (usize, usi
 /// Writes columns. A block has the columns' parts one after the other, from offset `at` on.
 ///
 /// Shape: `[n_elements, n_blocks, part_bytes]`.
-fn write_columns(columns: &mut [u8], blocks: &[&[u8]], (at, part_bytes): (usize, usize)) {
+fn write_columns(columns: &mut [u8], blocks: &[&[u8]], at: usize, part_bytes: usize) {
     for (group, blocks_of_group) in blocks.chunks(GROUP_BLOCKS).enumerate() {
         let from = group * GROUP_BLOCKS * part_bytes;
         for (element, column) in columns.chunks_exact_mut(blocks.len() * part_bytes).enumerate() {

@@ -241,17 +241,13 @@ impl<'a> ParsedState<'a> {
                 return Err(CodecError::Impossible { what: "second stream" });
             }
             if n_cells > 0 {
-                found = Some(Self::stream(reader, (n_cells, sequence), variant)?);
+                found = Some(Self::stream(reader, n_cells, sequence, variant)?);
             }
         }
         found.ok_or(CodecError::Empty)
     }
 
-    fn stream(
-        reader: &mut ByteReader<'a>,
-        (n_cells, sequence): (u32, i32),
-        variant: Variant,
-    ) -> Result<Self, CodecError> {
+    fn stream(reader: &mut ByteReader<'a>, n_cells: u32, sequence: i32, variant: Variant) -> Result<Self, CodecError> {
         let n = n_cells as usize;
         let cells = reader.rows(n, CELL_BYTES + variant.extra_bytes)?;
         let (first_position, runs) = runs(&positions(cells, variant.extra_bytes, sequence)?)?;

@@ -72,14 +72,14 @@ impl StateTokens for Joined<'_> {
     fn write_keys(&self, out: &mut &mut [u8], layer: usize) {
         for JoinedPart { export, cells } in &self.0 {
             let (keys, _) = export.tensors[layer];
-            write_rows(out, (keys, export.layout().layers[layer].key.row_bytes), cells);
+            write_rows(out, keys, export.layout().layers[layer].key.row_bytes, cells);
         }
     }
 
     fn write_value_rows(&self, out: &mut &mut [u8], layer: usize) {
         for JoinedPart { export, cells } in &self.0 {
             let (_, values) = export.tensors[layer];
-            write_rows(out, (values, export.layout().layers[layer].value.token_bytes()), cells);
+            write_rows(out, values, export.layout().layers[layer].value.token_bytes(), cells);
         }
     }
 
@@ -94,14 +94,14 @@ impl StateTokens for Joined<'_> {
                 let (_, values) = export.tensors[layer];
                 let column_bytes = export.n_tokens() as usize * element_bytes;
                 let column = &values[element * column_bytes..][..column_bytes];
-                write_rows(out, (column, *element_bytes), cells);
+                write_rows(out, column, *element_bytes, cells);
             }
         }
     }
 }
 
 /// Writes the rows of cells.
-fn write_rows(out: &mut &mut [u8], (rows, row_bytes): (&[u8], usize), cells: &[Range<usize>]) {
+fn write_rows(out: &mut &mut [u8], rows: &[u8], row_bytes: usize, cells: &[Range<usize>]) {
     for cells in cells {
         write(out, &rows[cells.start * row_bytes..cells.end * row_bytes]);
     }

@@ -118,7 +118,7 @@ fn assemble(
     (pieces, partial): (&[PayloadPart<'_>], Option<&[u8]>),
 ) -> Result<Vec<u8>, CodecError> {
     let mut state = Vec::new();
-    let n_bytes = layout.assemble(frame, (pieces, partial), |n_bytes| {
+    let n_bytes = layout.assemble(frame, pieces, partial, |n_bytes| {
         state = vec![OLD_BYTE; n_bytes];
         &mut state
     })?;

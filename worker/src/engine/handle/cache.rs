@@ -48,8 +48,7 @@ impl EngineHandle {
     ///
     /// Errors: `NoStore`, `TooManyPins`, `Busy`, `Engine`.
     pub async fn pin(&self, pin: NewPin) -> Result<NamedPin, CacheError> {
-        let sequence = (&pin.root, pin.tokens.as_slice());
-        let chain = chain_of(self.shared.block_hasher, sequence, self.facts().block_size_tokens);
+        let chain = chain_of(self.shared.block_hasher, &pin.root, &pin.tokens, self.facts().block_size_tokens);
         self.inquire(|reply| AdminQuery::Pin(pin, chain, reply)).await
     }
 

@@ -28,7 +28,7 @@ impl EngineHandle {
     pub fn prefetch(&self, prefix: HotPrefix, room_bytes: u64, offer: PeerOffer) {
         let shared = &self.shared;
         let HotPrefix { root, tokens } = prefix;
-        let chain = chain_of(shared.block_hasher, (&root, tokens.as_slice()), shared.facts.block_size_tokens);
+        let chain = chain_of(shared.block_hasher, &root, &tokens, shared.facts.block_size_tokens);
         // The state is charged to the tenant that uses it first.
         let tenant = Tenant::without_share(TenantId::of_root(&root));
         let prefetch = Box::new(PrefetchOrder { root, tokens, chain, room_bytes, tenant, offer });

@@ -39,7 +39,7 @@ impl KvState<'_> {
         let left_answer_at = self.table.left_answer_at(&submission.prompt, &submission.chain_root);
         let (slot, (cached, parked)) = match self.reuse(&self.wish(admission), plan, submission.shifts) {
             Some((reused, slot)) => (slot, self.prepare_moved(&reused, slot)),
-            None => (plan.slot, (self.prepare((admission, fetched), plan), VecDeque::new())),
+            None => (plan.slot, (self.prepare(admission, fetched, plan), VecDeque::new())),
         };
         let restored = began.elapsed();
         let rewinds_to_tokens = if cached.total() > 0 { plan.rewinds_to(&self.table) } else { 0 };
@@ -81,7 +81,7 @@ impl KvState<'_> {
     /// Brings the slot's KV state to the start of the plan and returns the cached tokens.
     ///
     /// `fetched` has the chunks that were read from disk for the request.
-    fn prepare(&mut self, (admission, fetched): (&Admission, &[ChunkId]), plan: &SlotPlan) -> CachedTokens {
+    fn prepare(&mut self, admission: &Admission, fetched: &[ChunkId], plan: &SlotPlan) -> CachedTokens {
         let found = self.cache.index().find(&self.wish(admission).prefix());
         let held = self.cache.hold(&found, plan);
         if plan.save == Save::First {
@@ -99,7 +99,7 @@ impl KvState<'_> {
             self.llama.clear(plan.slot);
             return CachedTokens::default();
         }
-        self.learn(plan, (&found, began.elapsed()));
+        self.learn(plan, &found, began.elapsed());
         if let Some(checkpoint) = plan.checkpoint {
             self.counters.checkpoint_uses.fetch_add(1, Relaxed);
             self.cache.touch_checkpoint(checkpoint, admission.tenant);
@@ -109,7 +109,7 @@ impl KvState<'_> {
             self.lend(plan);
         }
         match plan.start {
-            PrefixSource::Import { .. } => self.cache.origin(&found, (n_tokens, plan.checkpoint), fetched),
+            PrefixSource::Import { .. } => self.cache.origin(&found, n_tokens, plan.checkpoint, fetched),
             PrefixSource::Cold | PrefixSource::Keep { .. } | PrefixSource::Copy { .. } => {
                 CachedTokens { resident: n_tokens, ..CachedTokens::default() }
             }
@@ -148,8 +148,7 @@ impl KvState<'_> {
                 }
             },
             PrefixSource::Import { .. } => {
-                let wanted = (n_tokens, plan.checkpoint);
-                let stored = self.cache.state(found, wanted, |n_bytes| self.llama.room(n_bytes));
+                let stored = self.cache.state(found, n_tokens, plan.checkpoint, |n_bytes| self.llama.room(n_bytes));
                 stored.is_some_and(|(n_bytes, n_whole)| self.llama.import_written(slot, n_bytes, n_whole).is_ok())
                     && self.rewind(slot, n_tokens)
             }
@@ -157,7 +156,7 @@ impl KvState<'_> {
     }
 
     /// Updates the measured cost of restoring state into a slot.
-    fn learn(&mut self, plan: &SlotPlan, (found, took): (&StoredPrefix, Duration)) {
+    fn learn(&mut self, plan: &SlotPlan, found: &StoredPrefix, took: Duration) {
         let ms = took.as_secs_f64() * 1e3;
         match plan.start {
             PrefixSource::Cold | PrefixSource::Keep { .. } => return,
@@ -166,7 +165,7 @@ impl KvState<'_> {
                 self.cache.learn(|costs| costs.learn_copy(n_held, ms));
             }
             PrefixSource::Import { n_tokens } => {
-                let n_bytes = self.cache.payload_bytes(found, (n_tokens, plan.checkpoint));
+                let n_bytes = self.cache.payload_bytes(found, n_tokens, plan.checkpoint);
                 self.cache.learn(|costs| costs.learn_import(n_bytes, ms));
             }
         }

@@ -65,7 +65,7 @@ pub(crate) fn look_at_layout(
     llama.decode_any(model, slot, 1)?;
     let state = llama.export(slot)?.to_vec();
     let partial = llama.partial(slot)?;
-    llama.settle_window((state.len(), partial.len()));
+    llama.settle_window(state.len(), partial.len());
     llama.clear_all();
     Ok(parse_unknown(&state, &partial, block_tokens)?.layout().clone())
 }
@@ -101,7 +101,7 @@ fn move_in_blocks(llama: &mut Llama<'_>, from: SlotId, to: SlotId, layout: &Stat
     };
     llama.clear(from);
     let frame = frame(llama, to);
-    let n_bytes = layout.assemble(frame, (&pieces, partial.as_deref()), |n_bytes| llama.room(n_bytes))?;
+    let n_bytes = layout.assemble(frame, &pieces, partial.as_deref(), |n_bytes| llama.room(n_bytes))?;
     Ok(llama.import_written(to, n_bytes, n_tokens)?)
 }
 

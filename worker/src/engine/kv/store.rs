@@ -75,7 +75,7 @@ pub(crate) struct SequenceState<'a> {
 
 impl Cache {
     /// Returns a store with nothing in memory. Without a codec nothing is ever stored.
-    pub(crate) fn new(limits: StoreLimits, codec: Option<Codec>, (costs, cost_source): (Costs, CostSource)) -> Self {
+    pub(crate) fn new(limits: StoreLimits, codec: Option<Codec>, costs: Costs, cost_source: CostSource) -> Self {
         Self {
             index: ChunkIndex::new(limits),
             payloads: HashMap::new(),
@@ -253,7 +253,8 @@ impl Cache {
     pub(crate) fn state<'b>(
         &self,
         found: &StoredPrefix,
-        (n_tokens, checkpoint): (u32, Option<ChunkId>),
+        n_tokens: u32,
+        checkpoint: Option<ChunkId>,
         room: impl FnOnce(usize) -> &'b mut [u8],
     ) -> Option<(usize, u32)> {
         let codec = self.codec.as_ref()?;
@@ -265,8 +266,8 @@ impl Cache {
         let pieces: Vec<_> = pieces.iter().map(|(payload, n)| PayloadPart { payload, n_tokens: *n }).collect();
         let n_whole: u32 = pieces.iter().map(|piece| piece.n_tokens).sum();
         let n_bytes = match checkpoint {
-            None => codec.assemble((&pieces, None), room)?,
-            Some(checkpoint) => codec.assemble((&pieces, Some(&*self.payload(checkpoint)?)), room)?,
+            None => codec.assemble(&pieces, None, room)?,
+            Some(checkpoint) => codec.assemble(&pieces, Some(&*self.payload(checkpoint)?), room)?,
         };
         Some((n_bytes, if codec.memory == MemoryKind::Recurrent { n_tokens } else { n_whole }))
     }
@@ -287,7 +288,7 @@ impl Cache {
         room: impl FnOnce(usize) -> &'b mut [u8],
     ) -> Option<usize> {
         let partial = self.payload(checkpoint)?;
-        self.codec.as_ref()?.assemble((&[piece], Some(&*partial)), room)
+        self.codec.as_ref()?.assemble(&[piece], Some(&*partial), room)
     }
 
     /// Returns the size of one token's state without the part that cannot be cut; 0 if nothing can be stored.
@@ -296,7 +297,7 @@ impl Cache {
     }
 
     /// Returns the size of a prompt's first tokens in the store, including a checkpoint.
-    pub(crate) fn payload_bytes(&self, found: &StoredPrefix, (n_tokens, checkpoint): (u32, Option<ChunkId>)) -> u64 {
+    pub(crate) fn payload_bytes(&self, found: &StoredPrefix, n_tokens: u32, checkpoint: Option<ChunkId>) -> u64 {
         let n_blocks: usize = self.pieces(found, n_tokens).map(|(_, n_blocks)| n_blocks).sum();
         let block_bytes = self.token_bytes() * u64::from(self.index.limits().block_size_tokens);
         n_blocks as u64 * block_bytes
@@ -336,18 +337,19 @@ impl Cache {
     /// Records that a tenant's request starts from a prompt's first stored tokens.
     pub(crate) fn touch(&mut self, found: &StoredPrefix, n_tokens: u32, tenant: Tenant) {
         let used: Vec<(ChunkId, usize)> = self.pieces(found, n_tokens).collect();
-        self.index.touch(&used, (tenant, self.clock.now_ms()));
+        self.index.touch(&used, tenant, self.clock.now_ms());
     }
 
     pub(crate) fn touch_checkpoint(&mut self, checkpoint: ChunkId, tenant: Tenant) {
-        self.index.touch_checkpoint(checkpoint, (tenant, self.clock.now_ms()));
+        self.index.touch_checkpoint(checkpoint, tenant, self.clock.now_ms());
     }
 
     /// Returns the tiers of a prompt's first tokens; `fetched` has the chunks that were read from disk for it.
     pub(crate) fn origin(
         &self,
         found: &StoredPrefix,
-        (n_tokens, checkpoint): (u32, Option<ChunkId>),
+        n_tokens: u32,
+        checkpoint: Option<ChunkId>,
         fetched: &[ChunkId],
     ) -> CachedTokens {
         let mut cached = CachedTokens::default();
@@ -387,11 +389,12 @@ impl Cache {
 impl Codec {
     fn assemble<'b>(
         &self,
-        parts: (&[PayloadPart<'_>], Option<&[u8]>),
+        pieces: &[PayloadPart<'_>],
+        partial: Option<&[u8]>,
         room: impl FnOnce(usize) -> &'b mut [u8],
     ) -> Option<usize> {
         let frame = StateFrame { n_streams: self.n_streams, sequence: 0 };
-        let assembled = self.layout.assemble(frame, parts, room);
+        let assembled = self.layout.assemble(frame, pieces, partial, room);
         assembled.map_err(|error| warn!(%error, "stored state cannot be assembled")).ok()
     }
 }

@@ -43,8 +43,10 @@ impl EmbeddingBatch {
     /// Shape: `floats` `[positions x width]`.
     pub(super) fn fill(
         &mut self,
-        (sequence, positions): (i32, Range<i32>),
-        (floats, attention): (&[f32], RunAttention),
+        sequence: i32,
+        positions: Range<i32>,
+        floats: &[f32],
+        attention: RunAttention,
         logits: Logits,
     ) -> i32 {
         self.clear();

@@ -25,7 +25,7 @@ impl Llama<'_> {
         let slot = SlotId(0);
         for position in 0..2 {
             let logits = if position == 1 { Logits::Wanted } else { Logits::Unwanted };
-            self.push(slot, (position, 0), logits);
+            self.push(slot, position, 0, logits);
         }
         let decoded = self.decode();
         self.reset_batch();
@@ -35,9 +35,10 @@ impl Llama<'_> {
                 "it has no KV cache or recurrent state, so it cannot generate text; --embedding serves it".to_owned()
             );
         }
-        let exported = self.export(slot).map(<[u8]>::len).and_then(|whole| Ok((whole, self.partial(slot)?.len())));
-        if let Ok(n_bytes) = exported {
-            self.settle_window(n_bytes);
+        if let Ok(whole_bytes) = self.export(slot).map(<[u8]>::len)
+            && let Ok(partial) = self.partial(slot)
+        {
+            self.settle_window(whole_bytes, partial.len());
         }
         let rewinds = self.rewind(slot, 1);
         self.clear_all();
@@ -51,7 +52,7 @@ impl Llama<'_> {
 
     /// Corrects the suggested window, given the sizes of a slot's whole state and of its part that cannot be cut. Full
     /// attention has no such part, and llama.cpp then exports the whole state.
-    pub(in crate::engine) fn settle_window(&mut self, (whole_bytes, partial_bytes): (usize, usize)) {
+    pub(in crate::engine) fn settle_window(&mut self, whole_bytes: usize, partial_bytes: usize) {
         self.window = match self.window {
             _ if partial_bytes >= whole_bytes => Window::None,
             Window::None => Window::UNKNOWN,
@@ -67,7 +68,7 @@ impl Llama<'_> {
         let mut fastest = None;
         for _ in 0..N_ONE_TOKEN_RUNS {
             let began = Instant::now();
-            let idx = self.push(slot, (0, 0), Logits::Wanted);
+            let idx = self.push(slot, 0, 0, Logits::Wanted);
             let decoded = self.decode();
             if decoded.is_ok() {
                 // This waits for a GPU.
@@ -97,7 +98,7 @@ impl Llama<'_> {
         for positions in positions.chunks(self.context.n_ubatch() as usize) {
             self.reset_batch();
             for &position in positions {
-                self.push(slot, (position, position.wrapping_mul(7919) % n_vocab), Logits::Unwanted);
+                self.push(slot, position, position.wrapping_mul(7919) % n_vocab, Logits::Unwanted);
             }
             let decoded = self.decode();
             self.reset_batch();

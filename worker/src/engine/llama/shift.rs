@@ -68,11 +68,11 @@ impl Llama<'_> {
         let mut n_tokens = n_kept;
         let mut drop_from = n_kept;
         for one in moves {
-            self.drop_tokens(slot, (drop_from, Some(one.from_token)));
+            self.drop_tokens(slot, drop_from, Some(one.from_token));
             drop_from = one.from_token + one.n_tokens;
             n_tokens = one.to_token + one.n_tokens;
         }
-        self.drop_tokens(slot, (drop_from, None));
+        self.drop_tokens(slot, drop_from, None);
         // A move must not overwrite cells of a pending one, so moves to later positions are made in reverse order.
         let (later, earlier): (Vec<Move>, Vec<Move>) = moves.iter().partition(|one| one.to_token > one.from_token);
         for one in later.iter().rev().chain(&earlier) {
@@ -85,7 +85,7 @@ impl Llama<'_> {
         if has_moves { self.settle(slot, n_tokens) } else { Ok(()) }
     }
 
-    fn drop_tokens(&mut self, slot: SlotId, (from, to): (u32, Option<u32>)) {
+    fn drop_tokens(&mut self, slot: SlotId, from: u32, to: Option<u32>) {
         let dropped = self.context.clear_kv_cache_seq(Some(u32::from(slot.0)), Some(from), to);
         debug_assert_eq!(dropped, Ok(true), "full attention can be cut anywhere");
     }

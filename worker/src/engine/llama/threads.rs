@@ -78,7 +78,7 @@ impl StepThreads {
         let n_threads = kind.choice.get();
         let wanted = (self.configured.0.min(n_threads), self.configured.1.min(n_threads));
         if wanted != std::mem::replace(&mut self.set, wanted) {
-            set_threads(context, wanted);
+            set_threads(context, wanted.0, wanted.1);
         }
         let began = Instant::now();
         let decoded = decode(context);
@@ -100,7 +100,7 @@ impl StepThreads {
     }
 }
 
-pub(super) fn set_threads(context: &mut LlamaContext<'_>, (threads, threads_batch): (u16, u16)) {
+pub(super) fn set_threads(context: &mut LlamaContext<'_>, threads: u16, threads_batch: u16) {
     // SAFETY: the context is alive, and computes nothing while it is borrowed mutably.
     unsafe { sys::llama_set_n_threads(raw_context(context).as_ptr(), threads.into(), threads_batch.into()) };
 }
@@ -129,12 +129,12 @@ mod tests {
             for slot in slots {
                 let token = 5 + (position * 7 + u32::from(slot.0) * 3) % 90;
                 let logits = if position + 1 == n_prompt { Logits::Wanted } else { Logits::Unwanted };
-                rows[usize::from(slot.0)] = llama.push(slot, (position, token), logits);
+                rows[usize::from(slot.0)] = llama.push(slot, position, token, logits);
             }
         }
         let mut answers = Vec::new();
         for step in 0..16 {
-            llama.set_threads((threads(step), threads(step)));
+            llama.set_threads(threads(step), threads(step));
             llama.decode().unwrap();
             let next = rows.map(|row| {
                 let logits = llama.logits(row);
@@ -143,7 +143,7 @@ mod tests {
             llama.reset_batch();
             for slot in slots {
                 let idx = usize::from(slot.0);
-                rows[idx] = llama.push(slot, (n_prompt + u32::from(step), next[idx]), Logits::Wanted);
+                rows[idx] = llama.push(slot, n_prompt + u32::from(step), next[idx], Logits::Wanted);
             }
             answers.push(next);
         }

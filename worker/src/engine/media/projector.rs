@@ -109,7 +109,8 @@ impl Projector {
     pub(crate) fn open(
         config: &ProjectorConfig,
         model: &Arc<LlamaModel>,
-        (n_threads, ubatch_tokens): (i32, u32),
+        n_threads: i32,
+        ubatch_tokens: u32,
     ) -> Result<Self, StartError> {
         let refuse = |reason: String| StartError::Projector { path: config.path.clone(), reason };
         let header = warmpath_gguf::check(&config.path).map_err(|error| refuse(error.to_string()))?;

@@ -140,8 +140,10 @@ impl<'m> DraftModel<'m> {
     /// loading a model and creating a context.
     pub(crate) fn open(
         place: &'m OnceCell<LlamaModel>,
-        (served, llama): (&LlamaModel, &mut Llama<'_>),
-        (config, facts): (&EngineConfig, &EngineFacts),
+        served: &LlamaModel,
+        llama: &mut Llama<'_>,
+        config: &EngineConfig,
+        facts: &EngineFacts,
     ) -> Result<Option<Self>, StartError> {
         let Some(draft) = config.draft_model.as_ref().filter(|_| facts.drafts) else { return Ok(None) };
         let own = llama::offload::with_devices(config.with_draft_model(draft, facts.context_tokens))?;
@@ -154,7 +156,7 @@ impl<'m> DraftModel<'m> {
         if !memory.rewinds_anywhere() {
             return Err(refuse("its memory cannot be rewound, and rejected tokens must be removed from it".to_owned()));
         }
-        let measured = share((&mut opened, llama), config);
+        let measured = share(&mut opened, llama, config);
         // Reading the weights takes most of a pass.
         let share = measured.unwrap_or(model.size() as f64 / served.size().max(1) as f64);
         let context_tokens = opened.slot_tokens(model, &own);
@@ -174,7 +176,7 @@ impl<'m> DraftModel<'m> {
 }
 
 /// Returns the measured time of a draft model's pass as a share of the served model's; `None` without a measurement.
-fn share((own, served): (&mut Llama<'_>, &mut Llama<'_>), config: &EngineConfig) -> Option<f64> {
+fn share(own: &mut Llama<'_>, served: &mut Llama<'_>, config: &EngineConfig) -> Option<f64> {
     let costs = config.speculation.map(|speculation| speculation.costs).unwrap_or_default();
     match (costs, &config.self_test) {
         (DraftCosts::LikeGpu, _) => Some(SHARE_LIKE_GPU),
@@ -201,7 +203,7 @@ impl Following {
 impl DraftModel<'_> {
     /// Returns the sequence in a slot if the draft model can draft for it; `None` if the sequence has no next token,
     /// does not fit into the draft model's context, or is one for which the draft model has failed.
-    pub(crate) fn following(&self, sequence: &Sequence, (slot, held): (SlotId, &Slot)) -> Option<Following> {
+    pub(crate) fn following(&self, sequence: &Sequence, slot: SlotId, held: &Slot) -> Option<Following> {
         let next = sequence.next_token()?;
         if self.failed[usize::from(slot.0)] == Some(sequence.order) {
             return None;
@@ -225,11 +227,13 @@ impl DraftModel<'_> {
     /// tokens; `None` if the preparation is not worth its time.
     pub(crate) fn wanted(
         &self,
-        (slot, following): (SlotId, Following),
-        (n_tokens, rest_tokens): (usize, usize),
+        slot: SlotId,
+        following: Following,
+        n_tokens: usize,
+        rest_tokens: usize,
         costs: &StepCosts,
     ) -> Option<WantedDraft> {
-        match self.costs.distance(costs, (following.n_tokens, following.n_missing), rest_tokens) {
+        match self.costs.distance(costs, following.n_tokens, following.n_missing, rest_tokens) {
             Distance::Near => Some(WantedDraft { slot, following, n_tokens }),
             Distance::Far => Some(WantedDraft { slot, following, n_tokens: 0 }),
             Distance::TooFar => None,
@@ -252,7 +256,7 @@ impl DraftModel<'_> {
             PassError::NotFinite => self.clear(),
             PassError::Decode(_) => {
                 for (draft, making) in wanted.iter().zip(&making) {
-                    self.cut_back(draft.slot, (draft.following.owner, making.n_kept));
+                    self.cut_back(draft.slot, draft.following.owner, making.n_kept);
                 }
             }
         }
@@ -315,11 +319,11 @@ impl DraftModel<'_> {
     /// Removes a sequence's tokens that differ from the target's; returns the number of remaining tokens.
     fn cut(&mut self, slot: SlotId, target: &DraftTarget<'_>) -> usize {
         let n_common = self.followed[usize::from(slot.0)].n_common(target);
-        self.cut_back(slot, (target.owner, n_common))
+        self.cut_back(slot, target.owner, n_common)
     }
 
     /// Keeps the first `n_kept` tokens of a sequence, or none if that is not possible; returns the number of them.
-    fn cut_back(&mut self, slot: SlotId, (owner, mut n_kept): (DraftStateOwner, usize)) -> usize {
+    fn cut_back(&mut self, slot: SlotId, owner: DraftStateOwner, mut n_kept: usize) -> usize {
         let followed = &mut self.followed[usize::from(slot.0)];
         let is_whole = followed.len() == n_kept;
         if !is_whole && !self.llama.rewind(slot, u32::try_from(n_kept).unwrap_or(0)) {
@@ -334,7 +338,7 @@ impl DraftModel<'_> {
         let followed = &mut self.followed[usize::from(slot.0)];
         let position = u32::try_from(followed.len()).expect("a sequence is no longer than a context, a u32");
         followed.push(token);
-        self.llama.push(slot, (position, token), logits)
+        self.llama.push(slot, position, token, logits)
     }
 
     /// Returns the most likely token of a row; `None` if its probability is below the minimum.

@@ -60,7 +60,8 @@ impl TokenSampler {
     /// Errors: `Sampler` for a parameter out of range or parameters that cannot be combined.
     pub(crate) fn build(
         model: &LlamaModel,
-        (submission, rule): (&Submission, ResponseRule),
+        submission: &Submission,
+        rule: ResponseRule,
         context_tokens: u32,
     ) -> Result<Self, EngineError> {
         let generation = &submission.generation;

@@ -74,7 +74,8 @@ impl<'m> Speculation<'m> {
         &mut self,
         shares: &[Share],
         running: &mut RunningSequences,
-        (table, room): (&SlotTable, StepRoom),
+        table: &SlotTable,
+        room: StepRoom,
     ) -> (Vec<DraftCandidate>, Vec<Length>) {
         let (mut offers, mut possible) = (Vec::new(), Vec::new());
         let mut is_forced = false;
@@ -84,7 +85,7 @@ impl<'m> Speculation<'m> {
             let held = table.slot(slot);
             let n_context = (table.context_tokens() as usize).saturating_sub(held.tokens().len() + 1);
             let rest_tokens = sequence.n_drafted_max();
-            let following = self.model.as_ref().and_then(|model| model.following(sequence, (slot, held)));
+            let following = self.model.as_ref().and_then(|model| model.following(sequence, slot, held));
             let root = held.root().copied().filter(|_| held.lends());
             let Some(drafter) = &mut sequence.drafter else { continue };
             let n_max = rest_tokens.min(n_context);
@@ -107,16 +108,18 @@ impl<'m> Speculation<'m> {
     /// Makes the draft model's drafts, and sets their lengths.
     fn make(
         &mut self,
-        (offers, lengths): (&[DraftCandidate], &mut [Length]),
+        offers: &[DraftCandidate],
+        lengths: &mut [Length],
         running: &mut RunningSequences,
-        (table, counters): (&SlotTable, &Counters),
+        table: &SlotTable,
+        counters: &Counters,
     ) {
         let Some(model) = &mut self.model else { return };
         let (mut wanted, mut planned) = (Vec::new(), Vec::new());
         for (idx, (offer, length)) in offers.iter().zip(lengths.iter_mut()).enumerate() {
             let Some(following) = offer.following.filter(|_| length.source == DraftSource::Made) else { continue };
             let length = std::mem::take(length);
-            let draft = model.wanted((offer.slot, following), (length.n_tokens, offer.rest_tokens), &self.costs);
+            let draft = model.wanted(offer.slot, following, length.n_tokens, offer.rest_tokens, &self.costs);
             planned.extend(draft.is_some_and(WantedDraft::is_made).then_some((idx, length)));
             wanted.extend(draft);
         }
@@ -171,14 +174,15 @@ impl Generator<'_> {
         &mut self,
         mut shares: Vec<Share>,
         running: &mut RunningSequences,
-        (table, tokens_max): (&SlotTable, u32),
+        table: &SlotTable,
+        tokens_max: u32,
     ) -> Vec<Share> {
         let Some(speculation) = &mut self.speculation else { return shares };
         let n_streams = u32::try_from(shares.len()).unwrap_or(u32::MAX);
         let held_tokens = shares.iter().map(|share| table.n_held(share.slot)).sum::<u32>() / n_streams.max(1);
         let room = StepRoom { n_streams, tokens_max, drafts_max: speculation.drafts_max, held_tokens };
-        let (offers, mut lengths) = speculation.offers(&shares, running, (table, room));
-        speculation.make((&offers, &mut lengths), running, (table, &self.counters));
+        let (offers, mut lengths) = speculation.offers(&shares, running, table, room);
+        speculation.make(&offers, &mut lengths, running, table, &self.counters);
         for (offer, length) in offers.into_iter().zip(lengths) {
             if let Some(sequence) = running.get_mut(offer.slot) {
                 shares[offer.share].n_tokens += sequence.draft(length);
@@ -191,12 +195,7 @@ impl Generator<'_> {
     ///
     /// Rows are sampled in order, up to the first token that differs from the draft. The tokens are sent immediately,
     /// because a batch with a draft is computed in one step.
-    pub(crate) fn verify(
-        &self,
-        (slot, sequence): (SlotId, &mut Sequence),
-        rows: &[i32],
-        kv: &mut KvState<'_>,
-    ) -> Verified {
+    pub(crate) fn verify(&self, slot: SlotId, sequence: &mut Sequence, rows: &[i32], kv: &mut KvState<'_>) -> Verified {
         // The first row's token was chosen before the draft and is always kept.
         let n_drafted = rows.len() as u32 - 1;
         let mut draft = sequence.take_draft();
@@ -233,12 +232,12 @@ impl Generator<'_> {
     }
 
     /// Adds a response to the suffix memory, unless its slot's state must not be shared.
-    pub(crate) fn remember(&mut self, sequence: &Sequence, (held, tenant): (&Slot, TenantId)) {
+    pub(crate) fn remember(&mut self, sequence: &Sequence, held: &Slot, tenant: TenantId) {
         let Some(speculation) = &mut self.speculation else { return };
         let Some(root) = held.root().filter(|_| held.lends()) else { return };
         let Some(drafter) = &sequence.drafter else { return };
         let (before, answer) = drafter.answer(sequence.n_generated as usize);
-        speculation.memory.learn((root, tenant), before, answer);
+        speculation.memory.learn(root, tenant, before, answer);
     }
 
     /// Clears the suffix memory and the draft model's state.

@@ -32,10 +32,19 @@ pub(super) struct PlannedBatch {
     ready: BTreeSet<u64>,
 }
 
-/// A micro-batch: its shares, and the index of each slot's logits.
+/// Logits of a micro-batch's token.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BatchOutput {
+    pub(crate) slot: SlotId,
+    pub(crate) purpose: LogitsUse,
+    /// Index of the token in llama.cpp's batch.
+    pub(crate) row: i32,
+}
+
+/// A micro-batch: its shares, and the tokens whose logits are computed.
 pub(crate) struct Batch {
     pub(crate) shares: Vec<Share>,
-    pub(crate) outputs: Vec<(SlotId, LogitsUse, i32)>,
+    pub(crate) outputs: Vec<BatchOutput>,
     pub(crate) n_prefill: u32,
     /// Decode tokens, including drafted ones.
     pub(crate) n_decode: u32,
@@ -82,18 +91,18 @@ impl Scheduler {
                 Work::Prefill { .. } => batch.n_prefill += share.n_tokens,
             }
             let n_after = n_held + share.n_tokens;
-            if let Some(embeddings) = sequence.embeddings(n_held, share.n_tokens) {
+            if let Some((floats, attention)) = sequence.embeddings(n_held, share.n_tokens) {
                 let purpose = sequence.purpose(n_after - 1, n_after);
                 let logits = if purpose.is_some() { Logits::Wanted } else { Logits::Unwanted };
-                let idx = kv.llama.push_embeddings((share.slot, n_held..n_after), embeddings, logits);
-                batch.outputs.extend(purpose.map(|purpose| (share.slot, purpose, idx)));
+                let row = kv.llama.push_embeddings(share.slot, n_held..n_after, floats, attention, logits);
+                batch.outputs.extend(purpose.map(|purpose| BatchOutput { slot: share.slot, purpose, row }));
                 continue;
             }
             for (position, token) in (n_held..).zip(sequence.upcoming(n_held, share.n_tokens)) {
                 let purpose = sequence.purpose(position, n_after);
                 let logits = if purpose.is_some() { Logits::Wanted } else { Logits::Unwanted };
-                let idx = kv.llama.push(share.slot, (position, *token), logits);
-                batch.outputs.extend(purpose.map(|purpose| (share.slot, purpose, idx)));
+                let row = kv.llama.push(share.slot, position, *token, logits);
+                batch.outputs.extend(purpose.map(|purpose| BatchOutput { slot: share.slot, purpose, row }));
             }
         }
         batch
@@ -161,7 +170,7 @@ impl Scheduler {
         self.last_was_media &= passes == Passes::Apart && (is_within_round || has_stream);
         let mut own = pending.iter().filter(|(other, _)| *other == adapter);
         let shares = match own.all(|(_, sequence)| sequence.work == Work::Decode) {
-            true => generator.draft(shares, &mut self.running, (table, room.ubatch_tokens)),
+            true => generator.draft(shares, &mut self.running, table, room.ubatch_tokens),
             false => shares,
         };
         self.planned.rest = match &self.limits.decode_groups {
@@ -175,7 +184,7 @@ impl Scheduler {
         let list_max = self.list_max();
         let with_adapter = |slot: &SlotId| {
             let sequence = self.running.in_slot(*slot);
-            (sequence.submission.adapter, pending(sequence, (*slot, table.n_held(*slot)), list_max))
+            (sequence.submission.adapter, pending(sequence, *slot, table.n_held(*slot), list_max))
         };
         slots.iter().map(with_adapter).collect()
     }
@@ -211,7 +220,7 @@ fn has_new_prompt<'a>(ready: impl Iterator<Item = (&'a Sequence, u32)>) -> bool 
 }
 
 /// Returns the work of a sequence.
-fn pending(sequence: &Sequence, (slot, n_held): (SlotId, u32), list_max: u32) -> RunningSequence {
+fn pending(sequence: &Sequence, slot: SlotId, n_held: u32, list_max: u32) -> RunningSequence {
     let work = match sequence.work(n_held) {
         // Its tokens take longer than others', so the prompt takes turns even for its last part.
         Work::Prefill { n_tokens, .. } if sequence.lists_prompt() => {

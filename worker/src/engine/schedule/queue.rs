@@ -134,7 +134,7 @@ impl Scheduler {
             }
             match slot_plan::plan(&kv.outlook(), &kv.wish(&waiting.admission)) {
                 SlotDecision::NoSlot => return None,
-                SlotDecision::WaitFor { slot, n_tokens } => self.wait_for(*idx, (slot, n_tokens), kv),
+                SlotDecision::WaitFor { slot, n_tokens } => self.wait_for(*idx, slot, n_tokens, kv),
                 SlotDecision::Fetch(chunks) => {
                     self.has_fetched = true;
                     kv.cache.fetch(&chunks);
@@ -156,7 +156,7 @@ impl Scheduler {
 
     /// Makes a submission wait for a running sequence's prefix. The running sequence stops at the prefix's end, so that
     /// its priority is that of the prefix. If the model's state cannot be rewound, it keeps a checkpoint there.
-    fn wait_for(&mut self, idx: usize, (slot, n_tokens): (SlotId, u32), kv: &KvState<'_>) {
+    fn wait_for(&mut self, idx: usize, slot: SlotId, n_tokens: u32, kv: &KvState<'_>) {
         let waiting = &mut self.queue[idx];
         if waiting.shares_since.is_none() {
             waiting.shares_since = Some(Instant::now());

@@ -207,7 +207,7 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
                 let piece = PayloadPart { payload: &payload, n_tokens };
                 let pieces = vec![piece; (self.n_cached / n_tokens) as usize];
                 let frame = slot_state::frame(&self.llama, SlotId(0));
-                let written = layout.assemble(frame, (&pieces, None), |n_bytes| self.llama.room(n_bytes));
+                let written = layout.assemble(frame, &pieces, None, |n_bytes| self.llama.room(n_bytes));
                 written?
             }
             _ => {
@@ -399,7 +399,7 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
         let partial = Some(&partial[..]).filter(|_| layout.sections() != Sections::AttentionOnly);
         let n_tokens = if pieces.is_empty() { n_held } else { n_whole };
         let frame = slot_state::frame(&self.llama, slot);
-        let written = layout.assemble(frame, (pieces, partial), |n_bytes| self.llama.room(n_bytes));
+        let written = layout.assemble(frame, pieces, partial, |n_bytes| self.llama.room(n_bytes));
         self.llama.import_written(slot, written?, n_tokens)?;
         Ok((export_ms, ms(began)))
     }
@@ -443,7 +443,7 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
             for position in start..start + n_tokens {
                 let is_wanted = outputs == Outputs::All || position + 1 == start + n_tokens;
                 let logits = if is_wanted { Logits::Wanted } else { Logits::Unwanted };
-                idx = self.llama.push(slot, (position, 1), logits);
+                idx = self.llama.push(slot, position, 1, logits);
             }
         }
         let began = Instant::now();

@@ -44,11 +44,7 @@ pub(in crate::engine) struct Retry {
 }
 
 impl Retry {
-    pub(super) fn new(
-        (config, settled): (&EngineConfig, &EngineConfig),
-        remembered: Remembered,
-        key: ResultKey,
-    ) -> Self {
+    pub(super) fn new(config: &EngineConfig, settled: &EngineConfig, remembered: Remembered, key: ResultKey) -> Self {
         Self { config: config.clone(), running: expected(settled), remembered, key }
     }
 
@@ -78,7 +74,7 @@ impl Retry {
         // Other workers of the machine may be measuring.
         let _turn = self.remembered.turn(Duration::ZERO);
         let is_needed = || !is_idle(&view) || engine.strong_count() == 0;
-        let report = measure_and_keep((&model, &self.config), &self.remembered, &self.key, &is_needed);
+        let report = measure_and_keep(&model, &self.config, &self.remembered, &self.key, &is_needed);
         report.is_calm().then_some(report)
     }
 
@@ -225,7 +221,7 @@ mod tests {
         let key = ResultKey::of(Fingerprint([7; 32]), &config);
         let settled = with(&config, expected(&config));
         let running = expected(&settled);
-        let retry = || Retry::new((&config, &settled), Remembered::new(None), key.clone());
+        let retry = || Retry::new(&config, &settled, Remembered::new(None), key.clone());
         let conclude = |report| retry().conclude(report, &engine.weak());
         assert_eq!(answers(&engine, || conclude(report(running, 4))).await, reference);
         let adopted = engine.self_test().expect("the engine has taken the measurements");
@@ -242,7 +238,7 @@ mod tests {
         let config = EngineConfig { self_test: SelfTest::Skip, ..config(Preset::Tiny, None) };
         let engine = Engine::start(config.clone(), |_| true, mpsc::unbounded_channel().0).unwrap();
         let key = ResultKey::of(Fingerprint([7; 32]), &config);
-        let retry = || Retry::new((&config, &config), Remembered::new(None), key.clone());
+        let retry = || Retry::new(&config, &config, Remembered::new(None), key.clone());
         let coming = engine.announce();
         assert!(!is_idle(&engine.shared.view));
         assert_eq!(retry().attempt(&engine.weak()), None);

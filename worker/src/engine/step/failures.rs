@@ -38,7 +38,7 @@ impl EngineState<'_> {
         let (cause, faulty) = match self.kv.llama.decode() {
             Ok(()) => {
                 self.n_failed_decodes = 0;
-                if batch.outputs.iter().all(|(.., idx)| self.kv.llama.is_state_finite(*idx)) {
+                if batch.outputs.iter().all(|output| self.kv.llama.is_state_finite(output.row)) {
                     return true;
                 }
                 let faulty = self.faulty_sequence(batch);
@@ -76,8 +76,8 @@ impl EngineState<'_> {
     ///
     /// If slots share their cells, a prompt may spoil the streams before its own logits are computed.
     fn faulty_sequence(&self, batch: &Batch) -> Option<SlotId> {
-        let outputs = |slot: SlotId| batch.outputs.iter().filter(move |(of, ..)| *of == slot);
-        let is_broken = |slot: SlotId| outputs(slot).any(|(.., idx)| !self.kv.llama.is_state_finite(*idx));
+        let outputs = |slot: SlotId| batch.outputs.iter().filter(move |output| output.slot == slot);
+        let is_broken = |slot: SlotId| outputs(slot).any(|output| !self.kv.llama.is_state_finite(output.row));
         let is_in_batch = |slot: SlotId| batch.shares.iter().any(|share| share.slot == slot);
         let is_unseen = |slot: SlotId| {
             let has_state = is_in_batch(slot) || self.kv.n_held(slot) > 0;

@@ -38,7 +38,7 @@ fn model() -> ModelInfo {
 fn start() -> (SummaryPublisher, mpsc::UnboundedSender<EngineUpdate>) {
     let (updates, receiver) = mpsc::unbounded_channel();
     let stamp = Stamp { worker_uid: WorkerUid(1), boot_epoch: 2, seq: 0 };
-    let (publisher, _) = SummaryPublisher::start((stamp, model()), receiver, Arc::new(Metrics::new()));
+    let (publisher, _) = SummaryPublisher::start(stamp, model(), receiver, Arc::new(Metrics::new()));
     (publisher, updates)
 }
 

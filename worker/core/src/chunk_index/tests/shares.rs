@@ -73,7 +73,7 @@ fn flood(index: &mut ChunkIndex, kind: Flood, now_ms: u64) {
         store_as(index, &sequence, (by, priority, now_ms));
         if kind == Flood::Reused {
             let used: Vec<_> = index.find(&sequence.prefix()).first(usize::MAX).collect();
-            index.touch(&used, (by, now_ms));
+            index.touch(&used, by, now_ms);
         }
         index.check_invariants();
     }
@@ -155,7 +155,7 @@ fn state_of_an_earlier_process_is_charged_to_the_tenant_that_uses_it() {
     };
     let id = index.adopt(&[(record, 1)])[0].expect("a good file");
     assert_eq!((bytes_of(&index, 0).1, index.share_totals(Tier::Disk).n_tenants), (40, 0));
-    index.touch(&[(id, 4)], (tenant(7), 2));
+    index.touch(&[(id, 4)], tenant(7), 2);
     assert_eq!((bytes_of(&index, 0).1, bytes_of(&index, 7).1), (0, 40));
     flood(&mut index, Flood::Plain, 3);
     assert_eq!(sequence.n_stored(&index), 4);
@@ -302,7 +302,7 @@ proptest! {
                 Step::Use { salt, n } => {
                     let found = index.find(&prompt(salt, n, 4).prefix());
                     let used: Vec<_> = found.first(usize::MAX).collect();
-                    index.touch(&used, (tenant(salt), now_ms));
+                    index.touch(&used, tenant(salt), now_ms);
                 }
             }
             index.check_invariants();

@@ -78,7 +78,7 @@ fn measure(config: &EngineConfig) {
         let pieces: Vec<_> =
             store.payloads.iter().map(|payload| PayloadPart { payload, n_tokens: CHUNK_TOKENS }).collect();
         let assemble_s = timed(|| {
-            let written = layout.assemble(frame, (&pieces, None), |n_bytes| llama.room(n_bytes)).unwrap();
+            let written = layout.assemble(frame, &pieces, None, |n_bytes| llama.room(n_bytes)).unwrap();
             assert_eq!(written, n_state_bytes);
         });
         let import_s = timed(|| llama.import_written(SLOT, n_state_bytes, N_TOKENS).unwrap());
@@ -112,7 +112,7 @@ fn fill(llama: &mut Llama<'_>, layout: &StateLayout) {
     let payload = vec![0; layout.payload_bytes(CHUNK_TOKENS)];
     let pieces = vec![PayloadPart { payload: &payload, n_tokens: CHUNK_TOKENS }; (N_TOKENS / CHUNK_TOKENS) as usize];
     let frame = frame(&llama, SLOT);
-    let n_bytes = layout.assemble(frame, (&pieces, None), |n_bytes| llama.room(n_bytes)).unwrap();
+    let n_bytes = layout.assemble(frame, &pieces, None, |n_bytes| llama.room(n_bytes)).unwrap();
     llama.import_written(SLOT, n_bytes, N_TOKENS).unwrap();
 }
 

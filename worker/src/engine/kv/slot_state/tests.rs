@@ -105,7 +105,7 @@ impl Bed<'_> {
         for (position, &token) in (start..).zip(tokens) {
             let is_last = position + 1 == start + tokens.len() as u32;
             let logits = if is_last { Logits::Wanted } else { Logits::Unwanted };
-            idx = self.llama.push(slot, (position, token), logits);
+            idx = self.llama.push(slot, position, token, logits);
         }
         self.llama.decode().unwrap();
         let logits = self.llama.logits(idx).to_vec();
@@ -167,8 +167,9 @@ fn state_split_and_joined_continues_as_if_it_had_been_computed() {
                 pieces.push(PayloadPart { payload: second, n_tokens: 4 * BLOCK });
             }
             bed.push(B, &tokens(9, 50));
-            let (frame, parts) = (frame(&bed.llama, B), (&pieces[..], partial.as_deref()));
-            let n_bytes = bed.layout.assemble(frame, parts, |n_bytes| bed.llama.room(n_bytes)).unwrap();
+            let frame = frame(&bed.llama, B);
+            let assembled = bed.layout.assemble(frame, &pieces, partial.as_deref(), |n_bytes| bed.llama.room(n_bytes));
+            let n_bytes = assembled.unwrap();
             bed.llama.import_written(B, n_bytes, 6 * BLOCK).unwrap();
             let (again, its_section) = bed.payload(B);
             assert_eq!((&again, its_section.len()), (&payload, section.len()), "{setting:?}");

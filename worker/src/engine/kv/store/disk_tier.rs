@@ -34,7 +34,7 @@ impl Cache {
                 continue;
             }
             let (Some(disk), Some(record)) = (&self.disk, self.index.record(*id)) else { continue };
-            if self.reads.request(*id, record, (&self.costs, Instant::now())) {
+            if self.reads.request(*id, record, &self.costs, Instant::now()) {
                 disk.store.read(*id, Arc::clone(record));
             }
         }

@@ -84,7 +84,7 @@ impl Stalled {
             chunk_blocks_max: 1,
             block_size_tokens: BLOCK_SIZE_TOKENS,
         };
-        let mut cache = Cache::new(limits, None, (COSTS, cost_source));
+        let mut cache = Cache::new(limits, None, COSTS, cost_source);
         cache.adopt(Disk { store, events }, files);
         let chunks: Vec<ChunkId> = cache.index().entries().iter().map(|entry| entry.chunk).collect();
         assert_eq!(chunks.len(), n_chunks as usize);
