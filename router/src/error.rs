@@ -1,72 +1,40 @@
 //! Reasons why a request gets no response from a worker: one type from the body's first byte to the response's first.
 //!
-//! Not here: status codes (`warmpath_shell::refusal`), the error object (`response`), a worker's own error
-//! responses, which pass through.
+//! Not here: status codes and the error object (`warmpath_shell::api_error`), a worker's own error responses, which pass
+//! through.
 
 pub mod response;
 
 use std::time::Duration;
 
-use warmpath_common::dialects::{DialectError, Spelling};
+use warmpath_common::dialects::DialectError;
 use warmpath_common::fields::ReadError;
-use warmpath_common::headers::CACHE_SALT;
+use warmpath_common::openai::PromptExcess;
 use warmpath_common::salt::SaltError;
 use warmpath_prompt::TokenCount;
 use warmpath_router_core::fleet::LookupError;
 use warmpath_router_core::ledger::NoWorker;
 use warmpath_router_core::overload::admission::RETURN;
 use warmpath_router_core::overload::retry::WorkerFailure;
+use warmpath_shell::api_error::{ApiError, Class};
 use warmpath_shell::body::BodyError;
-use warmpath_shell::image_urls::ImageUrlError;
-use warmpath_shell::refusal::{Class, Refusal};
+use warmpath_shell::convert_refusals;
+use warmpath_shell::refusal::Refusal;
 
 use crate::keys::RateLimited;
 
 /// Reason why a request gets no response from a worker.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// The request is refused before its content is read.
+    /// The request is refused for a reason that router and worker share.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The body is not JSON, or a field of it is missing or has the wrong type.
-    #[error(transparent)]
-    Unreadable(#[from] ReadError),
-    /// The salt in the headers cannot be used.
-    #[error(transparent)]
-    Salt(#[from] SaltError),
-    /// A dialect's request cannot be converted to a chat.
-    #[error(transparent)]
-    Dialect(#[from] DialectError),
-    /// The chat converted from a dialect's request cannot be answered; described with the client's field names.
-    #[error("{message}")]
-    Respelled {
-        /// Reason, with the client's names.
-        message: String,
-        /// Path of the field.
-        param: String,
-        /// The error about the chat.
-        source: Box<RequestError>,
-    },
     /// The request has no known API key.
     #[error("the API key is missing or unknown: send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`")]
     Unauthorized,
     /// The API key has reached a limit.
     #[error(transparent)]
     RateLimited(#[from] RateLimited),
-    /// There is no stored response with this id.
-    #[error("there is no response `{id}`: responses are not stored here")]
-    NotStored {
-        /// The requested id.
-        id: String,
-    },
-    /// A field has a value that cannot be used.
-    #[error("{reason}")]
-    Field {
-        /// Path of the field.
-        param: String,
-        /// Reason.
-        reason: String,
-    },
     /// No worker's context is large enough for the prompt.
     #[error(
         "the prompt of {n_tokens} tokens exceeds the available context size, which is {context_tokens} tokens, answer included; \
@@ -160,44 +128,22 @@ fn failure_text(failure: WorkerFailure) -> &'static str {
     }
 }
 
-impl From<ImageUrlError> for RequestError {
-    fn from(error: ImageUrlError) -> Self {
-        match error {
-            ImageUrlError::Body(error) => Self::Refused(error.into()),
-            ImageUrlError::Field { param, reason } => Self::Field { param, reason },
-        }
-    }
-}
+convert_refusals!(RequestError: DialectError, ReadError, SaltError);
 
 impl RequestError {
     /// Returns an error about the field `param`.
     pub fn field(param: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self::Field { param: param.into(), reason: reason.into() }
+        Refusal::field(param, reason).into()
     }
+}
 
-    /// Returns the same error with the field names of the client's dialect.
-    pub fn respelled(self, spelling: &Spelling) -> Self {
-        let Some(chat_param) = self.param() else { return self };
-        let param = spelling.param(&chat_param);
-        if param == chat_param {
-            return self;
-        }
-        let message = spelling.text(&self.to_string(), &chat_param);
-        Self::Respelled { message, param, source: Box::new(self) }
-    }
-
-    /// Returns the kind of the error.
-    pub fn class(&self) -> Class {
+impl ApiError for RequestError {
+    fn class(&self) -> Class {
         match self {
-            Self::Respelled { source, .. } => source.class(),
             Self::Refused(refusal) => refusal.class(),
-            Self::Unreadable(_)
-            | Self::Salt(_)
-            | Self::Dialect(_)
-            | Self::Field { .. }
-            | Self::PromptTooLong { .. } => Class::Client,
+            Self::PromptTooLong { .. } => Class::Client,
             Self::Lookup(LookupError::Ambiguous { .. }) => Class::Client,
-            Self::Lookup(LookupError::Unknown { .. }) | Self::NotStored { .. } => Class::NotFound,
+            Self::Lookup(LookupError::Unknown { .. }) => Class::NotFound,
             Self::Unauthorized => Class::Unauthorized,
             Self::Lookup(
                 LookupError::NoWorkers { .. } | LookupError::Loading { .. } | LookupError::Undeclared { .. },
@@ -217,30 +163,9 @@ impl RequestError {
         }
     }
 
-    /// Returns the time after which a retry may succeed, if it is known.
-    pub fn retry_after(&self) -> Option<Duration> {
+    fn param(&self) -> Option<String> {
         match self {
-            Self::NoWorker { retry_after, .. }
-            | Self::Paused { retry_after }
-            | Self::QueueFull { retry_after, .. }
-            | Self::QueueLate { retry_after, .. }
-            | Self::RequestsFull { retry_after, .. }
-            | Self::RateLimited(RateLimited::Rate { retry_after, .. }) => Some(*retry_after),
-            Self::RateLimited(RateLimited::AtOnce { .. }) | Self::Refused(Refusal::Body(BodyError::NoRoom)) => {
-                Some(RETURN)
-            }
-            _ if self.class() == Class::Unavailable => Some(RETURN),
-            _ => None,
-        }
-    }
-
-    /// Returns the path of the field at fault, if there is one.
-    pub fn param(&self) -> Option<String> {
-        match self {
-            Self::Field { param, .. } | Self::Respelled { param, .. } => Some(param.clone()),
-            Self::Dialect(error) => error.param().map(str::to_owned),
-            Self::Salt(_) => Some(CACHE_SALT.to_owned()),
-            Self::Unreadable(ReadError::Field { param, .. }) => param.clone(),
+            Self::Refused(refusal) => refusal.param(),
             Self::Lookup(
                 LookupError::Unknown { .. } | LookupError::Ambiguous { .. } | LookupError::Incapable { .. },
             ) => Some("model".to_owned()),
@@ -248,16 +173,12 @@ impl RequestError {
         }
     }
 
-    /// Returns the error's machine-readable code, if it has one.
-    pub fn code(&self) -> Option<&'static str> {
+    fn code(&self) -> Option<&'static str> {
         match self {
             Self::Unauthorized => Some("invalid_api_key"),
             Self::RateLimited(_) | Self::Paused { .. } => Some("rate_limit_exceeded"),
             Self::PromptTooLong { .. } => Some("context_length_exceeded"),
             Self::Refused(refusal) => refusal.code(),
-            Self::Respelled { source, .. } => source.code(),
-            Self::Unreadable(ReadError::Json { .. }) => Some("invalid_json"),
-            Self::Dialect(error) => error.code(),
             Self::Lookup(LookupError::Unknown { .. }) => Some("model_not_found"),
             Self::Lookup(LookupError::Ambiguous { .. }) => Some("model_required"),
             Self::Lookup(LookupError::NoWorkers { .. } | LookupError::Undeclared { .. }) => Some("no_worker"),
@@ -269,6 +190,31 @@ impl RequestError {
             Self::QueueLate { .. } => Some("queue_timeout"),
             Self::ShuttingDown => Some("draining"),
             Self::Upstream { .. } => Some("worker_failed"),
+            _ => None,
+        }
+    }
+
+    fn excess(&self) -> Option<PromptExcess> {
+        match self {
+            Self::PromptTooLong { n_tokens, context_tokens } => {
+                Some(PromptExcess { n_prompt_tokens: n_tokens.number(), n_ctx: *context_tokens })
+            }
+            _ => None,
+        }
+    }
+
+    fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::NoWorker { retry_after, .. }
+            | Self::Paused { retry_after }
+            | Self::QueueFull { retry_after, .. }
+            | Self::QueueLate { retry_after, .. }
+            | Self::RequestsFull { retry_after, .. }
+            | Self::RateLimited(RateLimited::Rate { retry_after, .. }) => Some(*retry_after),
+            Self::RateLimited(RateLimited::AtOnce { .. }) | Self::Refused(Refusal::Body(BodyError::NoRoom)) => {
+                Some(RETURN)
+            }
+            _ if self.class() == Class::Unavailable => Some(RETURN),
             _ => None,
         }
     }

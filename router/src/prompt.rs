@@ -27,6 +27,7 @@ use warmpath_router_core::diagnostics::prefix_breaks::ChatHashes;
 use warmpath_router_core::diagnostics::tool_lists::ToolsBehindText;
 use warmpath_router_core::fleet::{FleetView, WorkerView};
 use warmpath_shell::processors::Processors;
+use warmpath_shell::refusal::respelled;
 
 use crate::config::PROMPTS_WAITING_MAX;
 use crate::error::RequestError;
@@ -337,7 +338,7 @@ impl UntokenizedRequest {
         }
         let stage = std::mem::replace(&mut self.stage, PromptStage::Unknown("refused"));
         let rendered = timed(&mut self.phases.prompt, || stage.rendered(fleet, &self.model, Scope::of(&self.salt)));
-        self.stage = rendered.map_err(|error| error.respelled(&self.spelling))?;
+        self.stage = rendered.map_err(|error| respelled(error, &self.spelling))?;
         let Some(context_tokens) = self.context_tokens_max else { return Ok(()) };
         let checked = timed(&mut self.phases.prompt, || self.stage.check_length(context_tokens));
         checked.map_err(|many| RequestError::PromptTooLong { n_tokens: many.into(), context_tokens })

@@ -1,66 +1,46 @@
 //! Reasons why a request gets no response: one error type for all stages of a request.
 //!
-//! Not here: status codes (`warmpath_shell::refusal`), the error object (`http::error`), errors of the worker's start
-//! (`start`).
+//! Not here: status codes and the error object (`warmpath_shell::api_error`), errors of the worker's start (`start`).
 
-use warmpath_common::dialects::{DialectError, Spelling};
+use std::time::Duration;
+
+use axum::response::{IntoResponse, Response};
+use warmpath_common::dialects::DialectError;
 use warmpath_common::fields::ReadError;
-use warmpath_common::headers::CACHE_SALT;
 use warmpath_common::lora::AdapterError;
+use warmpath_common::openai::PromptExcess;
 use warmpath_common::salt::SaltError;
 use warmpath_prompt::{PromptError, RawError, TokenCount};
-use warmpath_shell::image_urls::ImageUrlError;
-use warmpath_shell::refusal::{Class, Refusal};
+use warmpath_shell::api_error::{ApiError, Class};
+use warmpath_shell::convert_refusals;
+use warmpath_shell::refusal::Refusal;
 
 use crate::engine::{CacheError, EngineError, PromptFault, SendError};
 use crate::kv_transfer::TooManyPrefetches;
 use crate::room::SlotRoom;
 use crate::store::slot_file::SlotFileError;
 
+/// `Retry-After` if the queue is full.
+///
+/// Source: a queued request starts within a second or two on the machine of docs/decisions/0000-measured-before.md.
+const RETRY_OVERLOAD: Duration = Duration::from_secs(1);
+
+/// `Retry-After` while the worker loads or drains.
+///
+/// Source: loading and draining take from seconds to minutes.
+const RETRY_UNAVAILABLE: Duration = Duration::from_secs(5);
+
 /// Reason why a request gets no response.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// The request is refused before its content is read.
+    /// The request is refused for a reason that router and worker share.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The body is not JSON, or a field of it is missing or has the wrong type.
-    #[error(transparent)]
-    Unreadable(#[from] ReadError),
-    /// The salt in the headers cannot be used.
-    #[error(transparent)]
-    Salt(#[from] SaltError),
-    /// A dialect's request cannot be converted to a chat.
-    #[error(transparent)]
-    Dialect(#[from] DialectError),
-    /// The chat converted from a dialect's request cannot be answered; described with the client's field names.
-    #[error("{message}")]
-    Respelled {
-        /// Reason, with the client's names.
-        message: String,
-        /// Path of the field.
-        param: String,
-        /// The error about the chat.
-        source: Box<RequestError>,
-    },
     /// The request has no valid token.
     #[error(
         "no token of this fleet, or one that is not known: send it as `Authorization: Bearer TOKEN`, or as `x-api-key: TOKEN`"
     )]
     Unauthorized,
-    /// There is no stored response with this id.
-    #[error("there is no response `{id}`: responses are not stored here")]
-    NotStored {
-        /// The requested id.
-        id: String,
-    },
-    /// A field has a value that cannot be used.
-    #[error("{reason}")]
-    Field {
-        /// Path of the field.
-        param: String,
-        /// Reason.
-        reason: String,
-    },
     /// A field requests something that this worker does not support.
     #[error("`{param}` is not supported by this worker{}", only.map(|only| format!(" ({only})")).unwrap_or_default())]
     Unsupported {
@@ -184,19 +164,12 @@ pub enum RequestError {
     },
 }
 
-impl From<ImageUrlError> for RequestError {
-    fn from(error: ImageUrlError) -> Self {
-        match error {
-            ImageUrlError::Body(error) => Self::Refused(error.into()),
-            ImageUrlError::Field { param, reason } => Self::Field { param, reason },
-        }
-    }
-}
+convert_refusals!(RequestError: DialectError, ReadError, SaltError);
 
 impl RequestError {
     /// Returns an error about the field `param`.
     pub fn field(param: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self::Field { param: param.into(), reason: reason.into() }
+        Refusal::field(param, reason).into()
     }
 
     /// Returns the error of a chat whose prompt cannot be made.
@@ -229,27 +202,17 @@ impl RequestError {
         }
     }
 
-    /// Returns the same error with the field names of the client's dialect.
-    pub fn respelled(self, spelling: &Spelling) -> Self {
-        let Some(chat_param) = self.param() else { return self };
-        let param = spelling.param(&chat_param);
-        if param == chat_param {
-            return self;
-        }
-        let message = spelling.text(&self.to_string(), &chat_param);
-        Self::Respelled { message, param, source: Box::new(self) }
+    /// Returns whether the request may succeed at another worker, because this worker is at fault or shuts down.
+    pub fn may_succeed_elsewhere(&self) -> bool {
+        matches!(self.class(), Class::Internal | Class::Unavailable | Class::Overload)
     }
+}
 
-    /// Returns the kind of the error.
-    pub fn class(&self) -> Class {
+impl ApiError for RequestError {
+    fn class(&self) -> Class {
         match self {
-            Self::Respelled { source, .. } => source.class(),
             Self::Refused(refusal) => refusal.class(),
-            Self::Unreadable(_)
-            | Self::Salt(_)
-            | Self::Dialect(_)
-            | Self::Field { .. }
-            | Self::Unsupported { .. }
+            Self::Unsupported { .. }
             | Self::PromptTooLong { .. }
             | Self::TextTooLong { .. }
             | Self::Adapter(_)
@@ -264,7 +227,6 @@ impl RequestError {
                 | EngineError::NotFinite,
             ) => Class::Client,
             Self::ModelUnknown { .. }
-            | Self::NotStored { .. }
             | Self::PinUnknown { .. }
             | Self::Send(SendError::Off | SendError::Layout | SendError::Missing)
             | Self::SlotFile { source: SlotFileError::Missing, .. } => Class::NotFound,
@@ -289,20 +251,10 @@ impl RequestError {
         }
     }
 
-    /// Returns whether the request may succeed at another worker, because this worker is at fault or shuts down.
-    pub fn may_succeed_elsewhere(&self) -> bool {
-        matches!(self.class(), Class::Internal | Class::Unavailable | Class::Overload)
-    }
-
-    /// Returns the path of the field at fault, if there is one.
-    pub fn param(&self) -> Option<String> {
+    fn param(&self) -> Option<String> {
         match self {
-            Self::Field { param, .. } | Self::TextTooLong { param, .. } | Self::Respelled { param, .. } => {
-                Some(param.clone())
-            }
-            Self::Dialect(error) => error.param().map(str::to_owned),
-            Self::Salt(_) => Some(CACHE_SALT.to_owned()),
-            Self::Unreadable(ReadError::Field { param, .. }) => param.clone(),
+            Self::Refused(refusal) => refusal.param(),
+            Self::TextTooLong { param, .. } => Some(param.clone()),
             Self::Unsupported { param, .. } => Some((*param).to_owned()),
             Self::ModelUnknown { .. } => Some("model".to_owned()),
             Self::Adapter(_) => Some("lora".to_owned()),
@@ -316,14 +268,10 @@ impl RequestError {
         }
     }
 
-    /// Returns the error's machine-readable code, if it has one.
-    pub fn code(&self) -> Option<&'static str> {
+    fn code(&self) -> Option<&'static str> {
         match self {
             Self::Unauthorized => Some("invalid_api_key"),
             Self::Refused(refusal) => refusal.code(),
-            Self::Unreadable(ReadError::Json { .. }) => Some("invalid_json"),
-            Self::Respelled { source, .. } => source.code(),
-            Self::Dialect(error) => error.code(),
             Self::Unsupported { .. } => Some("unsupported_parameter"),
             Self::ModelUnknown { .. } => Some("model_not_found"),
             Self::OtherModel => Some("other_model"),
@@ -350,5 +298,28 @@ impl RequestError {
             Self::Loading { .. } | Self::Downloading { .. } => Some("model_loading"),
             _ => None,
         }
+    }
+
+    fn excess(&self) -> Option<PromptExcess> {
+        match self {
+            Self::PromptTooLong { n_tokens, room } => {
+                Some(PromptExcess { n_prompt_tokens: n_tokens.number(), n_ctx: room.context_tokens })
+            }
+            _ => None,
+        }
+    }
+
+    fn retry_after(&self) -> Option<Duration> {
+        match self.class() {
+            Class::Overload => Some(RETRY_OVERLOAD),
+            Class::Unavailable => Some(RETRY_UNAVAILABLE),
+            _ => None,
+        }
+    }
+}
+
+impl IntoResponse for RequestError {
+    fn into_response(self) -> Response {
+        self.response()
     }
 }

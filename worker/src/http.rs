@@ -15,7 +15,6 @@ mod completions;
 mod content_parts;
 mod context;
 mod embeddings;
-mod error;
 mod free_text;
 mod health;
 mod kv;

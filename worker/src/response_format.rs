@@ -95,6 +95,8 @@ fn place(param: &str, error: SchemaError) -> RequestError {
 
 #[cfg(test)]
 mod tests {
+    use warmpath_shell::api_error::ApiError as _;
+
     use super::*;
 
     fn wanted(body: &str) -> Result<Option<WantedSchema>, RequestError> {

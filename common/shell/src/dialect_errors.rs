@@ -1,6 +1,6 @@
 //! Our errors in the format of other dialects.
 //!
-//! Every error is first made as OpenAI's error object, in `http::error` of router and worker.
+//! Every error is first made as OpenAI's error object, in `api_error`.
 
 use axum::http::{StatusCode, header};
 use axum::response::Response;

@@ -26,6 +26,7 @@ use serde_json::{Map, Value};
 use warmpath_common::media::MEDIA_BYTES_MAX;
 
 use crate::body::{BodyError, BodyLimits, BodyRoom, Sender};
+use crate::refusal::Refusal;
 use crate::tls::{ClientFiles, CurrentClient, TlsError};
 use fetch::{FetchError, FetchedImage};
 pub use hosts::{ImageHost, ImageHostError};
@@ -66,22 +67,6 @@ pub const IMAGE_URLS_MAX: usize = 20;
 /// Most files of a request that are fetched at a time. Source: own choice: browsers open six connections to a host.
 const AT_A_TIME_MAX: usize = 4;
 
-/// Reason why the images of a request cannot be fetched.
-#[derive(Debug, thiserror::Error)]
-pub enum ImageUrlError {
-    /// The images are too long for a body, or for the memory that is left.
-    #[error(transparent)]
-    Body(#[from] BodyError),
-    /// An image cannot be fetched.
-    #[error("{reason}")]
-    Field {
-        /// Path of the message.
-        param: String,
-        /// Reason.
-        reason: String,
-    },
-}
-
 /// Fetcher of images.
 pub struct ImageUrls {
     hosts: Vec<ImageHost>,
@@ -111,12 +96,12 @@ impl ImageUrls {
     /// stays: a text will be in its place.
     ///
     /// A body without such URLs, or that is not valid JSON, is returned unchanged. Cost: a search in the body; if it
-    /// may name images, parsing and writing it on a thread for long work. Errors: every [`ImageUrlError`].
+    /// may name images, parsing and writing it on a thread for long work. Errors: `Body`, `Field`.
     pub async fn inline(
         self: &Arc<Self>,
         body: Bytes,
         (bodies, sender): (&BodyLimits, &Sender),
-    ) -> Result<Bytes, ImageUrlError> {
+    ) -> Result<Bytes, Refusal> {
         if !may_name_images(&body) {
             return Ok(body);
         }
@@ -125,14 +110,14 @@ impl ImageUrls {
         let param = wanted[0].param.clone();
         if wanted.len() > IMAGE_URLS_MAX {
             let reason = format!("a request may name {IMAGE_URLS_MAX} different URLs of images");
-            return Err(ImageUrlError::Field { param, reason });
+            return Err(Refusal::field(param, reason));
         }
         let has_new = wanted.iter().any(|image| image.is_new);
         let fetched = tokio::time::timeout(self.limits.request_timeout, self.fetch_all(wanted, (bodies, sender))).await;
         let fetched = match fetched {
             Ok(fetched) => fetched?,
             Err(_) if !has_new => HashMap::new(),
-            Err(_) => return Err(ImageUrlError::Field { param, reason: FetchError::Late.to_string() }),
+            Err(_) => return Err(Refusal::field(param, FetchError::Late.to_string())),
         };
         let (n_bytes, bytes_max) = (body.len(), bodies.bytes_max);
         // The new body takes the place of the old one and of the files.
@@ -146,7 +131,7 @@ impl ImageUrls {
         self: &Arc<Self>,
         wanted: Vec<WantedImage>,
         (bodies, sender): (&BodyLimits, &Sender),
-    ) -> Result<HashMap<String, FetchedImage>, ImageUrlError> {
+    ) -> Result<HashMap<String, FetchedImage>, Refusal> {
         let mut wanted = wanted.into_iter();
         let (mut running, mut fetched) = (FuturesUnordered::new(), HashMap::new());
         loop {

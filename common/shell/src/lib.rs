@@ -6,6 +6,7 @@
 //! A listener's protection is implemented once, so that both programs behave alike.
 
 pub mod anthropic_models;
+pub mod api_error;
 pub mod bearer;
 pub mod body;
 pub mod command_line;

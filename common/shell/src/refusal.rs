@@ -1,136 +1,24 @@
-//! Errors that router and worker share: classes with their statuses, and refusals of requests before they are read.
+//! Reasons why router and worker refuse a request alike.
 //!
-//! Not here: other errors (`error` of router and worker), their error object (`http::error` of both).
+//! Not here: the errors of one program (`error` of router and worker).
 
 use std::time::Duration;
 
 use axum::extract::{FromRequestParts, Path};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use axum::http::{Method, Uri};
 use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
-use warmpath_common::openai::{ErrorBody, ErrorObject};
+use warmpath_common::dialects::{DialectError, Spelling};
+use warmpath_common::fields::ReadError;
+use warmpath_common::headers::CACHE_SALT;
+use warmpath_common::openai::PromptExcess;
+use warmpath_common::salt::SaltError;
 
+use crate::api_error::{ApiError, Class};
 use crate::body::BodyError;
-use crate::body::coding::CODINGS;
-use crate::dialect_errors::ErrorMark;
 use crate::hosts::HostRefusal;
 
-/// Longest `Retry-After`; a longer time is in the message.
-///
-/// Source: after a longer one OpenAI's client never retries (`MAX_RETRY_AFTER_DELAY`, `openai` 3.57 for Python).
-pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
-
-/// `Retry-After` of a refusal whose end nobody knows.
-///
-/// Source: own choice: capacity is free and a lost worker is back within seconds; Codex 0.171 never retries without the
-/// header.
-pub const RETRY_AFTER_DEFAULT: Duration = Duration::from_secs(2);
-
-/// Kind of a failure, which decides its status.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Class {
-    /// The request can never succeed as it is.
-    Client,
-    /// The request is not authenticated.
-    Unauthorized,
-    /// The request may come from a web page of another site.
-    Forbidden,
-    /// The object does not exist.
-    NotFound,
-    /// The path exists, but not with this method.
-    Method,
-    /// The body exceeds the limit.
-    TooLong,
-    /// The body took too long.
-    TooLate,
-    /// The body has an unknown content coding.
-    Coding,
-    /// The model does not support the request, or the server was started without a flag that the request needs.
-    NotSupported,
-    /// The capacity is exhausted for the moment.
-    Overload,
-    /// No worker is available at the moment.
-    Unavailable,
-    /// A router's worker failed.
-    Upstream,
-    /// A router's worker took too long.
-    UpstreamLate,
-    /// The server failed.
-    Internal,
-}
-
-impl Class {
-    /// Returns the status of such errors.
-    pub fn status(self) -> StatusCode {
-        match self {
-            Self::Client => StatusCode::BAD_REQUEST,
-            Self::Unauthorized => StatusCode::UNAUTHORIZED,
-            Self::Forbidden => StatusCode::FORBIDDEN,
-            Self::NotFound => StatusCode::NOT_FOUND,
-            Self::Method => StatusCode::METHOD_NOT_ALLOWED,
-            Self::TooLong => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::TooLate => StatusCode::REQUEST_TIMEOUT,
-            Self::Coding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Self::NotSupported => StatusCode::NOT_IMPLEMENTED,
-            Self::Overload => StatusCode::TOO_MANY_REQUESTS,
-            Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Upstream => StatusCode::BAD_GATEWAY,
-            Self::UpstreamLate => StatusCode::GATEWAY_TIMEOUT,
-            Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-        }
-    }
-
-    /// Returns the `type` of such errors in OpenAI's error object.
-    pub fn kind(self) -> &'static str {
-        match self {
-            Self::Client | Self::NotFound | Self::Method | Self::TooLong | Self::TooLate | Self::Coding => {
-                "invalid_request_error"
-            }
-            Self::Unauthorized => "authentication_error",
-            Self::Forbidden => "permission_error",
-            Self::NotSupported => "not_supported_error",
-            Self::Overload => "rate_limit_error",
-            Self::Unavailable => "unavailable_error",
-            Self::Upstream | Self::UpstreamLate | Self::Internal => "server_error",
-        }
-    }
-
-    /// Returns the response to such an error; `retry_after` is the time after which the client may retry, if it is
-    /// known. Every refusal for the moment has a `Retry-After`.
-    pub fn response(self, mut body: ErrorBody, retry_after: Option<Duration>) -> Response {
-        let is_momentary = matches!(self, Self::Overload | Self::Unavailable);
-        let retry_after = retry_after.or(is_momentary.then_some(RETRY_AFTER_DEFAULT));
-        if let Some(wait) = retry_after.filter(|wait| *wait > RETRY_AFTER_MAX) {
-            body.error.message = with_wait(&body.error.message, wait);
-        }
-        let mut response = (self.status(), Extension(ErrorMark::of(&body)), Json(body)).into_response();
-        if let Some(wait) = retry_after {
-            set_retry_after(response.headers_mut(), wait);
-        }
-        if self == Self::Coding {
-            response.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static(CODINGS));
-        }
-        response
-    }
-}
-
-/// Sets `Retry-After` in whole seconds, rounded up, so that no client retries too early, and not beyond the limit.
-pub fn set_retry_after(headers: &mut HeaderMap, wait: Duration) {
-    headers.insert(header::RETRY_AFTER, HeaderValue::from(whole_seconds(wait.min(RETRY_AFTER_MAX))));
-}
-
-/// Returns an error's message with the time after which the client may retry.
-pub fn with_wait(message: &str, wait: Duration) -> String {
-    // The words of OpenAI's servers, which clients look for.
-    format!("{message}; try again in {} s", whole_seconds(wait))
-}
-
-fn whole_seconds(wait: Duration) -> u64 {
-    wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0))
-}
-
-/// Reason why a request is refused before its content is read.
+/// Reason why router and worker refuse a request alike.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Refusal {
     /// The request names no host, or one that is not a name of this server.
@@ -159,6 +47,41 @@ pub enum Refusal {
         /// The method.
         method: String,
     },
+    /// The body is not JSON, or a field of it is missing or has the wrong type.
+    #[error(transparent)]
+    Unreadable(#[from] ReadError),
+    /// The salt in the headers cannot be used.
+    #[error(transparent)]
+    Salt(#[from] SaltError),
+    /// A dialect's request cannot be converted to a chat.
+    #[error(transparent)]
+    Dialect(#[from] DialectError),
+    /// A field has a value that cannot be used.
+    #[error("{reason}")]
+    Field {
+        /// Path of the field.
+        param: String,
+        /// Reason.
+        reason: String,
+    },
+    /// The chat converted from a dialect's request cannot be answered; described with the client's field names.
+    #[error("{message}")]
+    Respelled {
+        /// Reason, with the client's names.
+        message: String,
+        /// Path of the field.
+        param: String,
+        /// Kind of the error about the chat.
+        class: Class,
+        /// Its code.
+        code: Option<&'static str>,
+    },
+    /// There is no stored response with this id.
+    #[error("there is no response `{id}`: responses are not stored here")]
+    NotStored {
+        /// The requested id.
+        id: String,
+    },
 }
 
 impl Refusal {
@@ -173,31 +96,84 @@ impl Refusal {
         Self::MethodRefused { path: uri.path().to_owned(), method: method.to_string() }
     }
 
-    /// Returns the kind of the error.
-    pub fn class(&self) -> Class {
+    /// Returns an error about the field `param`.
+    pub fn field(param: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::Field { param: param.into(), reason: reason.into() }
+    }
+}
+
+impl ApiError for Refusal {
+    fn class(&self) -> Class {
         match self {
-            Self::Host(HostRefusal::NotOne) | Self::Body(BodyError::Unread | BodyError::Undecodable { .. }) => {
-                Class::Client
-            }
+            Self::Respelled { class, .. } => *class,
+            Self::Host(HostRefusal::NotOne)
+            | Self::Body(BodyError::Unread | BodyError::Undecodable { .. })
+            | Self::Unreadable(_)
+            | Self::Salt(_)
+            | Self::Dialect(_)
+            | Self::Field { .. } => Class::Client,
             Self::Host(HostRefusal::Unknown { .. }) => Class::Forbidden,
             Self::Body(BodyError::TooLong { .. }) => Class::TooLong,
             Self::Body(BodyError::UnknownCoding) => Class::Coding,
             Self::Body(BodyError::Late { .. } | BodyError::Silent { .. }) => Class::TooLate,
             Self::Body(BodyError::NoRoom) => Class::Overload,
-            Self::PathUnknown { .. } | Self::NotOffered { .. } => Class::NotFound,
+            Self::PathUnknown { .. } | Self::NotOffered { .. } | Self::NotStored { .. } => Class::NotFound,
             Self::MethodRefused { .. } => Class::Method,
         }
     }
 
-    /// Returns the error's machine-readable code, if it has one.
-    pub fn code(&self) -> Option<&'static str> {
+    fn param(&self) -> Option<String> {
+        match self {
+            Self::Unreadable(ReadError::Field { param, .. }) => param.clone(),
+            Self::Salt(_) => Some(CACHE_SALT.to_owned()),
+            Self::Dialect(error) => error.param().map(str::to_owned),
+            Self::Field { param, .. } | Self::Respelled { param, .. } => Some(param.clone()),
+            _ => None,
+        }
+    }
+
+    fn code(&self) -> Option<&'static str> {
         match self {
             Self::Host(refusal) => refusal.code(),
             Self::Body(error) => error.code(),
             Self::NotOffered { .. } => Some("endpoint_not_offered"),
-            Self::PathUnknown { .. } | Self::MethodRefused { .. } => None,
+            Self::Unreadable(ReadError::Json { .. }) => Some("invalid_json"),
+            Self::Dialect(error) => error.code(),
+            Self::Respelled { code, .. } => *code,
+            _ => None,
         }
     }
+
+    fn excess(&self) -> Option<PromptExcess> {
+        None
+    }
+
+    fn retry_after(&self) -> Option<Duration> {
+        None
+    }
+}
+
+/// Returns an error about a chat with the field names of the dialect from which the chat was converted.
+pub fn respelled<E: ApiError + From<Refusal>>(error: E, spelling: &Spelling) -> E {
+    let Some(chat_param) = error.param() else { return error };
+    let param = spelling.param(&chat_param);
+    if param == chat_param {
+        return error;
+    }
+    let message = spelling.text(&error.to_string(), &chat_param);
+    Refusal::Respelled { message, param, class: error.class(), code: error.code() }.into()
+}
+
+/// Implements the conversion of these errors to a program's own error, through [`Refusal`].
+#[macro_export]
+macro_rules! convert_refusals {
+    ($own:ty: $($error:ty),+) => {$(
+        impl From<$error> for $own {
+            fn from(error: $error) -> Self {
+                Self::from($crate::refusal::Refusal::from(error))
+            }
+        }
+    )+};
 }
 
 /// First segments, behind `/v1/`, of the endpoints of OpenAI's and Anthropic's APIs that no server here offers, or of
@@ -268,40 +244,13 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
 impl IntoResponse for NoName {
     fn into_response(self) -> Response {
         let Self(refusal) = self;
-        let (message, kind) = (refusal.to_string(), refusal.class().kind().to_owned());
-        let error = ErrorObject { message, kind, param: None, code: None, excess: None };
-        refusal.class().response(ErrorBody { error }, None)
+        refusal.response()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[tokio::test]
-    async fn every_refusal_for_the_moment_has_retry_after_and_a_long_wait_is_in_its_message() {
-        let check = async |class: Class, wait_ms: Option<u64>, expected: Option<&str>, message: &str| {
-            let kind = class.kind().to_owned();
-            let error = ErrorObject { message: "full".to_owned(), kind, param: None, code: None, excess: None };
-            let response = class.response(ErrorBody { error }, wait_ms.map(Duration::from_millis));
-            let header = response.headers().get(header::RETRY_AFTER).map(|value| value.to_str().expect("seconds"));
-            assert_eq!(header, expected, "{class:?} {wait_ms:?}");
-            let body = axum::body::to_bytes(response.into_body(), 1 << 10).await.expect("a body");
-            let body: ErrorBody = serde_json::from_slice(&body).expect("an error");
-            assert_eq!(body.error.message, message, "{class:?} {wait_ms:?}");
-        };
-        for class in [Class::Overload, Class::Unavailable] {
-            check(class, None, Some("2"), "full").await;
-            check(class, Some(0), Some("0"), "full").await;
-            check(class, Some(1001), Some("2"), "full").await;
-            check(class, Some(120_000), Some("120"), "full").await;
-            check(class, Some(120_001), Some("120"), "full; try again in 121 s").await;
-            check(class, Some(3_600_000), Some("120"), "full; try again in 3600 s").await;
-        }
-        for class in [Class::Client, Class::Upstream, Class::Internal] {
-            check(class, None, None, "full").await;
-        }
-    }
 
     #[test]
     fn endpoints_of_the_api_that_are_not_offered_are_named_as_such() {

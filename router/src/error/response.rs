@@ -1,30 +1,16 @@
-//! A [`RequestError`] becomes OpenAI's error object.
+//! A [`RequestError`] as a response, or as the last event of a stream, in the form of the endpoint's dialect.
 //!
-//! Not here: why a request fails (`error`), its status (`warmpath_shell::refusal`). The client gets the error's own
-//! message, the log also its causes.
+//! Not here: why a request fails (`error`), its status and OpenAI's error object (`warmpath_shell::api_error`).
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use warmpath_common::dialects::anthropic;
-use warmpath_common::openai::{ErrorBody, ErrorObject, PromptExcess};
-use warmpath_shell::refusal::{Class, with_wait};
+use warmpath_common::openai::{ErrorBody, ErrorObject};
+use warmpath_shell::api_error::{ApiError as _, Class, with_wait};
 
 use crate::error::RequestError;
 use crate::prompt::EndpointKind;
-
-/// Returns the error's object.
-pub fn error_body(error: &RequestError) -> ErrorBody {
-    let code = error.code().map(str::to_owned);
-    let excess = match error {
-        RequestError::PromptTooLong { n_tokens, context_tokens } => {
-            Some(PromptExcess { n_prompt_tokens: n_tokens.number(), n_ctx: *context_tokens })
-        }
-        _ => None,
-    };
-    let (message, kind) = (error.to_string(), error.class().kind().to_owned());
-    ErrorBody { error: ErrorObject { message, kind, param: error.param(), code, excess } }
-}
 
 /// Returns the last event of a stream that broke off after `n_events`: it tells the client that the response is
 /// incomplete.
@@ -35,7 +21,7 @@ pub fn broken_stream_event(worker: &str, endpoint: EndpointKind, n_events: u32) 
 
 /// Returns the event that ends a stream after `n_events` because of one of our own errors.
 pub fn error_event(error: &RequestError, endpoint: EndpointKind, n_events: u32) -> String {
-    let ErrorBody { error: mut object } = error_body(error);
+    let ErrorBody { error: mut object } = error.body();
     // An event has no `Retry-After`.
     if let Some(wait) = error.retry_after() {
         object.message = with_wait(&object.message, wait);
@@ -90,12 +76,7 @@ fn failed_stream_event(status: StatusCode, error: ErrorObject, endpoint: Endpoin
 
 impl IntoResponse for RequestError {
     fn into_response(self) -> Response {
-        match self.class() {
-            Class::Internal => tracing::error!(error = ?self, "a request failed"),
-            Class::Upstream | Class::UpstreamLate => tracing::warn!(error = %self, "a request failed"),
-            class => tracing::debug!(error = %self, ?class, "a request is refused"),
-        }
-        self.class().response(error_body(&self), self.retry_after())
+        self.response()
     }
 }
 

@@ -72,7 +72,7 @@ pub async fn responses(
 /// Responds to any request for a stored response, or below the path of responses.
 pub async fn stored(method: Method, uri: Uri, Name(rest): Name) -> Result<Infallible, RequestError> {
     match stored_response(&method, &rest) {
-        Some(id) => Err(RequestError::NotStored { id: id.to_owned() }),
+        Some(id) => Err(Refusal::NotStored { id: id.to_owned() }.into()),
         None => Err(Refusal::path(&uri).into()),
     }
 }

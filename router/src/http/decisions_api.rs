@@ -69,9 +69,7 @@ pub async fn history(
     State(app): State<App>,
     asked: Result<Query<HistoryQuery>, QueryRejection>,
 ) -> Result<Json<Value>, RequestError> {
-    let unreadable =
-        |error: QueryRejection| RequestError::Field { param: "window_s".to_owned(), reason: error.body_text() };
-    let Query(asked) = asked.map_err(unreadable)?;
+    let Query(asked) = asked.map_err(|error| RequestError::field("window_s", error.body_text()))?;
     let window = Duration::from_secs(asked.window_s.unwrap_or(WINDOW_DEFAULT_S).into());
     let (stretches, sum) = app.recent.within(window, &app.metrics);
     let points: Vec<Value> = stretches

@@ -41,9 +41,7 @@ struct RouteQuery {
 pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Value>, RequestError> {
     let (mut parts, body) = request.into_parts();
     let asked = Query::<RouteQuery>::try_from_uri(&parts.uri);
-    let unreadable =
-        |error: QueryRejection| RequestError::Field { param: "path".to_owned(), reason: error.body_text() };
-    let Query(asked) = asked.map_err(unreadable)?;
+    let Query(asked) = asked.map_err(|error| RequestError::field("path", error.body_text()))?;
     let sender = sender(&parts, None);
     let body = app.bodies.read(&mut parts.headers, body, sender.clone()).await.map_err(Refusal::from)?;
     let salt = Salt::of(&parts.headers, None)?;

@@ -18,8 +18,8 @@ use warmpath_common::dialects::anthropic;
 use warmpath_router_core::event_stream::{EndMark, StreamProgress};
 use warmpath_router_core::overload::retry::WorkerFailure;
 use warmpath_router_core::stock::reported_error::{self, ReportedError};
+use warmpath_shell::api_error::{RETRY_AFTER_DEFAULT, RETRY_AFTER_MAX, set_retry_after, with_wait};
 use warmpath_shell::event_stream;
-use warmpath_shell::refusal::{RETRY_AFTER_DEFAULT, RETRY_AFTER_MAX, set_retry_after, with_wait};
 
 use super::events::{Events, end_mark};
 use super::failover::{Past, with_journal};

@@ -16,6 +16,7 @@ use warmpath_common::openai::{self, ChatPrompt};
 use warmpath_common::prompts::{CompletionPrompt, InfillPrompt, RawPrompt, SuffixOfTokens};
 use warmpath_common::salt;
 use warmpath_common::whole::Whole;
+use warmpath_shell::refusal::respelled;
 
 use super::EndpointKind;
 use crate::error::RequestError;
@@ -265,7 +266,7 @@ fn parse_dialect(
             Spelling::default(),
         ),
     };
-    let (options, parsed) = parsed.map_err(|error| error.respelled(&spelling))?;
+    let (options, parsed) = parsed.map_err(|error| respelled(error, &spelling))?;
     Ok(ParsedBody { options: Options { n: None, ..options }, parsed, spelling })
 }
 

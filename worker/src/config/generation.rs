@@ -8,6 +8,7 @@ mod of_model;
 use clap::Args;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use warmpath_shell::api_error::ApiError as _;
 
 use super::ConfigError;
 use crate::engine::Generation;

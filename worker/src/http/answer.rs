@@ -10,12 +10,12 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use tracing::info;
 use warmpath_common::headers;
+use warmpath_shell::api_error::ApiError as _;
 use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 
 use super::body::Body;
 use super::calls::GrowingCalls;
 use super::context::RequestContext;
-use super::error::{error_body, log_error};
 use super::logprobs::{self, ListedTokens, Logprobs, Pieces, TextEnd};
 use super::sse::{self, write_event};
 use super::state::App;
@@ -371,8 +371,8 @@ impl EventWriter {
                     return false;
                 }
                 Err(error) => {
-                    log_error(&error);
-                    write_event(out, &error_body(&error));
+                    error.log();
+                    write_event(out, &error.body());
                     // Without a line of the journal after the error, the router may continue at another worker.
                     if !error.may_succeed_elsewhere() {
                         self.messages.end_write(None, out);

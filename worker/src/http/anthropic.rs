@@ -13,6 +13,7 @@ use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use warmpath_common::dialects::{Converted, DialectError, anthropic};
 use warmpath_common::ids::RequestId;
+use warmpath_shell::api_error::ApiError as _;
 use warmpath_shell::dialect_errors::as_anthropic;
 
 use self::wire::{AppliedEdits, Block, Delta, End, Event, Message as WireMessage, SIGNATURE, Usage, stop_reason};
@@ -21,7 +22,6 @@ use super::body::Body;
 use super::cache_diagnostics::Diagnostics;
 use super::content_parts::{MessagePart, PartKind};
 use super::context::RequestContext;
-use super::error::status_of;
 use super::sse::write_named_event;
 use super::state::App;
 use crate::error::RequestError;
@@ -175,6 +175,6 @@ impl DialectWriter for MessageWriter {
 
     fn fail(&mut self, out: &mut Vec<u8>, _: &[MessagePart], error: &RequestError) {
         let message = error.to_string();
-        write_named_event(out, "error", &anthropic::ErrorBody::new(status_of(error), &message));
+        write_named_event(out, "error", &anthropic::ErrorBody::new(error.class().status().as_u16(), &message));
     }
 }

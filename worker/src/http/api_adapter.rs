@@ -14,12 +14,13 @@ use futures::StreamExt;
 use warmpath_common::dialects::{Converted, DialectError, ToolNames};
 use warmpath_common::fields;
 use warmpath_common::ids::RequestId;
+use warmpath_shell::api_error::ApiError as _;
+use warmpath_shell::refusal::respelled;
 
 use super::answer::Facts;
 use super::body::Body;
 use super::content_parts::{MessagePart, MessageParts, MessagePiece};
 use super::context::RequestContext;
-use super::error::log_error;
 use super::state::App;
 use super::{answer, sse, whole};
 use crate::app_state::Serving;
@@ -145,7 +146,7 @@ pub async fn create<W: DialectWriter>(
     let read = serving.prepare(move |_| Ok((W::convert(&body.0)?, W::read_repeated(&body)?)));
     let (Converted { body, spelling, tools }, repeated) = read.await?;
     let messages = answer::start(app, (context, wanted), Body(body.into()), ChatRequest::read).await;
-    let messages = messages.map_err(|error| error.respelled(&spelling))?;
+    let messages = messages.map_err(|error| respelled(error, &spelling))?;
     let answer = messages.answer();
     // The conversion has already taken the tools out.
     let left_out = LeftOut { tools: tools.left_out().to_vec(), parts: answer.form().left_out.parts.clone() };
@@ -189,7 +190,7 @@ pub async fn count_tokens(
             fields::read::<ToolFields>(&body)?.resolve(&chat.messages, serving.reasoning_output)?;
             serving.count_tokens(&chat)
         };
-        count().map_err(|error: RequestError| error.respelled(&spelling))
+        count().map_err(|error: RequestError| respelled(error, &spelling))
     };
     app.serving()?.count(count).await
 }
@@ -279,7 +280,7 @@ impl<W: DialectWriter> DialectStream<W> {
                     return false;
                 }
                 Ok(Err(error)) => {
-                    log_error(&error);
+                    error.log();
                     self.writer.fail(out, self.parts.list(), &error);
                     // With this line of the journal, the router does not continue the stream at another worker.
                     if !error.may_succeed_elsewhere() {

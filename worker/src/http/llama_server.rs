@@ -8,12 +8,12 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 use warmpath_common::ids::Token;
+use warmpath_shell::api_error::ApiError as _;
 use warmpath_worker_output::logprobs::TokenProbabilities;
 
 use super::answer::Facts;
 use super::body::Body;
 use super::context::RequestContext;
-use super::error::{error_body, log_error};
 use super::logprobs::Pieces;
 use super::state::App;
 use super::wire::Timings;
@@ -150,8 +150,8 @@ impl LlamaServerStream {
                 }
                 Ok(None) => return false,
                 Err(error) => {
-                    log_error(&error);
-                    sse::write_event(out, &error_body(&error));
+                    error.log();
+                    sse::write_event(out, &error.body());
                     if !error.may_succeed_elsewhere() {
                         self.answer.end_write(None, out);
                     }

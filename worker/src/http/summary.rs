@@ -12,9 +12,9 @@ use warmpath_common::headers::{HEARTBEAT_MS, MODEL_FINGERPRINT};
 use warmpath_common::media::{MediaLayout, SizeQuery};
 use warmpath_common::summary::{CONTENT_TYPE, Loading, Snapshot};
 use warmpath_prompt::{MediaReader as _, is_readable};
+use warmpath_shell::api_error::ApiError as _;
 use warmpath_worker_core::summary_writer::HEARTBEAT;
 
-use super::error::error_body;
 use super::state::App;
 use crate::error::RequestError;
 
@@ -55,7 +55,7 @@ pub async fn stream(State(app): State<App>, uri: Uri) -> Result<Response, Reques
 
 /// Returns the error of a loading worker, with the model names that it will serve, so that routers can hold requests.
 fn loading(app: &App, error: RequestError, percent: u8) -> Response {
-    let mut body = json!(error_body(&error));
+    let mut body = json!(error.body());
     body[Loading::FIELD] = json!(Loading { names: app.names.to_vec(), percent });
     let mut response = error.into_response();
     response.headers_mut().remove(header::CONTENT_LENGTH);

@@ -96,6 +96,8 @@ fn nothing(_: &mut SchemaGenerator) -> Schema {
 
 #[cfg(test)]
 mod tests {
+    use warmpath_shell::api_error::ApiError as _;
+
     use super::*;
 
     fn check(body: &str, expected: Option<&str>) {

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use serde_json::json;
 use warmpath_llama_chat::{ChatTemplates, FormatInputs};
+use warmpath_shell::api_error::ApiError as _;
 use warmpath_worker_output::grammar::{Grammar, GrammarVocabulary};
 
 use super::*;

@@ -22,11 +22,12 @@ use tower::Service as _;
 use url::Url;
 use warmpath_common::media::ImageFormat;
 
+use super::ImageUrls;
 use super::hosts::{address_of, allows_address, allows_url};
 use super::places::WantedImage;
-use super::{ImageUrlError, ImageUrls};
 use crate::body::{BodyError, Claim};
 use crate::connect::{ConnectError, Connection, Connector, Secured};
+use crate::refusal::Refusal;
 
 /// Most redirects of a file. Source: own choice: shortened links and storage of CDNs take one or two.
 const REDIRECTS_MAX: usize = 3;
@@ -91,12 +92,12 @@ pub(super) enum FetchError {
 impl ImageUrls {
     /// Returns an image under its URL; `None` for one in the history that cannot be fetched.
     ///
-    /// Errors: every [`ImageUrlError`].
+    /// Errors: `Body`, `Field`.
     pub(super) async fn fetch(
         self: Arc<Self>,
         wanted: WantedImage,
         mut claim: Claim,
-    ) -> Result<Option<(String, FetchedImage)>, ImageUrlError> {
+    ) -> Result<Option<(String, FetchedImage)>, Refusal> {
         let WantedImage { url, param, is_new } = wanted;
         let fetched = timeout(self.limits.file_timeout, self.file(&url, &mut claim)).await;
         match fetched.unwrap_or(Err(FetchError::Late)) {
@@ -107,7 +108,7 @@ impl ImageUrls {
                 if !is_new {
                     return Ok(None);
                 }
-                Err(ImageUrlError::Field { param, reason: error.to_string() })
+                Err(Refusal::field(param, error.to_string()))
             }
         }
     }

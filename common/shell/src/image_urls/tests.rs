@@ -53,7 +53,7 @@ fn bodies(bytes_max: usize) -> BodyLimits {
     BodyLimits { bytes_max, timeout: Duration::from_secs(1), room: BodyRoom::new(3 * BODY_BYTES_MAX) }
 }
 
-async fn inline(fetcher: &Arc<ImageUrls>, body: &Value) -> Result<Value, ImageUrlError> {
+async fn inline(fetcher: &Arc<ImageUrls>, body: &Value) -> Result<Value, Refusal> {
     let inlined = fetcher.inline(body.to_string().into(), (&bodies(BODY_BYTES_MAX), &Sender::Unknown)).await?;
     Ok(serde_json::from_slice(&inlined).expect("JSON"))
 }
@@ -68,7 +68,7 @@ fn chat(url: &str) -> Value {
 /// Checks that a URL is refused, for a reason that has this text.
 async fn check_refused(fetcher: &Arc<ImageUrls>, url: &str, says: &str) {
     match inline(fetcher, &chat(url)).await {
-        Err(ImageUrlError::Field { param, reason }) => {
+        Err(Refusal::Field { param, reason }) => {
             assert_eq!(param, "messages[1]");
             assert!(reason.contains(says), "{url}: {reason}");
         }
@@ -174,7 +174,7 @@ async fn the_urls_of_a_history_stay_where_they_cannot_be_fetched() {
     assert_eq!(inline(&fetcher, &history(&seen)).await.expect("the new image is fetched"), history(&data));
     check_refused(&fetcher, &gone, "answers 404").await;
     // An image that is gone, in the history and in the new message.
-    assert!(matches!(inline(&fetcher, &history(&gone)).await, Err(ImageUrlError::Field { .. })));
+    assert!(matches!(inline(&fetcher, &history(&gone)).await, Err(Refusal::Field { .. })));
 }
 
 #[tokio::test]
@@ -203,15 +203,15 @@ async fn a_request_has_few_urls_and_its_images_fit_into_a_body() {
     let many = |n: usize| with(&mut (0..n).map(|n| format!("http://{host}/a.png?{n}")));
     assert!(inline(&fetcher, &many(IMAGE_URLS_MAX)).await.is_ok());
     let refused = inline(&fetcher, &many(IMAGE_URLS_MAX + 1)).await;
-    assert!(matches!(refused, Err(ImageUrlError::Field { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(Refusal::Field { .. })), "{refused:?}");
     // One image in many places is fetched once, and counts in each of them.
     let repeated = with(&mut std::iter::repeat_n(format!("http://{host}/long"), 50));
     let refused = inline(&fetcher, &repeated).await;
     let bytes_max = BODY_BYTES_MAX;
-    assert!(matches!(refused, Err(ImageUrlError::Body(BodyError::TooLong { bytes_max: n })) if n == bytes_max));
+    assert!(matches!(refused, Err(Refusal::Body(BodyError::TooLong { bytes_max: n })) if n == bytes_max));
     let full = BodyLimits { room: BodyRoom::new(100), ..bodies(BODY_BYTES_MAX) };
     let body = chat(&format!("http://{host}/long")).to_string();
     let refused = fetcher.inline(body.into(), (&full, &Sender::Unknown)).await;
-    assert!(matches!(refused, Err(ImageUrlError::Body(BodyError::NoRoom))), "{refused:?}");
+    assert!(matches!(refused, Err(Refusal::Body(BodyError::NoRoom))), "{refused:?}");
     assert_eq!(full.room.n_bytes(), 0, "the memory is free again");
 }

@@ -1,5 +1,7 @@
 //! Tests of the generation fields: defaults, shapes, ranges, limits.
 
+use warmpath_shell::api_error::ApiError as _;
+
 use super::*;
 use crate::engine::ProbabilitySource;
 
