@@ -25,8 +25,8 @@ use axum::routing::{any, get, post};
 use warmpath_common::dialects::anthropic;
 use warmpath_common::headers;
 use warmpath_common::ids::RequestId;
-use warmpath_shell::anthropic_models;
 use warmpath_shell::dialect_errors::as_anthropic;
+use warmpath_shell::models::is_anthropic;
 use warmpath_shell::refusal::Refusal;
 
 use self::health::Audience;
@@ -130,7 +130,7 @@ async fn around(State(app): State<App>, mut request: Request, next: Next) -> Res
     let context = RequestContext { id: given.unwrap_or_else(fresh_request_id), arrived: Instant::now() };
     let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     request.extensions_mut().insert(context.clone());
-    let is_anthropic = anthropic_models::is_spoken(request.uri().path(), request.headers());
+    let is_anthropic = is_anthropic(request.uri().path(), request.headers());
     let mut response = next.run(request).await;
     if is_anthropic {
         response = as_anthropic(response, &context.id);

@@ -5,7 +5,6 @@
 //!
 //! A listener's protection is implemented once, so that both programs behave alike.
 
-pub mod anthropic_models;
 pub mod api_error;
 pub mod bearer;
 pub mod body;
@@ -22,6 +21,7 @@ pub mod listen;
 pub mod log;
 pub mod machine;
 pub mod metrics;
+pub mod models;
 pub mod processors;
 pub mod reader_timeout;
 pub mod refusal;

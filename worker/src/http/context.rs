@@ -15,8 +15,8 @@ use warmpath_common::dialects::anthropic;
 use warmpath_common::headers;
 use warmpath_common::ids::{RequestId, SlotId};
 use warmpath_common::salt::{self, SaltError};
-use warmpath_shell::anthropic_models;
 use warmpath_shell::dialect_errors::as_anthropic;
+use warmpath_shell::models::is_anthropic;
 use warmpath_shell::trace::{TRACEPARENT, TRACESTATE};
 use warmpath_worker_core::tenants::TenantId;
 
@@ -148,7 +148,7 @@ pub async fn around(State(app): State<App>, mut request: Request, next: Next) ->
     let context = RequestContext::read(request.headers());
     let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     request.extensions_mut().insert(context.clone());
-    let is_anthropic = anthropic_models::is_spoken(request.uri().path(), request.headers());
+    let is_anthropic = is_anthropic(request.uri().path(), request.headers());
     let mut response = match check_model(&app, request.headers()) {
         Ok(()) => next.run(request).await,
         Err(error) => error.into_response(),
