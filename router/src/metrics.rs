@@ -7,15 +7,11 @@ use std::time::Duration;
 
 use prometheus::core::Collector;
 use prometheus::proto::{Metric, MetricFamily};
-use prometheus::{
-    GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry, TextEncoder,
-};
+use prometheus::{GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 use warmpath_common::cached_share;
 use warmpath_router_core::diagnostics::history::HistoryTotals;
-use warmpath_shell::listen::Connections;
-use warmpath_shell::metrics::{
-    REQUEST_BUCKETS, TOKEN_BUCKETS, counter, counters, float_gauges, gauge, gauges, histogram, histograms,
-};
+use warmpath_shell::metrics;
+use warmpath_shell::metrics::{REQUEST_BUCKETS, TOKEN_BUCKETS};
 
 /// Label of continuations that another worker took.
 pub const CONTINUED: &str = "continued";
@@ -35,40 +31,10 @@ const DECISION_BUCKETS: &[f64] =
 /// tokens.
 const ERROR_BUCKETS: &[f64] = &[-256.0, -64.0, -16.0, -4.0, -1.0, 0.0, 1.0, 4.0, 16.0, 64.0, 256.0];
 
-/// Declares the metrics: each metric's doc comment is its help text.
-macro_rules! metrics {
-    ($($(#[doc = $help:literal])+ $field:ident: $kind:ident = $make:ident($name:literal $(, $extra:expr)*);)*) => {
-        /// Every metric of one router.
-        #[derive(Debug)]
-        pub struct Metrics {
-            registry: Registry,
-            /// Serializes the copying of counts, because two callers would add the same difference. The lock is held
-            /// for microseconds, never across `.await`.
-            copying: Mutex<()>,
-            /// Serializes scrapes. The lock is held while one is written, never across an `.await`.
-            scraping: Mutex<()>,
-            $($(#[doc = $help])+ pub $field: $kind,)*
-        }
-
-        impl Metrics {
-            /// Returns metrics with the value zero.
-            ///
-            /// Panics: never; a test shows that the names are distinct and valid.
-            pub fn new() -> Self {
-                let registry = Registry::new();
-                $(
-                    let $field = $make(concat!("warmpath_router_", $name), concat!($($help),+).trim() $(, $extra)*);
-                    registry.register(Box::new($field.clone())).expect("metric names are distinct");
-                )*
-                let metrics = Self { registry, copying: Mutex::new(()), scraping: Mutex::new(()), $($field,)* };
-                metrics.begin();
-                metrics
-            }
-        }
-    };
-}
-
 metrics! {
+    // Serializes scrapes. The lock is held while one is written, never across an `.await`.
+    struct Metrics("warmpath_router") { scraping: Mutex<()> }
+
     /// Requests by endpoint and status; health checks are not counted.
     requests: IntCounterVec = counters("requests_total", &["endpoint", "status"]);
     /// Requests that are being served.
@@ -191,26 +157,8 @@ metrics! {
     index_bytes: IntGauge = gauge("index_bytes");
     /// Entries that the prefix index has dropped for its memory limit.
     index_evicted: IntCounter = counter("index_evicted_entries_total");
-    /// Spans of traces that were dropped because the collector was down or slow.
-    dropped_spans: IntCounter = counter("trace_spans_dropped_total");
-    /// Open connections of clients.
-    connections: IntGauge = gauge("connections");
-    /// Connections of clients that were refused because there were too many, none of them silent.
-    refused_connections: IntCounter = counter("refused_connections_total");
-    /// Connections of silent clients that were closed to make room for others.
-    displaced_connections: IntCounter = counter("displaced_connections_total");
-    /// Memory of request bodies, from their arrival until they are dropped.
-    body_bytes: IntGauge = gauge("body_bytes");
-    /// Lines of the log that could not be written or exceeded the buffer.
-    lost_log_lines: IntCounter = counter("log_lines_lost_total");
     /// The version, as a label.
     info: IntGaugeVec = gauges("info", &["version"]);
-}
-
-impl Default for Metrics {
-    fn default() -> Self {
-        Self::new()
-    }
 }
 
 impl Metrics {
@@ -226,19 +174,6 @@ impl Metrics {
         }
         for cause in [JOIN, DRAIN] {
             self.kv_prefetches.with_label_values(&[cause]);
-        }
-    }
-
-    /// Copies values that are counted elsewhere.
-    pub fn copy_counts(&self, connections: &Connections, n_lost_log_lines: u64, others: [(&IntCounter, u64); 2]) {
-        let _copying = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = [
-            (&self.refused_connections, connections.n_refused()),
-            (&self.displaced_connections, connections.n_displaced()),
-            (&self.lost_log_lines, n_lost_log_lines),
-        ];
-        for (counter, n) in own.into_iter().chain(others) {
-            counter.inc_by(n.saturating_sub(counter.get()));
         }
     }
 
@@ -286,11 +221,6 @@ impl Metrics {
             totals.ttft.iter_mut().zip(counts).for_each(|(sum, n)| *sum += n);
         }
         totals
-    }
-
-    /// Returns every metric in Prometheus' text format.
-    pub fn encode(&self) -> String {
-        TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap_or_default()
     }
 }
 

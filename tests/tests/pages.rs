@@ -65,19 +65,20 @@ fn metrics(source: &str) -> Vec<Metric> {
     found
 }
 
-/// Returns the metrics of a table that has `counter("name", "help", ...)` on each line, or `gauge` or `rate`.
-fn borrowed_metrics(source: &str) -> Vec<Metric> {
-    let metric = |line: &str| {
-        let (make, rest) = line.trim().split_once('(')?;
-        let kind = match make {
+/// Returns the metrics that calls `counter("name", "help", ...)`, `gauge(...)` and `rate(...)` name.
+fn called_metrics(source: &str) -> Vec<Metric> {
+    let source = source.split_whitespace().collect::<Vec<_>>().join(" ").replace("( \"", "(\"");
+    let metric = |(idx, _): (usize, &str)| {
+        let (before, arguments) = (&source[..idx], &source[idx..]);
+        let kind = match before.rsplit(|letter: char| !letter.is_ascii_lowercase()).next()? {
             "counter" => "counter",
             "gauge" | "rate" => "gauge",
             _ => return None,
         };
-        let mut quoted = rest.split('"').skip(1).step_by(2).map(str::to_owned);
+        let mut quoted = arguments.split('"').skip(1).step_by(2).map(str::to_owned);
         Some(Metric { name: quoted.next()?, kind, labels: String::new(), help: quoted.next()? })
     };
-    source.lines().filter_map(metric).collect()
+    source.match_indices("(\"").filter_map(metric).collect()
 }
 
 #[test]
@@ -97,13 +98,13 @@ fn metrics_are_documented() -> anyhow::Result<()> {
     let mut page = "# Metrics\n\nMade from the sources by `make pages`. A worker serves them at `/metrics`, a router at `/metrics` \
                     of its admin\nlistener. Units are base units and stand last in the name.\n"
         .to_owned();
+    let read = |path: &str| std::fs::read_to_string(root().join(path)).with_context(|| path.to_owned());
+    let of_server = called_metrics(&read("common/shell/src/metrics.rs")?);
     for part in ["router", "worker"] {
-        let path = root().join(part).join("src/metrics.rs");
-        let source = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        let metrics = metrics(&source);
-        ensure!(metrics.len() > 10, "only {} metrics in {}", metrics.len(), path.display());
+        let metrics = metrics(&read(&format!("{part}/src/metrics.rs"))?);
+        ensure!(metrics.len() > 10, "only {} metrics of a {part}", metrics.len());
         write!(page, "\n## Of a {part}\n\n| metric | kind | labels | what it is |\n|---|---|---|---|\n")?;
-        for Metric { name, kind, labels, help } in metrics {
+        for Metric { name, kind, labels, help } in metrics.iter().chain(&of_server) {
             writeln!(page, "| `warmpath_{part}_{name}` | {kind} | {labels} | {help} |")?;
         }
     }
@@ -111,9 +112,8 @@ fn metrics_are_documented() -> anyhow::Result<()> {
         "\n## Of a worker, as llama-server calls them\n\nThe same counters under the names that dashboards of llama-server \
          know, with its header `Process-Start-Time-Unix`.\n\n| metric | kind | what it is |\n|---|---|---|\n",
     );
-    let path = root().join("worker/src/metrics/llama_server.rs");
-    let borrowed = borrowed_metrics(&std::fs::read_to_string(&path).with_context(|| path.display().to_string())?);
-    ensure!(borrowed.len() > 10, "only {} metrics in {}", borrowed.len(), path.display());
+    let borrowed = called_metrics(&read("worker/src/metrics/llama_server.rs")?);
+    ensure!(borrowed.len() > 10, "only {} metrics under llama-server's names", borrowed.len());
     for Metric { name, kind, help, .. } in borrowed {
         writeln!(page, "| `llamacpp:{name}` | {kind} | {help} |")?;
     }

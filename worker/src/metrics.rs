@@ -5,17 +5,12 @@
 pub mod llama_server;
 
 use std::sync::{Mutex, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use prometheus::{
-    Counter, Gauge, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry, TextEncoder,
-};
+use prometheus::{Counter, Gauge, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 use warmpath_common::cached_share;
 use warmpath_common::summary::Tier;
-use warmpath_shell::listen::Connections;
-use warmpath_shell::metrics::{
-    REQUEST_BUCKETS, TOKEN_BUCKETS, counter, counters, gauge, gauges, histogram, histograms, number, total_seconds,
-};
+use warmpath_shell::metrics;
+use warmpath_shell::metrics::{REQUEST_BUCKETS, TOKEN_BUCKETS, raise};
 
 use crate::engine::{CacheTotals, CounterValues};
 
@@ -28,44 +23,11 @@ const RATIO_BUCKETS: &[f64] = &[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9
 /// Tiers and their labels.
 const TIERS: [(Tier, &str); 3] = [(Tier::Resident, "resident"), (Tier::Ram, "ram"), (Tier::Disk, "disk")];
 
-/// Declares the metrics: each metric's doc comment is its help text.
-macro_rules! metrics {
-    ($($(#[doc = $help:literal])+ $field:ident: $kind:ident = $make:ident($name:literal $(, $extra:expr)*);)*) => {
-        /// Every metric of one worker.
-        #[derive(Debug)]
-        pub struct Metrics {
-            registry: Registry,
-            /// Serializes the copying of the engine's counters, because two callers would add the same difference. The
-            /// lock is held for microseconds, never across `.await`.
-            copying: Mutex<()>,
-            /// Counters of the engine at the last scrape. The lock is held for microseconds, never across `.await`.
-            last_look: Mutex<CounterValues>,
-            /// Start of the process. Units: seconds since 1970.
-            pub started_at_s: u64,
-            $($(#[doc = $help])+ pub $field: $kind,)*
-        }
-
-        impl Metrics {
-            /// Returns metrics with the value zero.
-            ///
-            /// Panics: never; a test shows that the names are distinct and valid.
-            pub fn new() -> Self {
-                let registry = Registry::new();
-                $(
-                    let $field = $make(concat!("warmpath_worker_", $name), concat!($($help),+).trim() $(, $extra)*);
-                    registry.register(Box::new($field.clone())).expect("metric names are distinct");
-                )*
-                let started_at_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-                let last_look = Mutex::new(CounterValues::default());
-                let metrics = Self { registry, copying: Mutex::new(()), last_look, started_at_s, $($field,)* };
-                metrics.begin();
-                metrics
-            }
-        }
-    };
-}
-
 metrics! {
+    // Counters of the engine at the last scrape. The lock serializes their copying, because two callers would add the
+    // same difference; it is held for microseconds, never across an `.await`.
+    struct Metrics("warmpath_worker") { copied: Mutex<CounterValues> }
+
     /// Requests by endpoint and status; health checks and scrapes of metrics are not counted.
     requests: IntCounterVec = counters("requests_total", &["endpoint", "status"]);
     /// Requests with tools that this worker does not execute, by kind; they were answered without these tools.
@@ -78,18 +40,6 @@ metrics! {
     token_file_failures: IntCounter = counter("token_file_failures_total");
     /// Failed reads of changed TLS files; the last certificates stay in force.
     tls_failures: IntCounter = counter("tls_failures_total");
-    /// Open connections of clients.
-    connections: IntGauge = gauge("connections");
-    /// Connections of clients that were refused because there were too many and none was idle.
-    refused_connections: IntCounter = counter("refused_connections_total");
-    /// Connections of idle clients that were closed to make room for others.
-    displaced_connections: IntCounter = counter("displaced_connections_total");
-    /// Memory of request bodies, from their arrival until they are dropped.
-    body_bytes: IntGauge = gauge("body_bytes");
-    /// Lines of the log that could not be written or exceeded the buffer.
-    lost_log_lines: IntCounter = counter("log_lines_lost_total");
-    /// Spans of traces that were dropped because the collector was down or slow.
-    dropped_spans: IntCounter = counter("trace_spans_dropped_total");
     /// Time from a request's arrival to its first token, by the share of its prompt that was reused: none, some, half
     /// (or more), most (nine tenths).
     ttft: HistogramVec = histograms("ttft_seconds", &["cached"], REQUEST_BUCKETS);
@@ -125,7 +75,7 @@ metrics! {
     /// Whether a read from disk was late in the last step, so that requests start without the disk: 1 or 0.
     disk_late: IntGauge = gauge("disk_late");
     /// Chunks that were not read from or written to disk, by operation: read, write, or write_refused if too many
-        /// were waiting.
+    /// were waiting.
     disk_failures: IntCounterVec = counters("disk_failures_total", &["operation"]);
     /// Sequences whose cached state could not be restored into their slot and was computed.
     restore_failures: IntCounter = counter("restore_failures_total");
@@ -235,12 +185,6 @@ metrics! {
     cpu_variant_info: IntGaugeVec = gauges("cpu_variant_info", &["variant"]);
 }
 
-impl Default for Metrics {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Metrics {
     /// Creates the series that are compared with each other, with the value zero.
     fn begin(&self) {
@@ -264,22 +208,9 @@ impl Metrics {
         }
     }
 
-    /// Copies values that are counted elsewhere.
-    pub fn copy_counts(&self, connections: &Connections, n_lost_log_lines: u64, n_dropped_spans: u64) {
-        let _copying = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
-        for (counter, n) in [
-            (&self.refused_connections, connections.n_refused()),
-            (&self.displaced_connections, connections.n_displaced()),
-            (&self.lost_log_lines, n_lost_log_lines),
-            (&self.dropped_spans, n_dropped_spans),
-        ] {
-            counter.inc_by(n.saturating_sub(counter.get()));
-        }
-    }
-
-    /// Copies the engine's counters.
-    pub fn copy_engine(&self, values: &CounterValues, cache: &CacheTotals) {
-        let _copying = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Copies the engine's counters, and returns them under llama-server's names, with the rates since the last call.
+    pub fn copy_engine(&self, values: &CounterValues, cache: &CacheTotals) -> String {
+        let mut copied = self.copied.lock().unwrap_or_else(PoisonError::into_inner);
         let counted = [
             (&self.prewarms, values.prewarms),
             (&self.prompt_tokens, values.prompt_tokens),
@@ -334,6 +265,9 @@ impl Metrics {
         for (gauge, value) in measured {
             gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
         }
+        let mut text = String::new();
+        llama_server::write(&mut text, values, &std::mem::replace(&mut *copied, *values));
+        text
     }
 
     fn copy_cache(&self, values: &CounterValues, cache: &CacheTotals) {
@@ -386,25 +320,6 @@ impl Metrics {
             raise(&self.cache_evicted_tokens.with_label_values(&labels), evicted.totals.n_tokens);
         }
     }
-
-    /// Returns the engine's counters under llama-server's names, and starts a new interval for its rates.
-    pub fn encode_as_llama_server(&self, values: &CounterValues) -> String {
-        let mut last_look = self.last_look.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = std::mem::replace(&mut *last_look, *values);
-        let mut text = String::new();
-        llama_server::write(&mut text, values, &before);
-        text
-    }
-
-    /// Returns every metric of our own in Prometheus' text format.
-    pub fn encode(&self) -> String {
-        TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap_or_default()
-    }
-}
-
-/// Increases a counter to a value that another part counts.
-fn raise(counter: &IntCounter, value: u64) {
-    counter.inc_by(value.saturating_sub(counter.get()));
 }
 
 #[cfg(test)]

@@ -265,6 +265,7 @@ impl Bound {
         let app = App {
             phase: phase_seen,
             worker: HeaderValue::from_str(&identity.name).unwrap_or(HeaderValue::from_static("unnamed")),
+            started_s: identity.boot_epoch / 1_000_000_000,
             names: names(&config),
             bodies: Arc::new(BodyLimits {
                 bytes_max: config.http.body_bytes_max,

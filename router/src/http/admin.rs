@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::{ConnectionState, WorkerView};
 use warmpath_router_core::overload::breaker::BreakerState;
-use warmpath_shell::log;
+use warmpath_shell::metrics::{raise, server_text};
 
 use crate::app::App;
 
@@ -22,7 +22,8 @@ const STATES: &[&str] =
 pub async fn metrics(State(app): State<App>) -> impl IntoResponse {
     let _scraping = app.metrics.begin_scrape();
     copy_fleet(&app);
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], app.metrics.encode())
+    let of_server = server_text("warmpath_router", &app.resources.connections, &app.bodies.room, &app.tracer);
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], app.metrics.encode() + &of_server)
 }
 
 /// Responds with each worker's state as this router sees it.
@@ -137,10 +138,7 @@ fn copy_fleet(app: &App) {
     metrics.stale_blocks.set(gauge(fleet.ledger().stale_blocks().n_stale()));
     metrics.index_blocks.set(gauge(fleet.index().n_blocks()));
     metrics.index_bytes.set(gauge(fleet.index().bytes()));
-    metrics.connections.set(gauge(app.resources.connections.n_open()));
-    metrics.body_bytes.set(gauge(app.bodies.room.n_bytes()));
-    let counted = [(&metrics.index_evicted, fleet.n_shed()), (&metrics.dropped_spans, app.tracer.n_lost())];
-    metrics.copy_counts(&app.resources.connections, log::n_lost(), counted);
+    raise(&metrics.index_evicted, fleet.n_shed());
     metrics.info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
 }
 

@@ -5,7 +5,7 @@ use axum::extract::State;
 use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
-use warmpath_shell::log;
+use warmpath_shell::metrics::server_text;
 
 use super::state::App;
 use crate::app_state::Phase;
@@ -38,22 +38,12 @@ const PROCESS_START_TIME: HeaderName = HeaderName::from_static("process-start-ti
 
 /// Responds to `/metrics` in Prometheus' text format, with the engine's counters also under llama-server's names.
 pub async fn metrics(State(app): State<App>) -> Response {
-    app.metrics.connections.set(gauge(app.connections.n_open()));
-    app.metrics.body_bytes.set(gauge(app.bodies.room.n_bytes()));
-    app.metrics.copy_counts(&app.connections, log::n_lost(), app.tracer.n_lost());
-    let mut as_llama_server = String::new();
-    if let Ok(served) = app.served() {
+    let as_llama_server = app.served().map(|served| {
         let (counters, cache) = served.counted();
-        app.metrics.copy_engine(&counters, &cache);
-        as_llama_server = app.metrics.encode_as_llama_server(&counters);
-    }
-    let described = [
-        (header::CONTENT_TYPE, prometheus::TEXT_FORMAT.to_owned()),
-        (PROCESS_START_TIME, app.metrics.started_at_s.to_string()),
-    ];
-    (described, app.metrics.encode() + &as_llama_server).into_response()
-}
-
-fn gauge(n: usize) -> i64 {
-    i64::try_from(n).unwrap_or(i64::MAX)
+        app.metrics.copy_engine(&counters, &cache)
+    });
+    let of_server = server_text("warmpath_worker", &app.connections, &app.bodies.room, &app.tracer);
+    let headers =
+        [(header::CONTENT_TYPE, prometheus::TEXT_FORMAT.to_owned()), (PROCESS_START_TIME, app.started_s.to_string())];
+    (headers, app.metrics.encode() + &of_server + &as_llama_server.unwrap_or_default()).into_response()
 }

@@ -27,6 +27,8 @@ pub struct App {
     pub phase: watch::Receiver<Phase>,
     /// Name of the worker, for the response header.
     pub worker: HeaderValue,
+    /// Start of the worker. Units: seconds since 1970.
+    pub started_s: u64,
     /// Names under which clients may request the model, including those of its adapters; known before it is loaded.
     pub names: Arc<[String]>,
     /// Limits on the bodies of requests.

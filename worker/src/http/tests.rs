@@ -23,6 +23,7 @@ async fn loading(percent: u8) -> (String, watch::Sender<Phase>) {
     let app = App {
         phase: seen,
         worker,
+        started_s: 0,
         names: ["m".to_owned(), "m:a".to_owned()].into(),
         bodies: Arc::new(BodyLimits { bytes_max: 1000, timeout: BODY_TIMEOUT, room: BodyRoom::new(10_000) }),
         connections: Connections::new(ADMIN_CONNECTIONS_MAX),
