@@ -6,14 +6,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
-use warmpath_shell::fleet_token::TokenError;
 use warmpath_shell::listen::{self, ADMIN_CONNECTIONS_MAX, Connections, HEAD_BYTES_MAX, ListenerOptions};
+use warmpath_shell::server::{ServerError, ServerResources, bind_address};
 use warmpath_shell::tls::TlsError;
 use warmpath_shell::trace::Tracer;
-use warmpath_shell::trace::export::TraceError;
 
 use crate::app::{App, Hosts, HttpResources};
 use crate::config::{CUT_OFF_TIMEOUT, Config, Cors, FleetConfig, TRACE_FLUSH_TIMEOUT};
@@ -30,15 +28,9 @@ use files::Files;
 /// Reason why a router does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// An address cannot be bound.
-    #[error("cannot listen on {address}")]
-    Bind {
-        /// The address.
-        address: SocketAddr,
-        /// The system's error.
-        #[source]
-        source: std::io::Error,
-    },
+    /// An address cannot be bound, or a file that a worker has, too, cannot be used.
+    #[error(transparent)]
+    Server(#[from] ServerError),
     /// A vocabulary cannot be used.
     #[error(transparent)]
     Vocabulary(#[from] VocabularyFileError),
@@ -51,27 +43,9 @@ pub enum StartError {
         #[source]
         source: KeysError,
     },
-    /// TLS for clients cannot be set up.
-    #[error("--tls-cert, --tls-key, --tls-client-ca")]
-    Tls(#[source] TlsError),
     /// TLS for workers cannot be set up.
     #[error("--worker-ca, --worker-cert, --worker-key")]
     WorkerTls(#[source] TlsError),
-    /// TLS for the hosts of images cannot be set up.
-    #[error("--image-url-host")]
-    ImageTls(#[source] TlsError),
-    /// Traces cannot be sent.
-    #[error(transparent)]
-    Trace(TraceError),
-    /// The file of the fleet's tokens cannot be used.
-    #[error("--fleet-token-file {path}", path = .path.display())]
-    Token {
-        /// The file.
-        path: PathBuf,
-        /// Reason.
-        #[source]
-        source: TokenError,
-    },
     /// The file of a stock server's key cannot be used.
     #[error("--worker-key-file {path}", path = .path.display())]
     WorkerKey {
@@ -115,22 +89,21 @@ impl Server {
     ///
     /// Errors: [`StartError`].
     pub async fn start(config: Config) -> Result<Self, StartError> {
-        let listener = bind(config.listen).await?;
-        let admin_listener = bind(config.admin_listen).await?;
-        let address = listener.local_addr().unwrap_or(config.listen);
-        let admin_address = admin_listener.local_addr().unwrap_or(config.admin_listen);
+        let (listener, address) = bind_address(config.listen).await?;
+        let (admin_listener, admin_address) = bind_address(config.admin_listen).await?;
         let metrics = Arc::new(Metrics::new());
         let mut tasks = JoinSet::new();
         let files = Files::open(&config)?;
         let found = discovery::start(&config.discovery, &metrics, &mut tasks).await?;
         let clients = clients(&config.fleet, &files, &metrics, &mut tasks);
-        let Files { vocabularies, keys, tls, image_urls, .. } = files;
+        files.server.watch(&metrics.tls_failures, &metrics.token_file_failures, &mut tasks);
+        let Files { vocabularies, keys, server: ServerResources { tls, image_urls, .. }, .. } = files;
         let fleet = Fleet::start(&config.fleet, (vocabularies, found, clients), Arc::clone(&metrics), &mut tasks);
         if let (Some(keys), Some(path)) = (&keys, config.keys_file) {
             tasks.spawn(Arc::clone(keys).watch(path, Arc::clone(&metrics)));
         }
         let tracer = config.trace.as_ref().map(|trace| Tracer::start(trace, "warmpath-router", &mut tasks));
-        let tracer = tracer.transpose().map_err(StartError::Trace)?.unwrap_or_default();
+        let tracer = tracer.transpose().map_err(ServerError::from)?.unwrap_or_default();
         let connections = Connections::new(config.connections_max);
         let hosts = Arc::new(Hosts { clients: config.allowed_hosts, operators: config.admin_allowed_hosts });
         let resources = HttpResources { connections: Arc::clone(&connections), hosts, image_urls };
@@ -139,10 +112,6 @@ impl Server {
         let (stop, stopped) = watch::channel(false);
         let (never, stopped_never) = watch::channel(false);
         let mut listeners = JoinSet::new();
-        if let (Some(files), Some(tls)) = (config.tls, &tls) {
-            let (tls, metrics) = (tls.clone(), Arc::clone(&app.metrics));
-            tasks.spawn(async move { files.watch(tls, || metrics.tls_failures.inc()).await });
-        }
         let scheme = if tls.is_some() { "https" } else { "http" };
         if config.web.cors == Some(Cors::Any) {
             tracing::warn!(
@@ -201,11 +170,7 @@ fn clients(config: &FleetConfig, files: &Files, metrics: &Arc<Metrics>, tasks: &
         let counted = Arc::clone(metrics);
         tasks.spawn(async move { key.watch(|| counted.worker_key_failures.inc()).await });
     }
-    if let (Some(tokens), Some(path)) = (files.tokens.clone(), config.token_file.clone()) {
-        let counted = Arc::clone(metrics);
-        tasks.spawn(async move { tokens.watch(path, || counted.token_file_failures.inc()).await });
-    }
-    Clients::new(config.connect_timeout, Arc::clone(&files.worker_tls), files.tokens.clone())
+    Clients::new(config.connect_timeout, Arc::clone(&files.worker_tls), files.server.tokens.clone())
         .with_keys(Arc::clone(&files.worker_keys))
 }
 
@@ -219,10 +184,6 @@ async fn first_panic(tasks: &mut JoinSet<()>) -> JoinError {
         }
     }
     std::future::pending().await
-}
-
-async fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {
-    TcpListener::bind(address).await.map_err(|source| StartError::Bind { address, source })
 }
 
 #[cfg(test)]

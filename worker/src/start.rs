@@ -21,15 +21,14 @@ use warmpath_common::lora;
 use warmpath_gguf::{GgufError, Model};
 use warmpath_prompt::{OpenError, TemplateOrigin};
 use warmpath_shell::body::{BodyLimits, BodyRoom, room_bytes};
-use warmpath_shell::fleet_token::{FleetTokens, TokenError};
-use warmpath_shell::image_urls::ImageUrls;
 use warmpath_shell::listen::{
     self, ADMIN_CONNECTIONS_MAX, Connections, HEAD_BYTES_MAX, ListenerOptions, WORKER_HEAD_BYTES_MAX,
 };
 use warmpath_shell::log::timed;
-use warmpath_shell::tls::{CurrentServer, ServerFiles, TlsError};
+use warmpath_shell::server::{ServerError, ServerResources, bind_address};
+use warmpath_shell::tls::{CurrentServer, TlsError};
 use warmpath_shell::trace::Tracer;
-use warmpath_shell::trace::export::{TraceConfig, TraceError};
+use warmpath_shell::trace::export::TraceConfig;
 
 use crate::app_state::Phase;
 use crate::backends::BackendError;
@@ -57,36 +56,12 @@ pub enum RunError {
     /// The model's file is missing, damaged or of a kind that llama.cpp cannot run.
     #[error("cannot serve the model")]
     Model(#[source] GgufError),
-    /// The address cannot be bound.
-    #[error("cannot listen on {address}")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// The system's error.
-        #[source]
-        source: std::io::Error,
-    },
-    /// TLS cannot be set up.
-    #[error("--tls-cert, --tls-key, --tls-client-ca")]
-    Tls(#[source] TlsError),
+    /// The address cannot be bound, or a file of the server cannot be used.
+    #[error(transparent)]
+    Server(#[from] ServerError),
     /// TLS with other workers cannot be set up.
     #[error("--peer-ca, --peer-cert, --peer-key")]
     PeerTls(#[source] TlsError),
-    /// TLS for the hosts of images cannot be set up.
-    #[error("--image-url-host")]
-    ImageTls(#[source] TlsError),
-    /// Traces cannot be sent.
-    #[error(transparent)]
-    Trace(TraceError),
-    /// The file of tokens cannot be used.
-    #[error("--fleet-token-file {path}", path = .path.display())]
-    Token {
-        /// The file.
-        path: PathBuf,
-        /// Reason.
-        #[source]
-        source: TokenError,
-    },
     /// The vocabulary or the chat template cannot be used.
     #[error("cannot make prompts for the model")]
     Prompt(#[source] OpenError),
@@ -116,12 +91,10 @@ pub struct Bound {
     reservation: Option<Reservation>,
 }
 
-/// Settings of the listeners.
+/// What requests need besides the model.
 struct HttpResources {
-    tls: Option<CurrentServer>,
-    tokens: Option<Arc<FleetTokens>>,
+    server: ServerResources,
     transfers: Option<Arc<StateFetcher>>,
-    image_urls: Option<Arc<ImageUrls>>,
     tracer: Tracer,
     metrics: Arc<Metrics>,
     /// Tasks that watch the files; they end with the worker.
@@ -131,33 +104,24 @@ struct HttpResources {
 impl HttpResources {
     /// Reads the files.
     ///
-    /// Errors: `Tls`, `Token`, `PeerTls`, `ImageTls`, `Trace`.
+    /// Errors: `Server`, `PeerTls`.
     fn open(config: &HttpConfig, trace: Option<&TraceConfig>) -> Result<Self, RunError> {
         let metrics = Arc::new(Metrics::new());
         let mut tasks = JoinSet::new();
-        let tls = config.tls.as_ref().map(ServerFiles::open).transpose().map_err(RunError::Tls)?;
-        if let (Some(files), Some(tls)) = (config.tls.clone(), tls.clone()) {
-            let counted = Arc::clone(&metrics);
-            tasks.spawn(async move { files.watch(tls, || counted.tls_failures.inc()).await });
-        }
-        let mut tokens = None;
-        if let Some(path) = config.token_file.clone() {
-            let open = FleetTokens::open(&path).map_err(|source| RunError::Token { path: path.clone(), source })?;
-            let (followed, counted) = (Arc::clone(tokens.insert(Arc::new(open))), Arc::clone(&metrics));
-            tasks.spawn(async move { followed.watch(path, || counted.token_file_failures.inc()).await });
-        }
-        let transfers = config.kv_transfer.clone().map(|KvTransferConfig { tls: files, peer_name }| {
+        let server = ServerResources::open(config.tls.as_ref(), config.token_file.as_deref(), &config.image_url_hosts)?;
+        server.watch(&metrics.tls_failures, &metrics.token_file_failures, &mut tasks);
+        let mut transfers = None;
+        if let Some(KvTransferConfig { tls: files, peer_name }) = config.kv_transfer.clone() {
             let tls = files.open().map_err(RunError::PeerTls)?;
-            let (followed, counted) = (Arc::clone(&tls), Arc::clone(&metrics));
-            tasks.spawn(async move { files.watch(followed, || counted.tls_failures.inc()).await });
-            let access = Access { tokens: tokens.clone(), is_local: config.listen.ip().is_loopback() };
-            Ok(Arc::new(StateFetcher::new((tls, peer_name), access, Arc::clone(&metrics))))
-        });
-        let transfers = transfers.transpose()?;
-        let image_urls = ImageUrls::open(&config.image_url_hosts).map_err(RunError::ImageTls)?;
+            let access = Access { tokens: server.tokens.clone(), is_local: config.listen.ip().is_loopback() };
+            let fetcher = StateFetcher::new((Arc::clone(&tls), peer_name), access, Arc::clone(&metrics));
+            transfers = Some(Arc::new(fetcher));
+            let failures = metrics.tls_failures.clone();
+            tasks.spawn(async move { files.watch(tls, || failures.inc()).await });
+        }
         let tracer = trace.map(|trace| Tracer::start(trace, "warmpath-worker", &mut tasks)).transpose();
-        let tracer = tracer.map_err(RunError::Trace)?.unwrap_or_default();
-        Ok(Self { tls, tokens, transfers, image_urls, tracer, metrics, tasks })
+        let tracer = tracer.map_err(ServerError::from)?.unwrap_or_default();
+        Ok(Self { server, transfers, tracer, metrics, tasks })
     }
 }
 
@@ -174,16 +138,16 @@ pub struct WorkerIdentity {
 
 /// Checks a local model's files, the folder for stored state, and the files for TLS and tokens, and binds the address.
 ///
-/// Errors: `Model`, `Engine` for the folder, `Listen`, `Tls`, `Token`, `PeerTls`, `ImageTls`, `Trace`.
+/// Errors: `Model`, `Engine` for the folder, `Server`, `PeerTls`.
 pub async fn bind(config: Config) -> Result<Bound, RunError> {
     let reservation = if config.source.local().is_some() { checked(&config).await? } else { None };
     let resources = HttpResources::open(&config.http, config.trace.as_ref())?;
-    let (listener, address) = listen_on(config.http.listen).await?;
-    let scheme = if resources.tls.is_some() { "https" } else { "http" };
+    let (listener, address) = bind_address(config.http.listen).await?;
+    let scheme = if resources.server.tls.is_some() { "https" } else { "http" };
     info!("listening on {scheme}://{address}");
     let mut admin = None;
-    if let Some(wanted) = config.http.admin_listen {
-        let (listener, address) = listen_on(wanted).await?;
+    if let Some(address) = config.http.admin_listen {
+        let (listener, address) = bind_address(address).await?;
         info!("listening for probes and scrapers on http://{address}");
         admin = Some(listener);
     }
@@ -193,7 +157,7 @@ pub async fn bind(config: Config) -> Result<Bound, RunError> {
 /// Checks the files that the configuration names: those of a local model and its adapters, of TLS and tokens. The
 /// folder for stored state is not touched, because a running worker may use it.
 ///
-/// Errors: `Model`, `Engine` for an adapter, `Tls`, `Token`, `PeerTls`, `ImageTls`, `Trace`.
+/// Errors: `Model`, `Engine` for an adapter, `Server`, `PeerTls`.
 pub async fn check(config: Config) -> Result<(), RunError> {
     // The tasks that watch the files end immediately.
     drop(HttpResources::open(&config.http, config.trace.as_ref())?);
@@ -237,16 +201,6 @@ fn check_files(config: &Config) -> Result<Option<Reservation>, RunError> {
     reserved.map_err(StartError::Store).map_err(RunError::Engine)
 }
 
-/// Binds an address.
-///
-/// Errors: `Listen`.
-async fn listen_on(address: SocketAddr) -> Result<(TcpListener, SocketAddr), RunError> {
-    let refuse = |source| RunError::Listen { address, source };
-    let listener = TcpListener::bind(address).await.map_err(refuse)?;
-    let address = listener.local_addr().map_err(refuse)?;
-    Ok((listener, address))
-}
-
 impl Bound {
     /// Returns the bound address with its port.
     pub fn address(&self) -> SocketAddr {
@@ -258,7 +212,7 @@ impl Bound {
     /// Errors: `Download`, `Model`, `Prompt`, `Engine`, `Panicked`, `EngineStopped`.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
         let Self { config, listener, admin, address, resources, reservation } = self;
-        let HttpResources { tls, tokens, transfers, image_urls, tracer, metrics, tasks: _tasks } = resources;
+        let HttpResources { server, transfers, tracer, metrics, tasks: _tasks } = resources;
         let identity = identity(&config, address);
         info!(worker = identity.name, uid = %identity.uid, "loading {}", config.source);
         let (phase, phase_seen) = watch::channel(Phase::Loading { percent: 0 });
@@ -276,14 +230,14 @@ impl Bound {
             allowed_hosts: Arc::new(config.http.allowed_hosts.clone()),
             admin_allowed_hosts: Arc::new(config.http.admin_allowed_hosts.clone()),
             slot_save_path: config.http.slot_save_path.clone(),
-            tokens,
+            tokens: server.tokens,
             transfers,
-            image_urls,
+            image_urls: server.image_urls,
             tracer: tracer.clone(),
             metrics,
             left_out_logged: Arc::default(),
         };
-        let (http, close) = serve_http((listener, admin), (tls, config.http.idle_timeout), app.clone());
+        let (http, close) = serve_http((listener, admin), (server.tls, config.http.idle_timeout), app.clone());
         let drain_timeout = config.drain_timeout;
         let phase = Arc::new(phase);
 

@@ -26,6 +26,7 @@ pub mod processors;
 pub mod reader_timeout;
 pub mod refusal;
 pub mod runtime;
+pub mod server;
 pub mod stop_signals;
 pub mod tls;
 pub mod trace;

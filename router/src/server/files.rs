@@ -4,9 +4,8 @@
 
 use std::sync::Arc;
 
-use warmpath_shell::fleet_token::FleetTokens;
-use warmpath_shell::image_urls::ImageUrls;
-use warmpath_shell::tls::{CurrentClient, CurrentServer, ServerFiles};
+use warmpath_shell::server::ServerResources;
+use warmpath_shell::tls::CurrentClient;
 
 use super::StartError;
 use crate::config::Config;
@@ -22,26 +21,19 @@ pub(super) struct Files {
     pub worker_tls: CurrentClient,
     /// Keys of stock servers.
     pub worker_keys: Arc<WorkerKeys>,
-    /// The fleet's tokens.
-    pub tokens: Option<Arc<FleetTokens>>,
     /// API keys of clients.
     pub keys: Option<Arc<Keys>>,
-    /// TLS with clients.
-    pub tls: Option<CurrentServer>,
-    /// Fetcher of images, which trusts the system's root certificates.
-    pub image_urls: Option<Arc<ImageUrls>>,
+    /// Files that a worker has, too.
+    pub server: ServerResources,
 }
 
 impl Files {
     /// Reads the files.
     ///
-    /// Errors: `Vocabulary`, `WorkerTls`, `WorkerKey`, `Token`, `Keys`, `Tls`, `ImageTls`.
+    /// Errors: `Vocabulary`, `WorkerTls`, `WorkerKey`, `Keys`, `Server`.
     pub fn open(config: &Config) -> Result<Self, StartError> {
         let fleet = &config.fleet;
         let worker_keys = WorkerKeys::open(&fleet.worker_keys);
-        let tokens = fleet.token_file.as_ref().map(|path| {
-            FleetTokens::open(path).map(Arc::new).map_err(|source| StartError::Token { path: path.clone(), source })
-        });
         let keys = config.keys_file.as_ref().map(|path| {
             Keys::open(path).map(Arc::new).map_err(|source| StartError::Keys { path: path.clone(), source })
         });
@@ -49,10 +41,12 @@ impl Files {
             vocabularies: fleet.vocabularies.iter().map(LoadedVocabulary::open).collect::<Result<_, _>>()?,
             worker_tls: fleet.tls.open().map_err(StartError::WorkerTls)?,
             worker_keys: worker_keys.map(Arc::new).map_err(|(path, source)| StartError::WorkerKey { path, source })?,
-            tokens: tokens.transpose()?,
             keys: keys.transpose()?,
-            tls: config.tls.as_ref().map(ServerFiles::open).transpose().map_err(StartError::Tls)?,
-            image_urls: ImageUrls::open(&config.requests.image_url_hosts).map_err(StartError::ImageTls)?,
+            server: ServerResources::open(
+                config.tls.as_ref(),
+                fleet.token_file.as_deref(),
+                &config.requests.image_url_hosts,
+            )?,
         })
     }
 }
