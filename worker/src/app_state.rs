@@ -8,14 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::Semaphore;
 use warmpath_common::block_hash::{BlockHash, ChainRoot};
 use warmpath_common::ids::Token;
 use warmpath_common::lora::Applied;
 use warmpath_common::model::ModelInfo;
 use warmpath_common::openai::ChatPrompt;
-use warmpath_prompt::{AddSpecial, MediaRun, ParseSpecial, unless_cancelled};
-use warmpath_shell::processors::Processors;
+use warmpath_prompt::{AddSpecial, MediaRun, ParseSpecial};
 
 use crate::engine::{EngineError, EngineHandle, Generation};
 use crate::error::RequestError;
@@ -28,11 +26,6 @@ use crate::tools::ReasoningOutput;
 /// Source: own choice: a client that shortens a prompt needs its length; one of more than two contexts must be divided
 /// anyway.
 const COUNTED_CONTEXTS_MAX: usize = 2;
-
-/// Places of the requests that only count, tokenize or render.
-///
-/// Source: own choice: an agent counts some dozens of texts at a time, and this many bodies of 16 MiB take 512 MiB.
-const COUNTING_PLACES: usize = 32;
 
 /// Phase of a worker.
 #[derive(Clone)]
@@ -78,82 +71,10 @@ pub struct VocabularyFile {
     pub etag: String,
 }
 
-/// Pools that parse, render and tokenize.
-///
-/// Requests that only count, tokenize or render have a pool of their own. So other requests wait for none of them,
-/// however many and long they are.
-pub struct Preparing {
-    /// Pool of the requests that the model computes.
-    pub(crate) computing: Pool,
-    /// Pool of the requests that only count, tokenize or render.
-    pub(crate) counting: Pool,
-}
-
-/// A pool: one running request per processor, and a limited number of waiting ones.
-pub(crate) struct Pool {
-    places: Arc<Semaphore>,
-    n_places: usize,
-    processors: Processors,
-}
-
-impl Preparing {
-    /// Returns pools with the same number of places for requests that the model computes as the engine.
-    pub fn new(n_places: usize) -> Self {
-        Self { computing: Pool::new(n_places), counting: Pool::new(COUNTING_PLACES) }
-    }
-}
-
-impl Pool {
-    fn new(n_places: usize) -> Self {
-        Self { places: Arc::new(Semaphore::new(n_places)), n_places, processors: Processors::all() }
-    }
-
-    /// Returns the result of `work`, which runs on a thread for long work. Between two portions of a text the work
-    /// yields to other work of this pool, and ends if its caller has gone.
-    ///
-    /// Errors: `PreparingFull` if every place is taken, the work's own, `Internal` if it panics.
-    pub(crate) async fn run<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> Result<T, RequestError> + Send + 'static,
-    ) -> Result<T, RequestError> {
-        let full = |_| RequestError::PreparingFull { places: self.n_places };
-        let place = Arc::clone(&self.places).try_acquire_owned().map_err(full)?;
-        let worked = self.processors.run(move |is_cancelled| {
-            let result = unless_cancelled(is_cancelled, work);
-            // After a client disconnects, the work may continue for one more portion of its text, and keeps its place.
-            drop(place);
-            result.unwrap_or_else(|| Err(RequestError::Internal { reason: "the client has left".to_owned() }))
-        });
-        worked.await.map_err(|error| RequestError::Internal { reason: error.to_string() })?
-    }
-}
-
 impl Serving {
     /// Returns the maximum number of running and waiting sequences. A request with more is never accepted.
     pub fn n_places(&self) -> usize {
-        self.common.preparing.computing.n_places
-    }
-
-    /// Returns the result of `work` on this state, run on a thread for long work.
-    ///
-    /// Errors: `PreparingFull` if every place is taken, the work's own, `Internal` if it panics.
-    pub async fn prepare<T: Send + 'static>(
-        self: &Arc<Self>,
-        work: impl FnOnce(&Self) -> Result<T, RequestError> + Send + 'static,
-    ) -> Result<T, RequestError> {
-        let serving = Arc::clone(self);
-        self.common.preparing.computing.run(move || work(&serving)).await
-    }
-
-    /// Returns the result of `work` like [`Self::prepare`], in the pool of requests that only count.
-    ///
-    /// Errors: those of [`Self::prepare`].
-    pub async fn count<T: Send + 'static>(
-        self: &Arc<Self>,
-        work: impl FnOnce(&Self) -> Result<T, RequestError> + Send + 'static,
-    ) -> Result<T, RequestError> {
-        let serving = Arc::clone(self);
-        self.common.preparing.counting.run(move || work(&serving)).await
+        self.common.pools.compute.n_places()
     }
 
     /// Returns the number of tokens of a chat's prompt.
@@ -228,118 +149,5 @@ pub fn check_model(model: &ModelInfo, wanted: Option<&str>) -> Result<(), Reques
             Err(RequestError::ModelUnknown { model: wanted.to_owned(), names: model.all_names().collect() })
         }
         _ => Ok(()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::path::Path;
-    use std::sync::mpsc;
-
-    use tokio::sync::oneshot;
-    use warmpath_bench::model::Preset;
-    use warmpath_bench::model::cache::cached_model;
-    use warmpath_prompt::{PromptMaker, PromptOptions};
-
-    use super::*;
-
-    /// Time limit of every wait in these tests.
-    const PATIENCE: Duration = Duration::from_secs(60);
-
-    #[tokio::test]
-    async fn a_request_beyond_the_limit_is_refused() {
-        let preparing = Arc::new(Preparing::new(1));
-        let (release, released) = mpsc::channel::<()>();
-        let holder = Arc::clone(&preparing);
-        let held = tokio::spawn(async move { holder.computing.run(move || Ok(released.recv().is_ok())).await });
-        while preparing.computing.places.available_permits() > 0 {
-            tokio::task::yield_now().await;
-        }
-        let refused = preparing.computing.run(|| Ok(())).await;
-        assert!(matches!(refused, Err(RequestError::PreparingFull { places: 1 })), "{refused:?}");
-        release.send(()).expect("the work waits");
-        assert!(held.await.expect("no panic").expect("the work succeeds"));
-        preparing.computing.run(|| Ok(())).await.expect("the place is free again");
-    }
-
-    #[tokio::test]
-    async fn requests_that_only_count_delay_no_others() {
-        let preparing = Arc::new(Preparing::new(1));
-        let hold = |_| {
-            let (release, released) = mpsc::channel::<()>();
-            let holder = Arc::clone(&preparing);
-            (release, tokio::spawn(async move { holder.counting.run(move || Ok(released.recv().is_ok())).await }))
-        };
-        let (releases, counts): (Vec<_>, Vec<_>) = (0..COUNTING_PLACES).map(hold).unzip();
-        while preparing.counting.places.available_permits() > 0 {
-            tokio::task::yield_now().await;
-        }
-        let refused = preparing.counting.run(|| Ok(())).await;
-        assert!(matches!(refused, Err(RequestError::PreparingFull { places: COUNTING_PLACES })), "{refused:?}");
-        let chat = tokio::time::timeout(PATIENCE, preparing.computing.run(|| Ok(())));
-        chat.await.expect("it does not wait").expect("it has its own place");
-        drop(releases);
-        for count in counts {
-            count.await.expect("no panic").expect("the work succeeds");
-        }
-        preparing.counting.run(|| Ok(())).await.expect("the places are free again");
-    }
-
-    #[tokio::test]
-    async fn tokenizing_ends_when_its_request_is_gone() {
-        let models = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/models"));
-        let model = cached_model(Preset::Tiny, 1, models).expect("it can be made");
-        let prompts = PromptMaker::open(&model, PromptOptions::default()).expect("it has a vocabulary");
-        let preparing = Arc::new(Preparing::new(1));
-        let (begin, begun) = oneshot::channel();
-        let holder = Arc::clone(&preparing);
-        let asked = tokio::spawn(async move {
-            let endless = move || {
-                begin.send(()).expect("the test waits");
-                loop {
-                    prompts.tokenize("one of many texts", AddSpecial::No, ParseSpecial::No);
-                }
-            };
-            holder.computing.run::<()>(endless).await
-        });
-        begun.await.expect("it begins");
-        asked.abort();
-        let ended = tokio::time::timeout(PATIENCE, Arc::clone(&preparing.computing.places).acquire_owned());
-        ended.await.expect("the work ends").expect("the places are there").forget();
-    }
-
-    #[tokio::test]
-    async fn long_texts_on_all_processors_yield_to_short_ones() {
-        let models = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/models"));
-        let model = cached_model(Preset::Tiny, 1, models).expect("it can be made");
-        let prompts = Arc::new(PromptMaker::open(&model, PromptOptions::default()).expect("it has a vocabulary"));
-        let preparing = Arc::new(Preparing::new(100));
-        let endless: Vec<_> = (0..preparing.computing.processors.n_free())
-            .map(|_| {
-                let (holder, prompts) = (Arc::clone(&preparing), Arc::clone(&prompts));
-                tokio::spawn(async move {
-                    let work = move || loop {
-                        prompts.tokenize("one of many portions", AddSpecial::No, ParseSpecial::No);
-                    };
-                    holder.computing.run::<()>(work).await
-                })
-            })
-            .collect();
-        while preparing.computing.processors.n_free() > 0 {
-            tokio::task::yield_now().await;
-        }
-        for nth in 0..10 {
-            let short = tokio::time::timeout(PATIENCE, preparing.computing.run(move || Ok(nth)));
-            assert_eq!(short.await.expect("it does not wait for the long ones").expect("it succeeds"), nth);
-        }
-        endless.iter().for_each(tokio::task::JoinHandle::abort);
-    }
-
-    #[tokio::test]
-    async fn work_that_panics_is_an_internal_error_and_frees_its_place() {
-        let preparing = Preparing::new(1);
-        let failed = preparing.computing.run(|| -> Result<(), RequestError> { panic!("a test's panic") }).await;
-        assert!(matches!(failed, Err(RequestError::Internal { .. })), "{failed:?}");
-        preparing.computing.run(|| Ok(())).await.expect("the place is free again");
     }
 }

@@ -17,6 +17,7 @@ mod lifecycle;
 mod metrics;
 mod model_kind;
 mod pages;
+mod prompt_pools;
 pub mod request;
 mod response_format;
 pub mod room;

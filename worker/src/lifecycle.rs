@@ -100,11 +100,12 @@ pub async fn start(
     serving.check_room()?;
     let mut clock = RequestTimer::start(&mut arrival, metrics);
     let on_the_way = serving.engine.announce();
-    let work = move |serving: &Serving| {
+    let reader = Arc::clone(serving);
+    let work = move || {
         let _on_the_way = on_the_way;
-        prepare(serving, arrival)
+        prepare(&reader, arrival)
     };
-    let prepared = serving.prepare(work).await;
+    let prepared = serving.common.pools.compute.run(work).await;
     clock.prepared();
     let (form, submitted) = prepared.inspect_err(|_| clock.failed("prepare"))?;
     StartedResponse::begin(form, submitted, clock).await

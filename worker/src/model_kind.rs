@@ -11,12 +11,13 @@ use std::time::Duration;
 use warmpath_common::model::ModelInfo;
 use warmpath_prompt::PromptMaker;
 
-use crate::app_state::{Preparing, Serving, VocabularyFile};
+use crate::app_state::{Serving, VocabularyFile};
 use crate::embedder::EmbedHandle;
 use crate::embedder::vector::Norm;
 use crate::engine::{CacheTotals, CounterValues, MemoryUse};
 use crate::error::RequestError;
 use crate::kv_transfer::StateFetcher;
+use crate::prompt_pools::PromptPools;
 use crate::summary::SummaryPublisher;
 
 /// A loaded worker; cheap to clone.
@@ -53,7 +54,7 @@ pub struct CommonState {
     /// Time of loading. Units: seconds since 1970.
     pub loaded_at_s: u64,
     /// Pools for the work before the model.
-    pub preparing: Preparing,
+    pub pools: PromptPools,
     /// Description of the model.
     pub description: String,
     /// Number of the model's parameters.
@@ -94,18 +95,6 @@ impl LoadedModel {
             Self::Generator(_) => Err(RequestError::NotEnabled { what: "embedding texts", flag: "--embedding" }),
             Self::Embedder(embedding) => Ok(Arc::clone(embedding)),
         }
-    }
-
-    /// Returns the result of `work` on this state, run on a thread for long work, in the pool of requests that only
-    /// count.
-    ///
-    /// Errors: `PreparingFull` if every place is taken, the work's own, `Internal` if it panics.
-    pub async fn count<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&CommonState) -> Result<T, RequestError> + Send + 'static,
-    ) -> Result<T, RequestError> {
-        let served = self.clone();
-        self.common().preparing.counting.run(move || work(served.common())).await
     }
 
     /// Returns the counters after the last batch, and the totals of the caches.

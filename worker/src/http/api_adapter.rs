@@ -5,6 +5,7 @@
 //! events (`http::anthropic`, `http::responses`).
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::http::header;
@@ -23,7 +24,6 @@ use super::content_parts::{MessagePart, MessageParts, MessagePiece};
 use super::context::RequestContext;
 use super::state::App;
 use super::{answer, sse, whole};
-use crate::app_state::Serving;
 use crate::engine::FinishReason;
 use crate::error::RequestError;
 use crate::lifecycle::ResponseTotals;
@@ -143,7 +143,8 @@ pub async fn create<W: DialectWriter>(
     let wanted = context.take_journal(&mut body)?;
     let id = context.id.clone();
     serving.check_room()?;
-    let read = serving.prepare(move |_| Ok((W::convert(&body.0)?, W::read_repeated(&body)?)));
+    let read = move || Ok((W::convert(&body.0)?, W::read_repeated(&body)?));
+    let read = serving.common.pools.compute.run(read);
     let (Converted { body, spelling, tools }, repeated) = read.await?;
     let messages = answer::start(app, (context, wanted), Body(body.into()), ChatRequest::read).await;
     let messages = messages.map_err(|error| respelled(error, &spelling))?;
@@ -182,17 +183,19 @@ pub async fn count_tokens(
     convert: fn(&[u8]) -> Result<Converted, DialectError>,
 ) -> Result<usize, RequestError> {
     let salt = context.cache_salt?.unwrap_or_default();
-    let count = move |serving: &Serving| {
+    let serving = app.serving()?;
+    let reader = Arc::clone(&serving);
+    let count = move || {
         let Converted { body, spelling, .. } = convert(&body.0)?;
         let count = || {
             let chat = read_chat(&body, &salt)?;
-            serving.check_model(chat.model.as_deref())?;
-            fields::read::<ToolFields>(&body)?.resolve(&chat.messages, serving.reasoning_output)?;
-            serving.count_tokens(&chat)
+            reader.check_model(chat.model.as_deref())?;
+            fields::read::<ToolFields>(&body)?.resolve(&chat.messages, reader.reasoning_output)?;
+            reader.count_tokens(&chat)
         };
         count().map_err(|error: RequestError| respelled(error, &spelling))
     };
-    app.serving()?.count(count).await
+    serving.common.pools.count.run(count).await
 }
 
 /// Returns the time. Units: seconds since 1970.

@@ -2,6 +2,8 @@
 //!
 //! Not here: the fields of a body (`request`), running a request (`lifecycle`).
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
@@ -12,7 +14,6 @@ use super::body::Body;
 use super::context::RequestContext;
 use super::state::App;
 use super::wire::ObjectKind;
-use crate::app_state::Serving;
 use crate::error::RequestError;
 use crate::request::{ChatRequest, read_chat};
 
@@ -28,11 +29,13 @@ pub async fn count_tokens(
     body: Body,
 ) -> Result<Json<Value>, RequestError> {
     let salt = context.cache_salt?.unwrap_or_default();
-    let count = move |serving: &Serving| {
+    let serving = app.serving()?;
+    let reader = Arc::clone(&serving);
+    let count = move || {
         let chat = read_chat(&body.0, &salt)?;
-        serving.check_model(chat.model.as_deref())?;
-        serving.count_tokens(&chat)
+        reader.check_model(chat.model.as_deref())?;
+        reader.count_tokens(&chat)
     };
-    let input_tokens = app.serving()?.count(count).await?;
+    let input_tokens = serving.common.pools.count.run(count).await?;
     Ok(Json(json!({"input_tokens": input_tokens})))
 }

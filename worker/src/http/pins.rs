@@ -3,6 +3,8 @@
 //! A pin names a prefix, not its stored part. So it can be created before the first request with that prefix, and it
 //! survives `/cache/clear`. Not here: the share of the store for pins (`warmpath_worker_core::chunk_index`).
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::State;
 use serde::Deserialize;
@@ -44,7 +46,8 @@ struct PinRequest {
 /// Pins a prefix, given as messages or as a prompt.
 pub async fn create(State(app): State<App>, context: RequestContext, body: Body) -> Result<Json<Value>, RequestError> {
     let serving = app.admitting()?;
-    let pin = serving.prepare(move |serving| read(serving, &context, &body)).await?;
+    let reader = Arc::clone(&serving);
+    let pin = serving.common.pools.compute.run(move || read(&reader, &context, &body)).await?;
     let pinned = serving.engine.pin(pin).await?;
     Ok(Json(describe(&pinned, serving.common.model.block_size_tokens)))
 }

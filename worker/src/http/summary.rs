@@ -1,5 +1,7 @@
 //! The internal endpoints for routers: the summary as a snapshot and as a stream, the vocabulary, media layouts.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Query, State};
@@ -90,9 +92,10 @@ pub async fn media_layout(State(app): State<App>, uri: Uri) -> Result<Json<Media
     let reason = "a size is `width` and `height` of an image, or `n_samples` and `sample_rate` of audio".to_owned();
     let size = query.size().ok_or(RequestError::Query { reason })?;
     let serving = app.serving()?;
-    let layout = serving.prepare(move |serving| {
+    let reader = Arc::clone(&serving);
+    let layout = serving.common.pools.compute.run(move || {
         let missing = RequestError::NotEnabled { what: "reading images and audio", flag: "--mmproj" };
-        let projector = serving.engine.projector().ok_or(missing)?;
+        let projector = reader.engine.projector().ok_or(missing)?;
         let layout = if is_readable(size) { projector.layout(size) } else { None };
         let reason = || RequestError::Query { reason: format!("{size} cannot be read by this model's projector") };
         layout.ok_or_else(reason)

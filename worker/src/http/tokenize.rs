@@ -4,6 +4,7 @@
 //! refused as soon as it exceeds its limit.
 
 use std::io;
+use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::header;
@@ -97,7 +98,9 @@ struct LimitedAnswer {
 pub async fn tokenize(State(app): State<App>, body: Body) -> Result<Response, RequestError> {
     let limit = AnswerLimit::of(&app);
     let served = app.served()?;
-    let answer = served.count(move |common| {
+    let reader = served.clone();
+    let answer = served.common().pools.count.run(move || {
+        let common = reader.common();
         let request: TokenizeRequest = body.parse()?;
         let tokens = tokens(&common.prompts, &request)?;
         if request.with_pieces == Some(true) {
@@ -113,7 +116,9 @@ pub async fn tokenize(State(app): State<App>, body: Body) -> Result<Response, Re
 pub async fn detokenize(State(app): State<App>, body: Body) -> Result<Response, RequestError> {
     let limit = AnswerLimit::of(&app);
     let served = app.served()?;
-    let answer = served.count(move |common| {
+    let reader = served.clone();
+    let answer = served.common().pools.count.run(move || {
+        let common = reader.common();
         let request: DetokenizeRequest = body.parse()?;
         let n_vocab = common.model.n_vocab;
         let tokens: Vec<Token> = request.tokens.into_iter().map(|Whole(token)| token).collect();
@@ -132,8 +137,9 @@ pub async fn detokenize(State(app): State<App>, body: Body) -> Result<Response, 
 pub async fn apply_template(State(app): State<App>, body: Body) -> Result<Response, RequestError> {
     let limit = AnswerLimit::of(&app);
     let serving = app.serving()?;
-    let answer = serving.count(move |serving| {
-        let prompt = serving.common.prompts.render(&read_chat(&body.0, "")?)?;
+    let reader = Arc::clone(&serving);
+    let answer = serving.common.pools.count.run(move || {
+        let prompt = reader.common.prompts.render(&read_chat(&body.0, "")?)?;
         limit.write(&PromptAnswer { prompt }, "messages")
     });
     Ok(json_response(answer.await?))

@@ -26,7 +26,7 @@ pub async fn compute<W: Send + 'static>(
     let mut span = app.tracer.request(&context.trace, "worker.request", context.arrived);
     span.name("warmpath.request_id", context.id.as_str());
     let reader = Arc::clone(embedding);
-    let prepared = embedding.common.preparing.computing.run(move || read(&reader)).await;
+    let prepared = embedding.common.pools.compute.run(move || read(&reader)).await;
     let ready = Instant::now();
     span.part("worker.prepare", (context.arrived, ready), Vec::new());
     let (wish, texts) = prepared.inspect_err(|_| span.fail("prepare"))?;

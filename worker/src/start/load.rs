@@ -20,7 +20,7 @@ use warmpath_prompt::{MediaReader, PromptMaker, PromptOptions};
 use warmpath_shell::log::timed;
 
 use super::{RunError, WorkerIdentity, kernels};
-use crate::app_state::{Phase, Preparing, Serving, VocabularyFile};
+use crate::app_state::{Phase, Serving, VocabularyFile};
 use crate::backends;
 use crate::config::generation::{ModelDefaults, UnusableDefault};
 use crate::config::{Config, EmbeddingConfig, HttpConfig, PromptConfig};
@@ -32,6 +32,7 @@ use crate::engine::{
 };
 use crate::metrics::Metrics;
 use crate::model_kind::{CommonState, Embedding, LoadedModel};
+use crate::prompt_pools::PromptPools;
 use crate::room::SlotRoom;
 use crate::summary::SummaryPublisher;
 
@@ -125,7 +126,7 @@ pub async fn load(job: LoadJob) -> Result<LoadedModel, RunError> {
     let (publisher, _) = SummaryPublisher::start(stamp, model.clone(), parts.updates, metrics);
     let etag = format!("\"{}-{}\"", model.fingerprint, &model.chat_template_fingerprint.to_string()[..16]);
     let vocabulary = VocabularyFile { bytes: Bytes::from(parts.vocabulary), etag };
-    let preparing = Preparing::new(usize::from(model.n_slots) + config.engine.queue_max);
+    let pools = PromptPools::new(usize::from(model.n_slots) + config.engine.queue_max);
     let loaded_at_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let adapter_files = config.engine.adapters.into_iter().map(|adapter| adapter.path).collect();
     let (description, n_params, model_bytes) = parts.computes.facts();
@@ -136,7 +137,7 @@ pub async fn load(job: LoadJob) -> Result<LoadedModel, RunError> {
         vocabulary,
         model_path: config.engine.model,
         loaded_at_s,
-        preparing,
+        pools,
         description,
         n_params,
         model_bytes,
