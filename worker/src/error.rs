@@ -17,7 +17,7 @@ use warmpath_shell::refusal::Refusal;
 
 use crate::engine::{CacheError, EngineError, PromptFault, SendError};
 use crate::kv_transfer::TooManyPrefetches;
-use crate::room::SlotRoom;
+use crate::slot_context::SlotRoom;
 use crate::store::slot_file::SlotFileError;
 
 /// `Retry-After` if the queue is full.

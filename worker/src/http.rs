@@ -29,7 +29,6 @@ mod rerank;
 mod responses;
 mod slots;
 mod sse;
-mod state;
 mod summary;
 mod tokenize;
 mod truncation;
@@ -45,9 +44,8 @@ use warmpath_common::media::MEDIA_LAYOUT_PATH;
 use warmpath_common::summary::{KV_PATH, SNAPSHOT_PATH, STREAM_PATH, VOCABULARY_PATH};
 use warmpath_shell::refusal::Refusal;
 
+use crate::app::App;
 use crate::error::RequestError;
-
-pub use state::App;
 
 /// Returns the service for all requests of a worker.
 pub fn router(app: App) -> Router {

@@ -4,7 +4,7 @@
 //! everything up. Not here: the decisions on the cache and the next batch (`warmpath-worker-core`), prompts as tokens
 //! (`warmpath-prompt`).
 
-pub mod app_state;
+pub mod app;
 pub mod backends;
 pub mod config;
 pub mod download;
@@ -14,14 +14,14 @@ mod error;
 mod http;
 mod kv_transfer;
 mod lifecycle;
+mod loaded_model;
 mod metrics;
-mod model_kind;
 mod pages;
 mod prompt_pools;
 pub mod request;
 mod response_format;
-pub mod room;
 pub mod schema;
+mod slot_context;
 pub mod start;
 pub mod store;
 mod summary;

@@ -26,9 +26,9 @@ use warmpath_common::lora::{self, Applied};
 use warmpath_shell::trace::Span;
 use warmpath_worker_core::tenants::TenantId;
 
-use crate::app_state::Serving;
 use crate::engine::{self, CompiledSchema, EngineError, EventReceiver, Generation, PeerOffer, Submission};
 use crate::error::RequestError;
+use crate::loaded_model::generator::Serving;
 use crate::metrics::Metrics;
 use crate::request::generation::{CheckContext, probabilities, seed_of_choice};
 use crate::request::{BodyReader, CommonFields, PRIORITY_ABS_MAX, Request, ShiftFields};

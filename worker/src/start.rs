@@ -30,16 +30,18 @@ use warmpath_shell::tls::{CurrentServer, TlsError};
 use warmpath_shell::trace::Tracer;
 use warmpath_shell::trace::export::TraceConfig;
 
-use crate::app_state::Phase;
+use crate::app::App;
+use crate::app::Phase;
 use crate::backends::BackendError;
 use crate::config::kv_transfer::KvTransferConfig;
 use crate::config::{BODY_TIMEOUT, Config, HEAD_TIMEOUT, HttpConfig, IdentityConfig};
 use crate::download::{self, DownloadError, DownloadProgress, ModelFiles, ModelSource};
 use crate::engine::{StartError, check_adapter};
-use crate::http::{App, admin_router, router};
+use crate::http::{admin_router, router};
 use crate::kv_transfer::{Access, StateFetcher};
+use crate::loaded_model::LoadedModel;
+use crate::loaded_model::common::CommonState;
 use crate::metrics::Metrics;
-use crate::model_kind::{CommonState, LoadedModel};
 use crate::store::{self, Reservation};
 
 /// Time limit for sending the last parts of responses after the engine has ended.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tokio::sync::watch;
-use warmpath_worker::app_state::Phase;
+use warmpath_worker::app::Phase;
 use warmpath_worker::download::{
     DownloadError, DownloadProgress, FileSelection, HubConfig, HubModel, HubToken, ModelFiles, ModelSource,
     RepositoryProjector, fetch,

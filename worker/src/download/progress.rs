@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::watch;
 use tracing::info;
 
-use crate::app_state::Phase;
+use crate::app::Phase;
 use crate::engine::Bytes;
 
 /// Progress of all files of a model.

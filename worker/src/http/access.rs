@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use warmpath_shell::bearer;
 use warmpath_shell::refusal::Refusal;
 
-use super::state::App;
+use crate::app::App;
 use crate::error::RequestError;
 
 /// Paths of probes and scrapers. They need no token and are not counted as requests.

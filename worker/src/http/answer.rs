@@ -18,15 +18,15 @@ use super::calls::GrowingCalls;
 use super::context::RequestContext;
 use super::logprobs::{self, ListedTokens, Logprobs, Pieces, TextEnd};
 use super::sse::{self, write_event};
-use super::state::App;
 use super::wire::{self, Choice, Content, Delta, Object, ObjectKind, Timings, Usage, finish_reason};
-use crate::app_state::Serving;
+use crate::app::App;
 use crate::engine::{FetchedState, Started};
 use crate::error::RequestError;
 use crate::lifecycle::journal::{self, ResponseIdentity, RouterInstructions};
 use crate::lifecycle::message_stream::{MessageEnd, MessageStep, Messages, WholeMessage};
 use crate::lifecycle::prompts::LeftOut;
 use crate::lifecycle::{self, Arrival, StartedResponse};
+use crate::loaded_model::generator::Serving;
 use crate::request::{BodyReader, Delivery};
 
 /// Properties of a generating endpoint.

@@ -23,7 +23,7 @@ use super::cache_diagnostics::Diagnostics;
 use super::content_parts::{MessagePart, PartKind};
 use super::context::RequestContext;
 use super::sse::write_named_event;
-use super::state::App;
+use crate::app::App;
 use crate::error::RequestError;
 
 /// Responds to a request for a message.

@@ -11,7 +11,7 @@ use warmpath_shell::body::Sender;
 use warmpath_shell::listen::ClientAddress;
 use warmpath_shell::refusal::Refusal;
 
-use super::state::App;
+use crate::app::App;
 use crate::error::RequestError;
 
 /// A request's whole body, decoded and not yet parsed, at most `--body-max` long, with data in place of the URLs of

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use warmpath_common::summary::Tier;
 use warmpath_worker_core::chunk_index::{EntryView, StateKind, Totals};
 
-use super::state::App;
+use crate::app::App;
 use crate::engine::{CacheTotals, CacheView, EntryPage, TenantView};
 use crate::error::RequestError;
 

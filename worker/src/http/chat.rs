@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use super::answer::{self, Endpoint};
 use super::body::Body;
 use super::context::RequestContext;
-use super::state::App;
 use super::wire::ObjectKind;
+use crate::app::App;
 use crate::error::RequestError;
 use crate::request::{ChatRequest, read_chat};
 

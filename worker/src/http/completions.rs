@@ -9,8 +9,8 @@ use axum::response::Response;
 use super::answer::{self, Endpoint};
 use super::body::Body;
 use super::context::RequestContext;
-use super::state::App;
 use super::wire::ObjectKind;
+use crate::app::App;
 use crate::error::RequestError;
 use crate::request::CompletionRequest;
 

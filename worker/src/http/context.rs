@@ -22,7 +22,7 @@ use warmpath_worker_core::tenants::TenantId;
 
 use super::access::PROBES;
 use super::body::Body;
-use super::state::App;
+use crate::app::App;
 use crate::error::RequestError;
 use crate::kv_transfer::PeerHint;
 use crate::lifecycle::journal::{PastOutput, ResponseIdentity, RouterInstructions};

@@ -18,14 +18,14 @@ use warmpath_prompt::{FittedText, RawError, Scope, TextRoom, TokenCount};
 
 use super::body::Body;
 use super::context::RequestContext;
-use super::state::App;
 use super::truncation::{FittedTexts, LongText, TruncationFields, tell_cut};
 use super::vector_trace::compute;
-use crate::app_state::check_model;
+use crate::app::App;
 use crate::embedder::vector::{Norm, to_base64};
 use crate::embedder::{Embedded, TextFault};
 use crate::error::RequestError;
-use crate::model_kind::Embedding;
+use crate::loaded_model::Embedding;
+use crate::loaded_model::common::check_model;
 
 /// Maximum number of texts of one request. Source: OpenAI's API reference.
 pub(super) const TEXTS_MAX: usize = 2048;

@@ -7,8 +7,8 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use warmpath_shell::metrics::server_text;
 
-use super::state::App;
-use crate::app_state::Phase;
+use crate::app::App;
+use crate::app::Phase;
 use crate::error::RequestError;
 
 /// Responds to `/livez`: the process serves HTTP.

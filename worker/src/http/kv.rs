@@ -21,11 +21,11 @@ use warmpath_common::prefetch::{HotList, LIST_TOKENS_MAX, Prefetch, pack, unpack
 use warmpath_shell::refusal::Name;
 
 use super::body::Body;
-use super::state::App;
-use crate::app_state::Serving;
+use crate::app::App;
 use crate::engine::{Exchange, RunEnd, SendError, SentRun};
 use crate::error::RequestError;
 use crate::kv_transfer::{SHORTER_MAX, StateFetcher};
+use crate::loaded_model::generator::Serving;
 use crate::metrics::Metrics;
 use crate::store::exchange::SentPart;
 

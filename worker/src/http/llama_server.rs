@@ -15,14 +15,14 @@ use super::answer::Facts;
 use super::body::Body;
 use super::context::RequestContext;
 use super::logprobs::Pieces;
-use super::state::App;
 use super::wire::Timings;
 use super::{answer, logprobs, props, sse, whole};
-use crate::app_state::Serving;
+use crate::app::App;
 use crate::engine::FinishReason;
 use crate::error::RequestError;
 use crate::lifecycle::journal;
 use crate::lifecycle::{ResponseStep, StartedResponse};
+use crate::loaded_model::generator::Serving;
 use crate::request::{BodyReader, Delivery, InfillRequest, NativeCompletionRequest};
 
 /// Responds to a completion request in llama-server's format.

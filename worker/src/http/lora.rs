@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use warmpath_common::lora::{RequestedAdapter, Scale, chosen};
 
 use super::body::Body;
-use super::state::App;
+use crate::app::App;
 use crate::error::RequestError;
 
 /// Responds with every adapter; `scale` is the scale in requests that name no adapter.

@@ -8,10 +8,10 @@ use warmpath_common::names::is_pattern;
 use warmpath_shell::models::{self, ListedModel};
 use warmpath_shell::refusal::Name;
 
-use super::state::App;
-use crate::app_state::check_model;
+use crate::app::App;
 use crate::error::RequestError;
-use crate::model_kind::CommonState;
+use crate::loaded_model::common::CommonState;
+use crate::loaded_model::common::check_model;
 
 /// Responds with every name of the model.
 pub async fn list(State(app): State<App>, headers: HeaderMap, uri: Uri) -> Result<Json<Value>, RequestError> {

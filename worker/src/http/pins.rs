@@ -17,11 +17,11 @@ use warmpath_shell::refusal::Name;
 
 use super::body::Body;
 use super::context::RequestContext;
-use super::state::App;
-use crate::app_state::Serving;
+use crate::app::App;
 use crate::engine::{EntryPage, NamedPin, NewPin};
 use crate::error::RequestError;
 use crate::lifecycle::prompts;
+use crate::loaded_model::generator::Serving;
 use crate::request::{read_chat, read_raw};
 
 /// Longest name of a pin. Units: bytes.

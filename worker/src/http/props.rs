@@ -9,11 +9,12 @@ use warmpath_common::ids::Token;
 use warmpath_common::llama_server;
 use warmpath_common::prompts::MEDIA_MARKER;
 
-use super::state::App;
-use crate::app_state::{Serving, check_model};
+use crate::app::App;
 use crate::engine::{Generation, ProbabilitySource, ProbabilityWish, Sampling};
 use crate::error::RequestError;
-use crate::model_kind::LoadedModel;
+use crate::loaded_model::LoadedModel;
+use crate::loaded_model::common::check_model;
+use crate::loaded_model::generator::Serving;
 
 /// Llama-server's target if its sampler adaptive-p is off. Source: `common_params_sampling` in llama.cpp's `common.h`.
 const ADAPTIVE_TARGET_OFF: f32 = -1.0;

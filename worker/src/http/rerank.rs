@@ -18,12 +18,12 @@ use warmpath_prompt::{FittedText, TextRoom};
 use super::body::Body;
 use super::context::RequestContext;
 use super::embeddings::{TEXTS_MAX, TextUsage, check_text, too_long};
-use super::state::App;
 use super::truncation::{FittedTexts, LongText, TruncationFields, tell_cut};
 use super::vector_trace::compute;
-use crate::app_state::check_model;
+use crate::app::App;
 use crate::error::RequestError;
-use crate::model_kind::Embedding;
+use crate::loaded_model::Embedding;
+use crate::loaded_model::common::check_model;
 
 /// A request to order documents by their relevance to a query.
 #[derive(Debug, Deserialize, JsonSchema)]

@@ -28,7 +28,7 @@ use super::context::RequestContext;
 use super::free_text::FreeText;
 use super::sse;
 use super::sse::write_named_event;
-use super::state::App;
+use crate::app::App;
 use crate::engine::FinishReason;
 use crate::error::RequestError;
 

@@ -16,10 +16,10 @@ use warmpath_common::ids::SlotId;
 use warmpath_shell::refusal::Name;
 
 use super::body::Body;
-use super::state::App;
-use crate::app_state::Serving;
+use crate::app::App;
 use crate::engine::SlotView;
 use crate::error::RequestError;
+use crate::loaded_model::generator::Serving;
 use crate::store::slot_file::{self, SlotFileError};
 use crate::store::{Identity, SlotIdentity};
 

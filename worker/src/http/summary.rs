@@ -17,7 +17,7 @@ use warmpath_prompt::{MediaReader as _, is_readable};
 use warmpath_shell::api_error::ApiError as _;
 use warmpath_worker_core::summary_writer::HEARTBEAT;
 
-use super::state::App;
+use crate::app::App;
 use crate::error::RequestError;
 
 /// Responds with the whole view as JSON.

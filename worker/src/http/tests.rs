@@ -12,7 +12,7 @@ use warmpath_shell::listen::{ADMIN_CONNECTIONS_MAX, Connections};
 use warmpath_shell::trace::Tracer;
 
 use super::*;
-use crate::app_state::Phase;
+use crate::app::Phase;
 use crate::config::BODY_TIMEOUT;
 use crate::metrics::Metrics;
 

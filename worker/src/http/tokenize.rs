@@ -16,7 +16,7 @@ use warmpath_common::whole::Whole;
 use warmpath_prompt::{AddSpecial, ParseSpecial, PromptMaker};
 
 use super::body::Body;
-use super::state::App;
+use crate::app::App;
 use crate::error::RequestError;
 use crate::request::read_chat;
 

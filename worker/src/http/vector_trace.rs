@@ -9,10 +9,10 @@ use warmpath_common::ids::Token;
 
 use super::context::RequestContext;
 use super::embeddings::TextUsage;
-use super::state::App;
+use crate::app::App;
 use crate::embedder::Embedded;
 use crate::error::RequestError;
-use crate::model_kind::Embedding;
+use crate::loaded_model::Embedding;
 
 /// Returns the request that `read` parses, without its texts, and the result for each text.
 ///

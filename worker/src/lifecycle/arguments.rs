@@ -14,9 +14,9 @@ use warmpath_common::openai::ChatPrompt;
 use warmpath_llama_chat::ToolChoice;
 use warmpath_prompt::{AnswerFormat, FormatWish, Prompt, PromptError, Separators, end_if_cancelled};
 
-use crate::app_state::Serving;
 use crate::engine::{ArgumentSchemas, ArgumentsExtent, CompiledSchema};
 use crate::error::RequestError;
+use crate::loaded_model::generator::Serving;
 use crate::schema::{CallText, Definitions, GrammarBudget, SchemaError, ValueGrammar, check_apart};
 use crate::tools::{ToolFields, arguments, check_complexity, forms, parameters};
 

@@ -15,9 +15,9 @@ use warmpath_worker_output::tool_call_detector;
 use super::arguments::{self, CallFormat, KeptArguments};
 use super::prompt_fingerprint::PromptFingerprint;
 use super::prompts::{LeftOut, ReadPrompt};
-use crate::app_state::Serving;
 use crate::engine::{Begin, CallGrammar, CallStart, Generation, ReasoningFirst};
 use crate::error::RequestError;
+use crate::loaded_model::generator::Serving;
 use crate::tools::{ReasoningOutput, ToolFields};
 
 /// Constraints and format of the response to a chat.

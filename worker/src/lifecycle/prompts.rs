@@ -11,8 +11,8 @@ use warmpath_worker_output::reasoning_budget::ReasoningBound;
 
 use super::chat::{self, ChatAnswer};
 use super::prompt_fingerprint::PromptFingerprint;
-use crate::app_state::Serving;
 use crate::error::RequestError;
+use crate::loaded_model::generator::Serving;
 use crate::request::{Repeats, UntokenizedPrompts};
 
 /// One prompt of a request.

@@ -14,9 +14,9 @@ use warmpath_worker_output::reasoning_budget::{Begun, ReasoningBound};
 use warmpath_worker_output::tool_call_detector::ReasoningMarks;
 
 use super::prompts::ReadPrompt;
-use crate::app_state::Serving;
 use crate::engine::Generation;
 use crate::error::RequestError;
+use crate::loaded_model::generator::Serving;
 
 /// Returns the bound of reasoning in the response to a prompt, whose constraints are known; `None` if there is none.
 ///

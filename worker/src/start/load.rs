@@ -20,7 +20,7 @@ use warmpath_prompt::{MediaReader, PromptMaker, PromptOptions};
 use warmpath_shell::log::timed;
 
 use super::{RunError, WorkerIdentity, kernels};
-use crate::app_state::{Phase, Serving, VocabularyFile};
+use crate::app::Phase;
 use crate::backends;
 use crate::config::generation::{ModelDefaults, UnusableDefault};
 use crate::config::{Config, EmbeddingConfig, HttpConfig, PromptConfig};
@@ -30,10 +30,14 @@ use crate::engine::{
     self, Engine, EngineConfig, EngineHandle, EngineUpdate, Generation, MemoryUse, Projector, ProjectorConfig,
     ProjectorNeed,
 };
+use crate::loaded_model::Embedding;
+use crate::loaded_model::LoadedModel;
+use crate::loaded_model::common::CommonState;
+use crate::loaded_model::common::VocabularyFile;
+use crate::loaded_model::generator::Serving;
 use crate::metrics::Metrics;
-use crate::model_kind::{CommonState, Embedding, LoadedModel};
 use crate::prompt_pools::PromptPools;
-use crate::room::SlotRoom;
+use crate::slot_context::SlotRoom;
 use crate::summary::SummaryPublisher;
 
 /// Name of a tool that no template contains.

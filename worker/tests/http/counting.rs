@@ -1,6 +1,6 @@
 //! Requests that only count, tokenize or render: answers that would be too long, prompts that are too long to count.
 //!
-//! Not here: the tokens themselves (`looks`), counts of ordinary prompts (`dialects`), their places (`app_state`).
+//! Not here: the tokens themselves (`looks`), counts of ordinary prompts (`dialects`), their places (`prompt_pools`).
 
 use std::path::PathBuf;
 

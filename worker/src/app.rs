@@ -1,4 +1,4 @@
-//! The state that every handler can access: the worker's phase, its name, its limits, its metrics.
+//! The state of a worker that every handler can access: its phase, its name, its limits, its metrics.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -13,12 +13,31 @@ use warmpath_shell::image_urls::ImageUrls;
 use warmpath_shell::listen::Connections;
 use warmpath_shell::trace::Tracer;
 
-use crate::app_state::{Phase, Serving};
 use crate::engine::EngineError;
 use crate::error::RequestError;
 use crate::kv_transfer::StateFetcher;
+use crate::loaded_model::LoadedModel;
+use crate::loaded_model::generator::Serving;
 use crate::metrics::Metrics;
-use crate::model_kind::LoadedModel;
+
+/// Phase of a worker.
+#[derive(Clone)]
+pub enum Phase {
+    /// The model is being downloaded.
+    Downloading {
+        /// Downloaded share, 0 to 100.
+        percent: u8,
+    },
+    /// The model is loading.
+    Loading {
+        /// Loaded share, 0 to 100.
+        percent: u8,
+    },
+    /// Requests are accepted.
+    Ready(LoadedModel),
+    /// Running responses finish, and no new requests are accepted.
+    Draining(LoadedModel),
+}
 
 /// State of the handlers; cheap to clone.
 #[derive(Clone)]

@@ -4,21 +4,19 @@
 //! and the summary, has the same interface for both. Not here: loading (`start`), running a request (`http`,
 //! `lifecycle`).
 
-use std::path::PathBuf;
+pub mod common;
+pub mod generator;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use warmpath_common::model::ModelInfo;
-use warmpath_prompt::PromptMaker;
-
-use crate::app_state::{Serving, VocabularyFile};
 use crate::embedder::EmbedHandle;
 use crate::embedder::vector::Norm;
-use crate::engine::{CacheTotals, CounterValues, MemoryUse};
+use crate::engine::{CacheTotals, CounterValues};
 use crate::error::RequestError;
 use crate::kv_transfer::StateFetcher;
-use crate::prompt_pools::PromptPools;
-use crate::summary::SummaryPublisher;
+use common::CommonState;
+use generator::Serving;
 
 /// A loaded worker; cheap to clone.
 #[derive(Clone)]
@@ -37,32 +35,6 @@ pub struct Embedding {
     pub embedder: EmbedHandle,
     /// Default norm of vectors.
     pub norm: Norm,
-}
-
-/// State common to every loaded worker.
-pub struct CommonState {
-    /// Declaration of the model for routers.
-    pub model: ModelInfo,
-    /// Tokenizer and templates.
-    pub prompts: PromptMaker,
-    /// Publisher of the cached blocks and the load.
-    pub publisher: SummaryPublisher,
-    /// The model's metadata for routers.
-    pub vocabulary: VocabularyFile,
-    /// File of the model.
-    pub model_path: PathBuf,
-    /// Time of loading. Units: seconds since 1970.
-    pub loaded_at_s: u64,
-    /// Pools for the work before the model.
-    pub pools: PromptPools,
-    /// Description of the model.
-    pub description: String,
-    /// Number of the model's parameters.
-    pub n_params: u64,
-    /// Size of the model's tensors.
-    pub model_bytes: u64,
-    /// Memory that the model takes; `None` if unknown.
-    pub memory: Option<MemoryUse>,
 }
 
 impl LoadedModel {

@@ -1,24 +1,20 @@
-//! The state of a loaded worker that generates text, and the phases of a worker.
+//! The state of a loaded worker that generates text.
 //!
-//! Not here: an embedding worker, and the common part of both (`model_kind`); loading (`start`), running a request
-//! (`lifecycle`).
+//! Not here: loading (`start`), running a request (`lifecycle`).
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use warmpath_common::block_hash::{BlockHash, ChainRoot};
 use warmpath_common::ids::Token;
 use warmpath_common::lora::Applied;
-use warmpath_common::model::ModelInfo;
 use warmpath_common::openai::ChatPrompt;
 use warmpath_prompt::{AddSpecial, MediaRun, ParseSpecial};
 
+use super::common::{CommonState, check_model};
 use crate::engine::{EngineError, EngineHandle, Generation};
 use crate::error::RequestError;
-use crate::model_kind::{CommonState, LoadedModel};
-use crate::room::SlotRoom;
+use crate::slot_context::SlotRoom;
 use crate::tools::ReasoningOutput;
 
 /// Length up to which every prompt is counted to its end, if no response to it is generated. Units: contexts of a slot.
@@ -26,25 +22,6 @@ use crate::tools::ReasoningOutput;
 /// Source: own choice: a client that shortens a prompt needs its length; one of more than two contexts must be divided
 /// anyway.
 const COUNTED_CONTEXTS_MAX: usize = 2;
-
-/// Phase of a worker.
-#[derive(Clone)]
-pub enum Phase {
-    /// The model is being downloaded.
-    Downloading {
-        /// Downloaded share, 0 to 100.
-        percent: u8,
-    },
-    /// The model is loading.
-    Loading {
-        /// Loaded share, 0 to 100.
-        percent: u8,
-    },
-    /// Requests are accepted.
-    Ready(LoadedModel),
-    /// Running responses finish, and no new requests are accepted.
-    Draining(LoadedModel),
-}
 
 /// State of a loaded worker that generates text.
 pub struct Serving {
@@ -60,15 +37,6 @@ pub struct Serving {
     pub silence_max: Option<Duration>,
     /// Files of the adapters.
     pub adapter_files: Vec<PathBuf>,
-}
-
-/// A GGUF file of the model's metadata without tensors.
-#[derive(Debug, Clone)]
-pub struct VocabularyFile {
-    /// Content of the file.
-    pub bytes: Bytes,
-    /// HTTP entity tag of the file, quotes included.
-    pub etag: String,
 }
 
 impl Serving {
@@ -136,18 +104,5 @@ impl Serving {
     /// Errors: `ModelUnknown`.
     pub fn check_model(&self, model: Option<&str>) -> Result<(), RequestError> {
         check_model(&self.common.model, model)
-    }
-}
-
-/// Checks that `wanted`, if a request names a model, is a name of `model`. An empty name counts as absent: llama.vim
-/// sends it.
-///
-/// Errors: `ModelUnknown`.
-pub fn check_model(model: &ModelInfo, wanted: Option<&str>) -> Result<(), RequestError> {
-    match wanted {
-        Some(wanted) if !wanted.is_empty() && !model.answers_to(wanted) => {
-            Err(RequestError::ModelUnknown { model: wanted.to_owned(), names: model.all_names().collect() })
-        }
-        _ => Ok(()),
     }
 }
