@@ -17,7 +17,7 @@ use crate::engine::EngineError;
 use crate::error::RequestError;
 use crate::kv_transfer::StateFetcher;
 use crate::loaded_model::LoadedModel;
-use crate::loaded_model::generator::Serving;
+use crate::loaded_model::generator::Generator;
 use crate::metrics::Metrics;
 
 /// Phase of a worker.
@@ -78,35 +78,35 @@ impl App {
     /// Returns the loaded worker, of either kind, for inspection.
     ///
     /// Errors: `Downloading`, `Loading`.
-    pub fn served(&self) -> Result<LoadedModel, RequestError> {
+    pub fn loaded_model(&self) -> Result<LoadedModel, RequestError> {
         match &*self.phase.borrow() {
             Phase::Downloading { percent } => Err(RequestError::Downloading { percent: *percent }),
             Phase::Loading { percent } => Err(RequestError::Loading { percent: *percent }),
-            Phase::Ready(served) | Phase::Draining(served) => Ok(served.clone()),
+            Phase::Ready(loaded_model) | Phase::Draining(loaded_model) => Ok(loaded_model.clone()),
         }
     }
 
     /// Returns the loaded worker, of either kind, for new work.
     ///
     /// Errors: `Downloading`, `Loading`; `Engine(Draining)` once the worker shuts down.
-    pub fn open(&self) -> Result<LoadedModel, RequestError> {
+    pub fn open_model(&self) -> Result<LoadedModel, RequestError> {
         match &*self.phase.borrow() {
             Phase::Draining(_) => Err(EngineError::Draining.into()),
-            _ => self.served(),
+            _ => self.loaded_model(),
         }
     }
 
     /// Returns the state of a generating worker, for inspection.
     ///
     /// Errors: `Downloading`, `Loading`; `NotEnabled` if the worker embeds.
-    pub fn serving(&self) -> Result<Arc<Serving>, RequestError> {
-        self.served()?.generator()
+    pub fn generator(&self) -> Result<Arc<Generator>, RequestError> {
+        self.loaded_model()?.generator()
     }
 
     /// Returns the state of a generating worker, for new work.
     ///
-    /// Errors: like [`Self::serving`]; `Engine(Draining)` once the worker shuts down.
-    pub fn admitting(&self) -> Result<Arc<Serving>, RequestError> {
-        self.open()?.generator()
+    /// Errors: like [`Self::generator`]; `Engine(Draining)` once the worker shuts down.
+    pub fn open_generator(&self) -> Result<Arc<Generator>, RequestError> {
+        self.open_model()?.generator()
     }
 }

@@ -28,7 +28,7 @@ use warmpath_worker_core::tenants::TenantId;
 
 use crate::engine::{self, CompiledSchema, EngineError, EventReceiver, Generation, PeerOffer, Submission};
 use crate::error::RequestError;
-use crate::loaded_model::generator::Serving;
+use crate::loaded_model::generator::Generator;
 use crate::metrics::Metrics;
 use crate::request::generation::{CheckContext, probabilities, seed_of_choice};
 use crate::request::{BodyReader, CommonFields, PRIORITY_ABS_MAX, Request, ShiftFields};
@@ -93,47 +93,48 @@ type Submitted = (ChoiceState, EventReceiver);
 ///
 /// Errors: any [`RequestError`] before the first token.
 pub async fn start(
-    serving: &Arc<Serving>,
+    generator: &Arc<Generator>,
     metrics: &Arc<Metrics>,
     mut arrival: Arrival,
 ) -> Result<StartedResponse, RequestError> {
-    serving.check_room()?;
+    generator.check_room()?;
     let mut clock = RequestTimer::start(&mut arrival, metrics);
-    let on_the_way = serving.engine.announce();
-    let reader = Arc::clone(serving);
+    let on_the_way = generator.engine.announce();
+    let reader = Arc::clone(generator);
     let work = move || {
         let _on_the_way = on_the_way;
         prepare(&reader, arrival)
     };
-    let prepared = serving.common.pools.compute.run(work).await;
+    let prepared = generator.common.pools.compute.run(work).await;
     clock.prepared();
     let (form, submitted) = prepared.inspect_err(|_| clock.failed("prepare"))?;
     StartedResponse::begin(form, submitted, clock).await
 }
 
-fn prepare(serving: &Serving, arrival: Arrival) -> Result<(ResponseSpec, Vec<Submitted>), RequestError> {
+fn prepare(generator: &Generator, arrival: Arrival) -> Result<(ResponseSpec, Vec<Submitted>), RequestError> {
     let Request { shared, prompt, answer: fields } = (arrival.read)(&arrival.body)?;
     let CommonFields { options, generation: wanted, refused } = shared;
-    serving.check_model(options.model.as_deref())?;
+    generator.check_model(options.model.as_deref())?;
     refused.check()?;
     let wanted_schema = wanted.wanted_schema()?;
     let leaves_ignore_eos = wanted.leaves_ignore_eos();
-    let tokenize = |text: &str| serving.tokenize_plain(text);
-    let n_vocab = serving.common.model.n_vocab;
+    let tokenize = |text: &str| generator.tokenize_plain(text);
+    let n_vocab = generator.common.model.n_vocab;
     // Only drafts use a prediction, so it is not tokenized otherwise.
-    let tokenize_predicted = |text: &str| if serving.engine.facts().drafts { tokenize(text) } else { Vec::new() };
+    let tokenize_predicted = |text: &str| if generator.engine.facts().drafts { tokenize(text) } else { Vec::new() };
     let drafts = wanted.draft_wish(&tokenize_predicted)?;
-    let mut generation = wanted.resolve(&CheckContext { n_vocab, tokenize: &tokenize, defaults: &serving.defaults })?;
+    let mut generation =
+        wanted.resolve(&CheckContext { n_vocab, tokenize: &tokenize, defaults: &generator.defaults })?;
     generation.drafts = drafts;
     let n = options.n_choices()?;
     let salt = options.cache_salt.as_deref().or(arrival.cache_salt.as_deref()).unwrap_or_default();
-    let mut prompts = prompts::read(serving, prompt, salt)?;
-    check_prompts(serving, &prompts, n)?;
-    generation.schema = wanted_schema.map(|wanted| compile(serving, wanted)).transpose()?;
+    let mut prompts = prompts::read(generator, prompt, salt)?;
+    check_prompts(generator, &prompts, n)?;
+    generation.schema = wanted_schema.map(|wanted| compile(generator, wanted)).transpose()?;
     if leaves_ignore_eos && (generation.schema.is_some() || prompts.iter().any(ReadPrompt::may_call)) {
         generation.ignore_eos = false;
     }
-    constrain(serving, &mut prompts, &mut generation)?;
+    constrain(generator, &mut prompts, &mut generation)?;
     if let Some(wish) = generation.probabilities.as_mut().filter(|_| prompts.iter().any(|prompt| prompt.is_echoed)) {
         probabilities::add_those_of_prompt(wish)?;
     }
@@ -152,7 +153,7 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(ResponseSpec, Vec<Sub
         identity,
         is_journaled,
         past: past.clone(),
-        silence_max: options.silence_max(serving.silence_max)?,
+        silence_max: options.silence_max(generator.silence_max)?,
         fields,
         generation: generation.clone(),
         prompt_texts: prompt_texts(&prompts, n),
@@ -160,25 +161,25 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(ResponseSpec, Vec<Sub
         fingerprint: prompts.first_mut().and_then(|prompt| prompt.fingerprint.take()),
         left_out: prompts.first_mut().map(|prompt| std::mem::take(&mut prompt.left_out)).unwrap_or_default(),
     };
-    let adapter = lora::resolve(&serving.common.model, options.model.as_deref(), options.lora.as_deref())?;
-    let hinted = arrival.wanted_slot.filter(|slot| slot.0 < serving.common.model.n_slots);
+    let adapter = lora::resolve(&generator.common.model, options.model.as_deref(), options.lora.as_deref())?;
+    let hinted = arrival.wanted_slot.filter(|slot| slot.0 < generator.common.model.n_slots);
     let draft = PreparedRequest {
         prompts,
         n,
-        chain_root: serving.chain_root(adapter, salt),
+        chain_root: generator.chain_root(adapter, salt),
         tenant: arrival.tenant,
         adapter,
         generation,
         cache_prompt: options.cache_prompt != Some(false),
         priority: options.priority()?.min(arrival.priority_max.unwrap_or(PRIORITY_ABS_MAX)),
         shifts: options.shifts()?,
-        wanted_slot: options.wanted_slot(serving.common.model.n_slots)?.or(hinted),
+        wanted_slot: options.wanted_slot(generator.common.model.n_slots)?.or(hinted),
         expected_tokens: arrival.expected_tokens,
         request_id: arrival.id,
         peer: arrival.peer,
         past: past.unwrap_or_default(),
     };
-    Ok((form, submit(serving, draft)?))
+    Ok((form, submit(generator, draft)?))
 }
 
 /// Adds the constraints of a chat's response to the generation.
@@ -186,7 +187,11 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(ResponseSpec, Vec<Sub
 /// A response that follows a client's grammar has no reasoning, and all of it is content. A response that follows a
 /// schema may have reasoning before it, and may be a tool call instead. Errors: `Field` if tools are combined with a
 /// grammar, and for a bound of reasoning that the format cannot keep.
-fn constrain(serving: &Serving, prompts: &mut [ReadPrompt], generation: &mut Generation) -> Result<(), RequestError> {
+fn constrain(
+    generator: &Generator,
+    prompts: &mut [ReadPrompt],
+    generation: &mut Generation,
+) -> Result<(), RequestError> {
     for prompt in prompts.iter_mut() {
         let Some(answer) = &prompt.answer else { continue };
         if generation.sampling.grammar.is_none() && generation.schema.is_none() {
@@ -200,7 +205,7 @@ fn constrain(serving: &Serving, prompts: &mut [ReadPrompt], generation: &mut Gen
         }
     }
     for prompt in prompts {
-        prompt.bound = reasoning::bound(serving, generation, prompt)?;
+        prompt.bound = reasoning::bound(generator, generation, prompt)?;
     }
     Ok(())
 }
@@ -211,23 +216,24 @@ fn prompt_texts(prompts: &[ReadPrompt], n: u32) -> Vec<String> {
     prompts.iter().filter_map(of_choices).flatten().collect()
 }
 
-fn compile(serving: &Serving, wanted: WantedSchema) -> Result<CompiledSchema, RequestError> {
+fn compile(generator: &Generator, wanted: WantedSchema) -> Result<CompiledSchema, RequestError> {
     let WantedSchema { param, schema } = wanted;
-    let compiled = serving.engine.compiler().and_then(|compiler| compiler.compile(&schema));
+    let compiled = generator.engine.compiler().and_then(|compiler| compiler.compile(&schema));
     compiled.map_err(|reason| RequestError::field(param, reason))
 }
 
-fn check_prompts(serving: &Serving, prompts: &[ReadPrompt], n: u32) -> Result<(), RequestError> {
+fn check_prompts(generator: &Generator, prompts: &[ReadPrompt], n: u32) -> Result<(), RequestError> {
     let n_sequences = prompts.len().saturating_mul(n as usize);
-    if n_sequences > serving.n_places() {
-        let reason = format!("{n_sequences} choices are requested; this worker allows at most {}", serving.n_places());
+    if n_sequences > generator.n_places() {
+        let reason =
+            format!("{n_sequences} choices are requested; this worker allows at most {}", generator.n_places());
         return Err(RequestError::field("n", reason));
     }
-    prompts.iter().try_for_each(|prompt| serving.check_prompt(&prompt.tokens, &prompt.runs))
+    prompts.iter().try_for_each(|prompt| generator.check_prompt(&prompt.tokens, &prompt.runs))
 }
 
 /// Submits every choice to the engine. If one is refused, the earlier ones are cancelled by dropping their receivers.
-fn submit(serving: &Serving, mut draft: PreparedRequest) -> Result<Vec<Submitted>, RequestError> {
+fn submit(generator: &Generator, mut draft: PreparedRequest) -> Result<Vec<Submitted>, RequestError> {
     let mut submitted = Vec::with_capacity(draft.prompts.len() * draft.n as usize);
     for prompt in std::mem::take(&mut draft.prompts) {
         for k in 0..draft.n {
@@ -248,7 +254,7 @@ fn submit(serving: &Serving, mut draft: PreparedRequest) -> Result<Vec<Submitted
                 adapter: draft.adapter,
                 generation,
                 cache_prompt: draft.cache_prompt,
-                shifts: draft.shifts.resolve(&prompt.tokens, serving.common.prompts.vocabulary().bos),
+                shifts: draft.shifts.resolve(&prompt.tokens, generator.common.prompts.vocabulary().bos),
                 expected_tokens: draft.expected_tokens,
                 wanted_slot: draft.wanted_slot.filter(|_| submitted.is_empty()),
                 breakpoints: prompt.breakpoints.clone(),
@@ -261,7 +267,7 @@ fn submit(serving: &Serving, mut draft: PreparedRequest) -> Result<Vec<Submitted
             let n_past = submission.past.len();
             let has_grammar = submission.generation.sampling.grammar.is_some();
             let has_calls = submission.generation.calls.is_some();
-            serving.engine.submit(submission).map_err(|error| match error {
+            generator.engine.submit(submission).map_err(|error| match error {
                 EngineError::Sampler { reason } if has_grammar => RequestError::field("grammar", reason),
                 EngineError::Sampler { reason } if has_calls => RequestError::field("tools", reason),
                 EngineError::Shift(obstacle) => RequestError::field("cache_reuse", obstacle.to_string()),

@@ -16,23 +16,23 @@ use crate::engine::{CacheTotals, CounterValues};
 use crate::error::RequestError;
 use crate::kv_transfer::StateFetcher;
 use common::CommonState;
-use generator::Serving;
+use generator::Generator;
 
 /// A loaded worker; cheap to clone.
 #[derive(Clone)]
 pub enum LoadedModel {
     /// Generates text.
-    Generator(Arc<Serving>),
+    Generator(Arc<Generator>),
     /// Computes vectors or scores of texts.
-    Embedder(Arc<Embedding>),
+    Embedder(Arc<Embedder>),
 }
 
 /// State of an embedding worker.
-pub struct Embedding {
+pub struct Embedder {
     /// State that a generating worker has, too.
     pub common: CommonState,
     /// Runs the model.
-    pub embedder: EmbedHandle,
+    pub handle: EmbedHandle,
     /// Default norm of vectors.
     pub norm: Norm,
 }
@@ -41,17 +41,17 @@ impl LoadedModel {
     /// Returns the common state.
     pub fn common(&self) -> &CommonState {
         match self {
-            Self::Generator(serving) => &serving.common,
-            Self::Embedder(embedding) => &embedding.common,
+            Self::Generator(generator) => &generator.common,
+            Self::Embedder(embedder) => &embedder.common,
         }
     }
 
     /// Returns the state of a generating worker.
     ///
     /// Errors: `NotEnabled` if it embeds.
-    pub fn generator(&self) -> Result<Arc<Serving>, RequestError> {
+    pub fn generator(&self) -> Result<Arc<Generator>, RequestError> {
         match self {
-            Self::Generator(serving) => Ok(Arc::clone(serving)),
+            Self::Generator(generator) => Ok(Arc::clone(generator)),
             Self::Embedder(_) => Err(RequestError::NotEnabled {
                 what: "generating text",
                 flag: "a model that generates and without --embedding",
@@ -62,18 +62,20 @@ impl LoadedModel {
     /// Returns the state of an embedding worker.
     ///
     /// Errors: `NotEnabled` if it generates.
-    pub fn embedder(&self) -> Result<Arc<Embedding>, RequestError> {
+    pub fn embedder(&self) -> Result<Arc<Embedder>, RequestError> {
         match self {
             Self::Generator(_) => Err(RequestError::NotEnabled { what: "embedding texts", flag: "--embedding" }),
-            Self::Embedder(embedding) => Ok(Arc::clone(embedding)),
+            Self::Embedder(embedder) => Ok(Arc::clone(embedder)),
         }
     }
 
     /// Returns the counters after the last batch, and the totals of the caches.
     pub fn counted(&self) -> (CounterValues, CacheTotals) {
         match self {
-            Self::Generator(serving) => (serving.engine.counters(), CacheTotals::clone(&serving.engine.cache_totals())),
-            Self::Embedder(embedding) => (embedding.embedder.counters(), CacheTotals::default()),
+            Self::Generator(generator) => {
+                (generator.engine.counters(), CacheTotals::clone(&generator.engine.cache_totals()))
+            }
+            Self::Embedder(embedder) => (embedder.handle.counters(), CacheTotals::default()),
         }
     }
 
@@ -82,23 +84,23 @@ impl LoadedModel {
     /// Until then, KV state is sent to other workers as long as `transfers` requires.
     pub async fn drain(&self, within: Duration, transfers: Option<&StateFetcher>) {
         match self {
-            Self::Generator(serving) => {
+            Self::Generator(generator) => {
                 let handed_over = async {
-                    if let Some(transfers) = transfers.filter(|_| serving.engine.facts().exchange.is_some()) {
-                        transfers.handed_over(&serving.engine, || serving.common.publisher.has_subscribers()).await;
+                    if let Some(transfers) = transfers.filter(|_| generator.engine.facts().exchange.is_some()) {
+                        transfers.handed_over(&generator.engine, || generator.common.publisher.has_subscribers()).await;
                     }
                 };
-                serving.engine.drain(within, handed_over).await;
+                generator.engine.drain(within, handed_over).await;
             }
-            Self::Embedder(embedding) => embedding.embedder.drain(within).await,
+            Self::Embedder(embedder) => embedder.handle.drain(within).await,
         }
     }
 
     /// Returns once the thread that computes has ended, for whatever reason.
     pub async fn stopped(&self) {
         match self {
-            Self::Generator(serving) => serving.engine.stopped().await,
-            Self::Embedder(embedding) => embedding.embedder.stopped().await,
+            Self::Generator(generator) => generator.engine.stopped().await,
+            Self::Embedder(embedder) => embedder.handle.stopped().await,
         }
     }
 }

@@ -253,18 +253,18 @@ impl Bound {
                 return Ok(());
             }
         };
-        let (served, _reservation) = loaded?;
+        let (loaded_model, _reservation) = loaded?;
         app.metrics.load.set(began.elapsed().as_secs_f64());
-        announce(&served, began.elapsed());
-        phase.send_replace(Phase::Ready(served.clone()));
+        announce(&loaded_model, began.elapsed());
+        phase.send_replace(Phase::Ready(loaded_model.clone()));
 
         let stopped = tokio::select! {
             () = &mut shutdown => Ok(()),
-            () = served.stopped() => Err(RunError::EngineStopped),
+            () = loaded_model.stopped() => Err(RunError::EngineStopped),
         };
         info!(timeout_s = drain_timeout.as_secs_f64(), "draining");
-        phase.send_replace(Phase::Draining(served.clone()));
-        served.drain(drain_timeout, app.transfers.as_deref()).await;
+        phase.send_replace(Phase::Draining(loaded_model.clone()));
+        loaded_model.drain(drain_timeout, app.transfers.as_deref()).await;
         close.send_replace(true);
         if tokio::time::timeout(CLOSE_TIMEOUT, http).await.is_err() {
             warn!("some clients did not read their responses to the end");
@@ -341,15 +341,15 @@ fn serve_http(
     (http, close)
 }
 
-fn announce(served: &LoadedModel, took: Duration) {
-    let CommonState { model, description, prompts, .. } = served.common();
+fn announce(loaded_model: &LoadedModel, took: Duration) {
+    let CommonState { model, description, prompts, .. } = loaded_model.common();
     let took_s = took.as_secs_f64();
-    match served {
-        LoadedModel::Generator(serving) => {
+    match loaded_model {
+        LoadedModel::Generator(generator) => {
             if prompts.chat_template_origin() == Some(TemplateOrigin::Default) {
                 warn!("the model has no chat template; chats are rendered as ChatML (--chat-template sets another)");
             }
-            let facts = serving.engine.facts();
+            let facts = generator.engine.facts();
             info!(
                 model = model.names.first(),
                 description,
@@ -362,8 +362,8 @@ fn announce(served: &LoadedModel, took: Duration) {
                 "ready"
             );
         }
-        LoadedModel::Embedder(embedding) => {
-            let facts = embedding.embedder.facts();
+        LoadedModel::Embedder(embedder) => {
+            let facts = embedder.handle.facts();
             info!(
                 model = model.names.first(),
                 description,

@@ -4,7 +4,6 @@
 
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, Request, State};
 use serde::Deserialize;
 use serde::de::IgnoredAny;

@@ -26,7 +26,7 @@ use crate::lifecycle::journal::{self, ResponseIdentity, RouterInstructions};
 use crate::lifecycle::message_stream::{MessageEnd, MessageStep, Messages, WholeMessage};
 use crate::lifecycle::prompts::LeftOut;
 use crate::lifecycle::{self, Arrival, StartedResponse};
-use crate::loaded_model::generator::Serving;
+use crate::loaded_model::generator::Generator;
 use crate::request::{BodyReader, Delivery};
 
 /// Properties of a generating endpoint.
@@ -44,12 +44,12 @@ pub async fn create(
     mut context: RequestContext,
     mut body: Body,
 ) -> Result<Response, RequestError> {
-    let serving = app.admitting()?;
+    let generator = app.open_generator()?;
     let wanted = context.take_journal(&mut body)?;
     let mut messages = start(app, (context, wanted), body, endpoint.read).await?;
     let facts = Facts::of(messages.answer());
     let left_out = messages.answer().form().left_out.clone();
-    let head = ObjectHead::new(endpoint.shape, serving, &messages.answer().form().identity);
+    let head = ObjectHead::new(endpoint.shape, generator, &messages.answer().form().identity);
     let mut response = match messages.answer().form().delivery {
         Delivery::Whole => super::whole::respond(messages.lines(), whole(head, messages), |error| error).await?,
         Delivery::Stream | Delivery::StreamWithUsage => stream(head, messages),
@@ -70,10 +70,10 @@ pub async fn start(
 ) -> Result<Messages, RequestError> {
     let mut span = app.tracer.request(&context.trace, "worker.request", context.arrived);
     span.name("warmpath.request_id", context.id.as_str());
-    let serving = app.admitting()?;
+    let generator = app.open_generator()?;
     let transfers = app.transfers.as_ref().zip(context.kv_peer.as_ref());
     let arrival = Arrival {
-        peer: transfers.and_then(|(transfers, hint)| transfers.offer(hint, &serving.engine)),
+        peer: transfers.and_then(|(transfers, hint)| transfers.offer(hint, &generator.engine)),
         span,
         id: context.id,
         at: context.arrived,
@@ -86,7 +86,7 @@ pub async fn start(
         body: body.0,
         read,
     };
-    Ok(Messages::new(lifecycle::start(&serving, &app.metrics, arrival).await?))
+    Ok(Messages::new(lifecycle::start(&generator, &app.metrics, arrival).await?))
 }
 
 /// Longest list of tools in a header; further names are omitted. Units: bytes.
@@ -178,18 +178,18 @@ struct ObjectHead {
     created: u64,
     model: String,
     system_fingerprint: String,
-    serving: Arc<Serving>,
+    generator: Arc<Generator>,
 }
 
 impl ObjectHead {
-    fn new(shape: ObjectKind, serving: Arc<Serving>, identity: &ResponseIdentity) -> Self {
+    fn new(shape: ObjectKind, generator: Arc<Generator>, identity: &ResponseIdentity) -> Self {
         Self {
             shape,
             id: format!("{}{}", shape.id_prefix(), identity.id()),
             created: identity.created,
-            model: serving.common.model.names.first().cloned().unwrap_or_default(),
-            system_fingerprint: serving.system_fingerprint(),
-            serving,
+            model: generator.common.model.names.first().cloned().unwrap_or_default(),
+            system_fingerprint: generator.system_fingerprint(),
+            generator,
         }
     }
 
@@ -208,7 +208,7 @@ impl ObjectHead {
     }
 
     fn logprobs(&self, told: ListedTokens<'_>, end: &mut TextEnd) -> Logprobs {
-        let prompts = &self.serving.common.prompts;
+        let prompts = &self.generator.common.prompts;
         let pieces = Pieces { spelled: &|token| prompts.piece(token), said: &|token| prompts.answer_piece(token) };
         logprobs::describe(self.shape, told, pieces, end)
     }

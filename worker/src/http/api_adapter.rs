@@ -139,12 +139,12 @@ pub async fn create<W: DialectWriter>(
     mut context: RequestContext,
     mut body: Body,
 ) -> Result<Response, RequestError> {
-    let serving = app.admitting()?;
+    let generator = app.open_generator()?;
     let wanted = context.take_journal(&mut body)?;
     let id = context.id.clone();
-    serving.check_room()?;
+    generator.check_room()?;
     let read = move || Ok((W::convert(&body.0)?, W::read_repeated(&body)?));
-    let read = serving.common.pools.compute.run(read);
+    let read = generator.common.pools.compute.run(read);
     let (Converted { body, spelling, tools }, repeated) = read.await?;
     let messages = answer::start(app, (context, wanted), Body(body.into()), ChatRequest::read).await;
     let messages = messages.map_err(|error| respelled(error, &spelling))?;
@@ -153,7 +153,7 @@ pub async fn create<W: DialectWriter>(
     let left_out = LeftOut { tools: tools.left_out().to_vec(), parts: answer.form().left_out.parts.clone() };
     let (facts, delivery) = (Facts::of(answer), answer.form().delivery);
     let beginning = Beginning {
-        model: serving.common.model.names.first().cloned().unwrap_or_default(),
+        model: generator.common.model.names.first().cloned().unwrap_or_default(),
         identity: answer.form().identity.clone(),
         prompt_tokens: answer.prompt_tokens(),
         cached_tokens: answer.cached_tokens(),
@@ -183,8 +183,8 @@ pub async fn count_tokens(
     convert: fn(&[u8]) -> Result<Converted, DialectError>,
 ) -> Result<usize, RequestError> {
     let salt = context.cache_salt?.unwrap_or_default();
-    let serving = app.serving()?;
-    let reader = Arc::clone(&serving);
+    let generator = app.generator()?;
+    let reader = Arc::clone(&generator);
     let count = move || {
         let Converted { body, spelling, .. } = convert(&body.0)?;
         let count = || {
@@ -195,7 +195,7 @@ pub async fn count_tokens(
         };
         count().map_err(|error: RequestError| respelled(error, &spelling))
     };
-    serving.common.pools.count.run(count).await
+    generator.common.pools.count.run(count).await
 }
 
 /// Returns the time. Units: seconds since 1970.

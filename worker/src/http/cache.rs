@@ -40,13 +40,13 @@ pub async fn show(State(app): State<App>, uri: Uri) -> Result<Json<Value>, Reque
         let reason = format!("`entries` must be at most {ENTRIES_MAX}; it is {entries_max}");
         return Err(RequestError::field("entries", reason));
     }
-    let view = app.serving()?.engine.cache_view(EntryPage { after: wanted.after, entries_max }).await?;
+    let view = app.generator()?.engine.cache_view(EntryPage { after: wanted.after, entries_max }).await?;
     Ok(Json(describe(&view)))
 }
 
 /// Clears the store and the idle slots, and responds with their former content.
 pub async fn clear(State(app): State<App>) -> Result<Json<Value>, RequestError> {
-    let cleared = app.admitting()?.engine.clear_cache().await?;
+    let cleared = app.open_generator()?.engine.clear_cache().await?;
     Ok(Json(json!({"cleared": tiers(&cleared)})))
 }
 

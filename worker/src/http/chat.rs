@@ -29,13 +29,13 @@ pub async fn count_tokens(
     body: Body,
 ) -> Result<Json<Value>, RequestError> {
     let salt = context.cache_salt?.unwrap_or_default();
-    let serving = app.serving()?;
-    let reader = Arc::clone(&serving);
+    let generator = app.generator()?;
+    let reader = Arc::clone(&generator);
     let count = move || {
         let chat = read_chat(&body.0, &salt)?;
         reader.check_model(chat.model.as_deref())?;
         reader.count_tokens(&chat)
     };
-    let input_tokens = serving.common.pools.count.run(count).await?;
+    let input_tokens = generator.common.pools.count.run(count).await?;
     Ok(Json(json!({"input_tokens": input_tokens})))
 }

@@ -138,8 +138,10 @@ impl FromRequestParts<App> for RequestContext {
 ///
 /// Errors: `OtherModel`.
 fn check_model(app: &App, given: &HeaderMap) -> Result<(), RequestError> {
-    let (Some(meant), Ok(served)) = (given.get(headers::MODEL_FINGERPRINT), app.served()) else { return Ok(()) };
-    let own = served.common().model.fingerprint.to_string();
+    let (Some(meant), Ok(loaded_model)) = (given.get(headers::MODEL_FINGERPRINT), app.loaded_model()) else {
+        return Ok(());
+    };
+    let own = loaded_model.common().model.fingerprint.to_string();
     if meant.as_bytes() == own.as_bytes() { Ok(()) } else { Err(RequestError::OtherModel) }
 }
 

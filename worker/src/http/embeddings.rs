@@ -24,7 +24,7 @@ use crate::app::App;
 use crate::embedder::vector::{Norm, to_base64};
 use crate::embedder::{Embedded, TextFault};
 use crate::error::RequestError;
-use crate::loaded_model::Embedding;
+use crate::loaded_model::Embedder;
 use crate::loaded_model::common::check_model;
 
 /// Maximum number of texts of one request. Source: OpenAI's API reference.
@@ -144,17 +144,17 @@ pub async fn create(
     uri: Uri,
     body: Body,
 ) -> Result<Response, RequestError> {
-    let embedding = app.open()?.embedder()?;
-    if embedding.common.model.embedding.is_none_or(|own| own.pooling == Pooling::Rank) {
+    let embedder = app.open_model()?.embedder()?;
+    if embedder.common.model.embedding.is_none_or(|own| own.pooling == Pooling::Rank) {
         return Err(RequestError::NotEnabled { what: "embedding texts", flag: "a --pooling other than rank" });
     }
     let shape = if uri.path() == OPENAI_PATH { EmbeddingsFormat::OpenAi } else { EmbeddingsFormat::LlamaServer };
     let scope = Scope::of(context.cache_salt.clone()?.as_deref().unwrap_or_default());
-    let read = move |embedding: &Embedding| read(embedding, (&body, scope), shape);
-    let (wish, embedded) = compute(&app, &context, &embedding, read).await?;
+    let read = move |embedder: &Embedder| read(embedder, (&body, scope), shape);
+    let (wish, embedded) = compute(&app, &context, &embedder, read).await?;
     // Scaling and formatting thousands of numbers takes milliseconds.
     let n_cut = wish.n_cut;
-    let spelled = move || spell(&embedding, &wish, embedded);
+    let spelled = move || spell(&embedder, &wish, embedded);
     let response = tokio::task::spawn_blocking(spelled).await;
     let mut response = response.map_err(|error| RequestError::Internal { reason: error.to_string() })?;
     tell_cut(&mut response, n_cut);
@@ -162,11 +162,11 @@ pub async fn create(
 }
 
 fn read(
-    embedding: &Embedding,
+    embedder: &Embedder,
     (body, scope): (&Body, Scope),
     shape: EmbeddingsFormat,
 ) -> Result<(CheckedEmbeddings, Vec<Vec<Token>>), RequestError> {
-    let common = &embedding.common;
+    let common = &embedder.common;
     let fields: EmbeddingsRequest = body.parse()?;
     check_model(&common.model, fields.model.as_deref())?;
     // The field `content` selects llama-server's format.
@@ -198,7 +198,7 @@ fn read(
         }
     };
     let norm = match fields.embd_normalize {
-        None => embedding.norm,
+        None => embedder.norm,
         Some(Whole(number)) => Norm::of_number(number).ok_or_else(|| {
             RequestError::field("embd_normalize", "`embd_normalize` must be -1, 0 or the p of a p-norm")
         })?,
@@ -206,17 +206,17 @@ fn read(
     let inputs = InputTexts::read(field, param);
     let inputs = inputs.map_err(|unusable| RequestError::field(unusable.param(), unusable.to_string()))?;
     let room = fields.truncation.resolve(common.model.context_tokens, LongText::Refused)?;
-    let FittedTexts { texts, n_cut } = tokens(embedding, (inputs, param), scope, room)?;
+    let FittedTexts { texts, n_cut } = tokens(embedder, (inputs, param), scope, room)?;
     Ok((CheckedEmbeddings { shape, encoding, dimensions, norm, n_cut }, texts))
 }
 
 fn tokens(
-    embedding: &Embedding,
+    embedder: &Embedder,
     (inputs, param): (InputTexts, &str),
     scope: Scope,
     room: Option<TextRoom>,
 ) -> Result<FittedTexts, RequestError> {
-    let common = &embedding.common;
+    let common = &embedder.common;
     let n_texts = inputs.texts.len();
     if n_texts > TEXTS_MAX {
         let reason = format!("`{param}` has {n_texts} texts; at most {TEXTS_MAX} are allowed");
@@ -237,9 +237,9 @@ fn tokens(
             RawError::NoFim => RequestError::field(&param, "an infill prompt cannot be embedded"),
             // Media were refused when the texts were read.
             RawError::Media { reason } => RequestError::field(&param, reason),
-            RawError::TooManyTokens(many) => too_long(embedding, param.clone(), many.into()),
+            RawError::TooManyTokens(many) => too_long(embedder, param.clone(), many.into()),
         })?;
-        check_text(embedding, &text.tokens, param)?;
+        check_text(embedder, &text.tokens, param)?;
         fitted.push(text);
     }
     Ok(fitted)
@@ -248,25 +248,25 @@ fn tokens(
 /// Checks that a text, from the field `param`, can be computed.
 ///
 /// Errors: `Field`, `TextTooLong`.
-pub fn check_text(embedding: &Embedding, tokens: &[Token], param: String) -> Result<(), RequestError> {
-    embedding.embedder.check(tokens).map_err(|fault| match fault {
+pub fn check_text(embedder: &Embedder, tokens: &[Token], param: String) -> Result<(), RequestError> {
+    embedder.handle.check(tokens).map_err(|fault| match fault {
         TextFault::Empty => RequestError::field(&param, format!("`{param}` has no tokens")),
         TextFault::Token(token) => {
-            let n_vocab = embedding.common.model.n_vocab;
+            let n_vocab = embedder.common.model.n_vocab;
             RequestError::field(&param, format!("`{param}` has token {token}; the vocabulary has {n_vocab} tokens"))
         }
-        TextFault::TooLong { n_tokens } => too_long(embedding, param, TokenCount::Exactly(n_tokens)),
+        TextFault::TooLong { n_tokens } => too_long(embedder, param, TokenCount::Exactly(n_tokens)),
     })
 }
 
 /// Returns the error of a text that is too long.
-pub fn too_long(embedding: &Embedding, param: String, n_tokens: TokenCount) -> RequestError {
-    RequestError::TextTooLong { param, n_tokens, text_tokens_max: embedding.common.model.context_tokens }
+pub fn too_long(embedder: &Embedder, param: String, n_tokens: TokenCount) -> RequestError {
+    RequestError::TextTooLong { param, n_tokens, text_tokens_max: embedder.common.model.context_tokens }
 }
 
-fn spell(embedding: &Embedding, wish: &CheckedEmbeddings, mut embedded: Vec<Embedded>) -> Response {
+fn spell(embedder: &Embedder, wish: &CheckedEmbeddings, mut embedded: Vec<Embedded>) -> Response {
     let usage = TextUsage::of(&embedded);
-    let is_pooled = embedding.common.model.embedding.is_some_and(|own| own.pooling != Pooling::None);
+    let is_pooled = embedder.common.model.embedding.is_some_and(|own| own.pooling != Pooling::None);
     for vector in embedded.iter_mut().flat_map(|text| &mut text.vectors) {
         vector.truncate(wish.dimensions);
         // As in llama-server: vectors of single tokens are not scaled.
@@ -291,7 +291,7 @@ fn spell(embedding: &Embedding, wish: &CheckedEmbeddings, mut embedded: Vec<Embe
                 embedding: spelled(vectors.into_iter().next().unwrap_or_default()),
             };
             let data = vectors.map(item).collect();
-            Json(EmbeddingsAnswer { object: "list", data, model: &embedding.common.model.names[0], usage })
+            Json(EmbeddingsAnswer { object: "list", data, model: &embedder.common.model.names[0], usage })
                 .into_response()
         }
     }

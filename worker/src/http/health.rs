@@ -29,7 +29,7 @@ pub async fn readyz(State(app): State<App>) -> Response {
 
 /// Responds to `/health` like llama-server: 200 when ready, otherwise 503 with an error object.
 pub async fn health(State(app): State<App>) -> Result<Response, RequestError> {
-    app.open()?;
+    app.open_model()?;
     Ok(Json(json!({"status": "ok"})).into_response())
 }
 
@@ -38,8 +38,8 @@ const PROCESS_START_TIME: HeaderName = HeaderName::from_static("process-start-ti
 
 /// Responds to `/metrics` in Prometheus' text format, with the engine's counters also under llama-server's names.
 pub async fn metrics(State(app): State<App>) -> Response {
-    let as_llama_server = app.served().map(|served| {
-        let (counters, cache) = served.counted();
+    let as_llama_server = app.loaded_model().map(|loaded_model| {
+        let (counters, cache) = loaded_model.counted();
         app.metrics.copy_engine(&counters, &cache)
     });
     let of_server = server_text("warmpath_worker", &app.connections, &app.bodies.room, &app.tracer);

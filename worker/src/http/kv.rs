@@ -25,7 +25,7 @@ use crate::app::App;
 use crate::engine::{Exchange, RunEnd, SendError, SentRun};
 use crate::error::RequestError;
 use crate::kv_transfer::{SHORTER_MAX, StateFetcher};
-use crate::loaded_model::generator::Serving;
+use crate::loaded_model::generator::Generator;
 use crate::metrics::Metrics;
 use crate::store::exchange::SentPart;
 
@@ -89,12 +89,12 @@ struct HotListQuery {
 
 /// Responds with the most valuable prefixes.
 pub async fn list(State(app): State<App>, uri: Uri) -> Result<Json<HotList>, RequestError> {
-    let (serving, transfers) = exchanging(&app)?;
+    let (generator, transfers) = exchanging(&app)?;
     transfers.asked();
     let wanted = Query::<HotListQuery>::try_from_uri(&uri);
     let Query(wanted) = wanted.map_err(|error| RequestError::Query { reason: error.body_text() })?;
-    let prefixes = serving.engine.hot_prefixes(wanted.tokens.min(LIST_TOKENS_MAX)).await?;
-    let block_size_tokens = serving.common.model.block_size_tokens;
+    let prefixes = generator.engine.hot_prefixes(wanted.tokens.min(LIST_TOKENS_MAX)).await?;
+    let block_size_tokens = generator.common.model.block_size_tokens;
     // Hashing some hundred thousand tokens would delay other connections.
     let packed = tokio::task::spawn_blocking(move || pack(&prefixes, block_size_tokens)).await;
     let prefixes = packed.map_err(|error| RequestError::Internal { reason: error.to_string() })?;
@@ -104,12 +104,12 @@ pub async fn list(State(app): State<App>, uri: Uri) -> Result<Json<HotList>, Req
 
 /// Fetches the prefixes of the body in the background, and responds with their number.
 pub async fn prefetch(State(app): State<App>, body: Body) -> Result<Json<Value>, RequestError> {
-    app.admitting()?;
-    let (serving, transfers) = exchanging(&app)?;
+    app.open_generator()?;
+    let (generator, transfers) = exchanging(&app)?;
     let Prefetch { prefixes } = body.parse()?;
     let unpacked = unpack(prefixes.iter().map(|item| &item.prefix));
     let unpacked = unpacked.map_err(|error| RequestError::field("prefixes", error.to_string()))?;
-    let block_size_tokens = serving.common.model.block_size_tokens as usize;
+    let block_size_tokens = generator.common.model.block_size_tokens as usize;
     let mut wanted = Vec::new();
     for (item, prefix) in prefixes.iter().zip(unpacked) {
         let n_blocks = prefix.tokens.len() / block_size_tokens;
@@ -120,27 +120,27 @@ pub async fn prefetch(State(app): State<App>, body: Body) -> Result<Json<Value>,
             )
         })?;
         // Longer prefixes cannot be part of a prompt.
-        if prefix.tokens.len() <= serving.common.model.context_tokens as usize {
+        if prefix.tokens.len() <= generator.common.model.context_tokens as usize {
             wanted.push((hint, prefix));
         }
     }
     let n_prefixes = wanted.len();
-    transfers.prefetch(wanted, &serving.engine)?;
+    transfers.prefetch(wanted, &generator.engine)?;
     Ok(Json(json!({"prefixes": n_prefixes})))
 }
 
 /// Returns the parts that exchange prefixes with the fleet.
 ///
-/// Errors: like [`App::serving`]; `Send(Off)`; `NotEnabled` if clients without a token can reach this worker, because
+/// Errors: like [`App::generator`]; `Send(Off)`; `NotEnabled` if clients without a token can reach this worker, because
 /// prefixes have text of prompts.
-fn exchanging(app: &App) -> Result<(Arc<Serving>, &Arc<StateFetcher>), RequestError> {
-    let serving = app.serving()?;
-    let transfers = app.transfers.as_ref().filter(|_| serving.engine.facts().exchange.is_some());
+fn exchanging(app: &App) -> Result<(Arc<Generator>, &Arc<StateFetcher>), RequestError> {
+    let generator = app.generator()?;
+    let transfers = app.transfers.as_ref().filter(|_| generator.engine.facts().exchange.is_some());
     let transfers = transfers.ok_or(SendError::Off)?;
     if !transfers.is_private() {
         return Err(RequestError::NotEnabled { what: "listing and fetching prefixes", flag: "--fleet-token-file" });
     }
-    Ok((serving, transfers))
+    Ok((generator, transfers))
 }
 
 /// Responds with the state of a run of blocks, or immediately with 404 if this worker does not have the last one.
@@ -167,15 +167,15 @@ pub async fn send(State(app): State<App>, Name(key): Name, uri: Uri) -> Result<R
 }
 
 async fn find(app: &App, key: &str, uri: &Uri) -> Result<(SentRun, Exchange), RequestError> {
-    let serving = app.serving()?;
-    let exchange = serving.engine.facts().exchange.filter(|_| app.transfers.is_some()).ok_or(SendError::Off)?;
+    let generator = app.generator()?;
+    let exchange = generator.engine.facts().exchange.filter(|_| app.transfers.is_some()).ok_or(SendError::Off)?;
     let wanted = Query::<StateQuery>::try_from_uri(uri);
     let Query(wanted) = wanted.map_err(|error| RequestError::Query { reason: error.body_text() })?;
     let ends = wanted.ends(key)?;
     if wanted.layout != exchange.identity.fingerprint() {
         return Err(SendError::Layout.into());
     }
-    Ok((serving.engine.run_to(ends).await?, exchange))
+    Ok((generator.engine.run_to(ends).await?, exchange))
 }
 
 /// Returns the records of a run; dropping the stream frees its place.

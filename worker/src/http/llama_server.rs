@@ -22,7 +22,7 @@ use crate::engine::FinishReason;
 use crate::error::RequestError;
 use crate::lifecycle::journal;
 use crate::lifecycle::{ResponseStep, StartedResponse};
-use crate::loaded_model::generator::Serving;
+use crate::loaded_model::generator::Generator;
 use crate::request::{BodyReader, Delivery, InfillRequest, NativeCompletionRequest};
 
 /// Responds to a completion request in llama-server's format.
@@ -41,12 +41,12 @@ async fn create(
     mut body: Body,
     read: BodyReader,
 ) -> Result<Response, RequestError> {
-    let serving = app.admitting()?;
+    let generator = app.open_generator()?;
     let wanted = context.take_journal(&mut body)?;
     let answer = answer::start(&app, (context, wanted), body, read).await?.into_answer();
     let facts = Facts::of(&answer);
     let choices = (0..answer.n_choices()).map(|_| UnsentChoice::default()).collect();
-    let mut writing = LlamaServerStream { serving, answer, choices };
+    let mut writing = LlamaServerStream { generator, answer, choices };
     let mut response = match writing.answer.form().delivery {
         Delivery::Whole => whole::respond(writing.answer.lines(), writing.whole(), |error| error).await?,
         Delivery::Stream | Delivery::StreamWithUsage => writing.stream(),
@@ -57,7 +57,7 @@ async fn create(
 
 /// A response in progress.
 struct LlamaServerStream {
-    serving: std::sync::Arc<Serving>,
+    generator: std::sync::Arc<Generator>,
     answer: StartedResponse,
     choices: Vec<UnsentChoice>,
 }
@@ -185,7 +185,7 @@ impl LlamaServerStream {
         let totals = self.answer.totals_of(index);
         let stopping_word = self.answer.finished_of(index).and_then(|finished| finished.stopping_word.as_deref());
         let mut settings =
-            props::generation_params(&self.serving.common.prompts.vocabulary().end_of_generation, &form.generation);
+            props::generation_params(&self.generator.common.prompts.vocabulary().end_of_generation, &form.generation);
         settings["stream"] = json!(form.delivery != Delivery::Whole);
         let mut object = json!({
             "index": index,
@@ -193,7 +193,7 @@ impl LlamaServerStream {
             "tokens": choice.tokens,
             "id_slot": self.answer.started_of(index).map(|started| started.slot),
             "stop": true,
-            "model": self.serving.common.model.names.first(),
+            "model": self.generator.common.model.names.first(),
             "tokens_predicted": totals.completion_tokens,
             "tokens_evaluated": totals.prompt_tokens,
             "generation_settings": settings,
@@ -215,7 +215,7 @@ impl LlamaServerStream {
     fn add_probabilities(&self, object: &mut Value, probabilities: &[TokenProbabilities]) {
         let Some(wish) = self.answer.form().generation.probabilities else { return };
         if !probabilities.is_empty() {
-            let prompts = &self.serving.common.prompts;
+            let prompts = &self.generator.common.prompts;
             let pieces = Pieces { spelled: &|token| prompts.piece(token), said: &|token| prompts.answer_piece(token) };
             object["completion_probabilities"] = logprobs::native(probabilities, pieces, wish.source);
         }

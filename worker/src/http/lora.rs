@@ -14,15 +14,15 @@ use crate::error::RequestError;
 
 /// Responds with every adapter; `scale` is the scale in requests that name no adapter.
 pub async fn list(State(app): State<App>) -> Result<Json<Value>, RequestError> {
-    let serving = app.serving()?;
-    let model = &serving.common.model;
+    let generator = app.generator()?;
+    let model = &generator.common.model;
     let in_force = |id: usize| {
         model
             .adapter_in_force
             .filter(|applied| usize::from(applied.adapter) == id)
             .map_or(Scale::ZERO, |applied| applied.scale)
     };
-    let files = &serving.adapter_files;
+    let files = &generator.adapter_files;
     let describe = |(id, adapter): (usize, &warmpath_common::lora::AdapterInfo)| {
         json!({
             "id": id,
@@ -38,9 +38,9 @@ pub async fn list(State(app): State<App>) -> Result<Json<Value>, RequestError> {
 
 /// Accepts scales that are already in force, and refuses others.
 pub async fn set(State(app): State<App>, body: Body) -> Result<Json<Value>, RequestError> {
-    let serving = app.admitting()?;
+    let generator = app.open_generator()?;
     let wanted: Vec<RequestedAdapter> = body.parse_list()?;
-    if chosen(serving.common.model.adapters.len(), &wanted)? != serving.common.model.adapter_in_force {
+    if chosen(generator.common.model.adapters.len(), &wanted)? != generator.common.model.adapter_in_force {
         let what = "changing the default adapter of a running worker";
         return Err(RequestError::NotEnabled {
             what,

@@ -15,8 +15,8 @@ use crate::loaded_model::common::check_model;
 
 /// Responds with every name of the model.
 pub async fn list(State(app): State<App>, headers: HeaderMap, uri: Uri) -> Result<Json<Value>, RequestError> {
-    let served = app.served()?;
-    let common = served.common();
+    let loaded_model = app.loaded_model()?;
+    let common = loaded_model.common();
     let names = common.model.all_names().filter(|name| !is_pattern(name));
     Ok(models::list(names.map(|name| listed(common, name)).collect(), &headers, &uri)?)
 }
@@ -28,8 +28,8 @@ pub async fn show(
     headers: HeaderMap,
     uri: Uri,
 ) -> Result<Json<Value>, RequestError> {
-    let served = app.served()?;
-    let common = served.common();
+    let loaded_model = app.loaded_model()?;
+    let common = loaded_model.common();
     check_model(&common.model, Some(&name))?;
     Ok(models::show(listed(common, name), &headers, &uri))
 }

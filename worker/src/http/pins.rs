@@ -21,7 +21,7 @@ use crate::app::App;
 use crate::engine::{EntryPage, NamedPin, NewPin};
 use crate::error::RequestError;
 use crate::lifecycle::prompts;
-use crate::loaded_model::generator::Serving;
+use crate::loaded_model::generator::Generator;
 use crate::request::{read_chat, read_raw};
 
 /// Longest name of a pin. Units: bytes.
@@ -45,24 +45,24 @@ struct PinRequest {
 
 /// Pins a prefix, given as messages or as a prompt.
 pub async fn create(State(app): State<App>, context: RequestContext, body: Body) -> Result<Json<Value>, RequestError> {
-    let serving = app.admitting()?;
-    let reader = Arc::clone(&serving);
-    let pin = serving.common.pools.compute.run(move || read(&reader, &context, &body)).await?;
-    let pinned = serving.engine.pin(pin).await?;
-    Ok(Json(describe(&pinned, serving.common.model.block_size_tokens)))
+    let generator = app.open_generator()?;
+    let reader = Arc::clone(&generator);
+    let pin = generator.common.pools.compute.run(move || read(&reader, &context, &body)).await?;
+    let pinned = generator.engine.pin(pin).await?;
+    Ok(Json(describe(&pinned, generator.common.model.block_size_tokens)))
 }
 
 /// Responds with the pins, the oldest first.
 pub async fn list(State(app): State<App>) -> Result<Json<Value>, RequestError> {
-    let serving = app.serving()?;
-    let view = serving.engine.cache_view(EntryPage { after: None, entries_max: 0 }).await?;
-    let block_tokens = serving.common.model.block_size_tokens;
+    let generator = app.generator()?;
+    let view = generator.engine.cache_view(EntryPage { after: None, entries_max: 0 }).await?;
+    let block_tokens = generator.common.model.block_size_tokens;
     Ok(Json(json!({"pins": view.pins.iter().map(|pin| describe(pin, block_tokens)).collect::<Vec<_>>()})))
 }
 
 /// Removes a pin.
 pub async fn remove(State(app): State<App>, Name(id): Name) -> Result<Json<Value>, RequestError> {
-    match app.admitting()?.engine.unpin(id.clone()).await? {
+    match app.open_generator()?.engine.unpin(id.clone()).await? {
         true => Ok(Json(json!({"id": id, "unpinned": true}))),
         false => Err(RequestError::PinUnknown { id }),
     }
@@ -79,13 +79,13 @@ pub(super) fn describe(pin: &NamedPin, block_tokens: u32) -> Value {
     })
 }
 
-fn read(serving: &Serving, context: &RequestContext, body: &Body) -> Result<NewPin, RequestError> {
+fn read(generator: &Generator, context: &RequestContext, body: &Body) -> Result<NewPin, RequestError> {
     let request: PinRequest = body.parse()?;
-    serving.check_model(request.model.as_deref())?;
+    generator.check_model(request.model.as_deref())?;
     let of_header = context.cache_salt.as_ref().map_err(|error| *error)?;
     let salt = request.cache_salt.as_deref().or(of_header.as_deref()).unwrap_or_default();
-    let mut tokens = read_prefix(serving, &request, (body, salt))?;
-    let block_tokens = serving.common.model.block_size_tokens as usize;
+    let mut tokens = read_prefix(generator, &request, (body, salt))?;
+    let block_tokens = generator.common.model.block_size_tokens as usize;
     let param = if request.messages.is_some() { "messages" } else { "prompt" };
     if tokens.len() < block_tokens {
         let reason = format!("the prefix has {} tokens; a pin needs a block of {block_tokens}", tokens.len());
@@ -95,9 +95,9 @@ fn read(serving: &Serving, context: &RequestContext, body: &Body) -> Result<NewP
     if tokens.iter().any(|token| *token >= MEDIA_TOKEN_MIN) {
         return Err(RequestError::field(param, "a pin cannot have images or audio"));
     }
-    serving.check_prompt(&tokens, &[])?;
-    let adapter = lora::resolve(&serving.common.model, request.model.as_deref(), request.lora.as_deref())?;
-    let root = serving.chain_root(adapter, salt);
+    generator.check_prompt(&tokens, &[])?;
+    let adapter = lora::resolve(&generator.common.model, request.model.as_deref(), request.lora.as_deref())?;
+    let root = generator.chain_root(adapter, salt);
     let name = match request.name {
         Some(name) => check_name(name)?,
         None => {
@@ -113,16 +113,16 @@ fn read(serving: &Serving, context: &RequestContext, body: &Body) -> Result<NewP
 }
 
 fn read_prefix(
-    serving: &Serving,
+    generator: &Generator,
     request: &PinRequest,
     (body, salt): (&Body, &str),
 ) -> Result<Vec<Token>, RequestError> {
     match (&request.messages, &request.prompt) {
         (Some(_), Some(_)) => Err(RequestError::field("prompt", "give `messages` or `prompt`, not both")),
         (None, None) => Err(RequestError::field("messages", "`messages` or `prompt` is missing")),
-        (Some(_), None) => Ok(serving.common.prompts.chat_prefix(&read_chat(&body.0, salt)?)?),
+        (Some(_), None) => Ok(generator.common.prompts.chat_prefix(&read_chat(&body.0, salt)?)?),
         (None, Some(_)) => {
-            let mut prompts = prompts::raw(serving, &read_raw(&body.0)?, salt)?;
+            let mut prompts = prompts::raw(generator, &read_raw(&body.0)?, salt)?;
             match (prompts.pop(), prompts.is_empty()) {
                 (Some(prompt), true) => Ok(prompt.tokens),
                 _ => Err(RequestError::field("prompt", "a pin takes one prompt")),

@@ -14,7 +14,7 @@ use crate::engine::{Generation, ProbabilitySource, ProbabilityWish, Sampling};
 use crate::error::RequestError;
 use crate::loaded_model::LoadedModel;
 use crate::loaded_model::common::check_model;
-use crate::loaded_model::generator::Serving;
+use crate::loaded_model::generator::Generator;
 
 /// Llama-server's target if its sampler adaptive-p is off. Source: `common_params_sampling` in llama.cpp's `common.h`.
 const ADAPTIVE_TARGET_OFF: f32 = -1.0;
@@ -28,8 +28,8 @@ struct PropsQuery {
 
 /// Responds with the model's and the worker's properties.
 pub async fn show(State(app): State<App>, uri: Uri) -> Result<Json<Value>, RequestError> {
-    let served = app.served()?;
-    let common = served.common();
+    let loaded_model = app.loaded_model()?;
+    let common = loaded_model.common();
     let query = Query::<PropsQuery>::try_from_uri(&uri);
     let named = query.ok().and_then(|Query(query)| query.model).filter(|name| !name.is_empty());
     check_model(&common.model, named.as_deref())?;
@@ -54,12 +54,12 @@ pub async fn show(State(app): State<App>, uri: Uri) -> Result<Json<Value>, Reque
         "model_info": common.model,
         "memory": common.memory,
     });
-    if let LoadedModel::Generator(serving) = &served {
-        let facts = serving.engine.facts();
-        props["default_generation_settings"]["params"] = default_params(serving);
+    if let LoadedModel::Generator(generator) = &loaded_model {
+        let facts = generator.engine.facts();
+        props["default_generation_settings"]["params"] = default_params(generator);
         props["flash_attn"] = json!(facts.flash_attn);
         props["kv_unified"] = json!(facts.kv_unified);
-        props["self_test"] = json!(serving.engine.self_test().as_deref());
+        props["self_test"] = json!(generator.engine.self_test().as_deref());
     }
     Ok(Json(props))
 }
@@ -81,11 +81,11 @@ pub fn generation_params(ends: &[Token], generation: &Generation) -> Value {
     params
 }
 
-fn default_params(serving: &Serving) -> Value {
-    let mut params = generation_params(&serving.common.prompts.vocabulary().end_of_generation, &serving.defaults);
+fn default_params(generator: &Generator) -> Value {
+    let mut params = generation_params(&generator.common.prompts.vocabulary().end_of_generation, &generator.defaults);
     params["n_keep"] = json!(0);
     params["n_discard"] = json!(0);
-    params["reasoning_format"] = json!(serving.reasoning_output.name());
+    params["reasoning_format"] = json!(generator.reasoning_output.name());
     params
 }
 

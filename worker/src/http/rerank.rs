@@ -22,7 +22,7 @@ use super::truncation::{FittedTexts, LongText, TruncationFields, tell_cut};
 use super::vector_trace::compute;
 use crate::app::App;
 use crate::error::RequestError;
-use crate::loaded_model::Embedding;
+use crate::loaded_model::Embedder;
 use crate::loaded_model::common::check_model;
 
 /// A request to order documents by their relevance to a query.
@@ -100,12 +100,12 @@ struct TeiResult {
 /// Responds with the documents' scores, the best first.
 pub async fn create(State(app): State<App>, context: RequestContext, body: Body) -> Result<Response, RequestError> {
     let no_rank = || RequestError::NotEnabled { what: "reranking", flag: "--rerank" };
-    let embedding = app.open()?.embedder().map_err(|_| no_rank())?;
-    if embedding.common.model.embedding.is_none_or(|own| own.pooling != Pooling::Rank) {
+    let embedder = app.open_model()?.embedder().map_err(|_| no_rank())?;
+    if embedder.common.model.embedding.is_none_or(|own| own.pooling != Pooling::Rank) {
         return Err(no_rank());
     }
-    let read = move |embedding: &Embedding| read(embedding, &body);
-    let (wish, embedded) = compute(&app, &context, &embedding, read).await?;
+    let read = move |embedder: &Embedder| read(embedder, &body);
+    let (wish, embedded) = compute(&app, &context, &embedder, read).await?;
     let CheckedRerank { shape, top_n, documents, n_cut } = wish;
     let usage = TextUsage::of(&embedded);
     let score = |text: &crate::embedder::Embedded| text.vectors.first().and_then(|scores| scores.first()).copied();
@@ -124,7 +124,7 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
                 document: text(index).map(|text| Document { text }),
             };
             let results = ranked.into_iter().map(result).collect();
-            Json(RerankAnswer { object: "list", model: &embedding.common.model.names[0], results, usage })
+            Json(RerankAnswer { object: "list", model: &embedder.common.model.names[0], results, usage })
                 .into_response()
         }
         RerankFormat::Tei => {
@@ -136,8 +136,8 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
     Ok(response)
 }
 
-fn read(embedding: &Embedding, body: &Body) -> Result<(CheckedRerank, Vec<Vec<Token>>), RequestError> {
-    let common = &embedding.common;
+fn read(embedder: &Embedder, body: &Body) -> Result<(CheckedRerank, Vec<Vec<Token>>), RequestError> {
+    let common = &embedder.common;
     let fields: RerankRequest = body.parse()?;
     check_model(&common.model, fields.model.as_deref())?;
     let room = room(&fields, common.model.context_tokens)?;
@@ -179,14 +179,14 @@ fn read(embedding: &Embedding, body: &Body) -> Result<(CheckedRerank, Vec<Vec<To
             Some(room) => common
                 .prompts
                 .fitted_pair(&fields.query, document, room)
-                .map_err(|many| too_long(embedding, "query".to_owned(), many.into()))?,
+                .map_err(|many| too_long(embedder, "query".to_owned(), many.into()))?,
             None => common
                 .prompts
                 .pair(&fields.query, document, common.model.context_tokens as usize)
                 .map(FittedText::whole)
-                .map_err(|many| too_long(embedding, param.clone(), many.into()))?,
+                .map_err(|many| too_long(embedder, param.clone(), many.into()))?,
         };
-        check_text(embedding, &pair.tokens, param)?;
+        check_text(embedder, &pair.tokens, param)?;
         fitted.push(pair);
     }
     let is_returned = match shape {

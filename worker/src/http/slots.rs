@@ -19,7 +19,7 @@ use super::body::Body;
 use crate::app::App;
 use crate::engine::SlotView;
 use crate::error::RequestError;
-use crate::loaded_model::generator::Serving;
+use crate::loaded_model::generator::Generator;
 use crate::store::slot_file::{self, SlotFileError};
 use crate::store::{Identity, SlotIdentity};
 
@@ -40,34 +40,34 @@ struct FileRequest {
 
 /// Responds with every slot after the engine's last step.
 pub async fn list(State(app): State<App>) -> Result<Json<Vec<Value>>, RequestError> {
-    let serving = app.serving()?;
-    let n_ctx = serving.common.model.context_tokens;
-    let drafts = serving.engine.facts().drafts;
-    Ok(Json(serving.engine.slots().iter().map(|slot| describe(slot, (n_ctx, drafts))).collect()))
+    let generator = app.generator()?;
+    let n_ctx = generator.common.model.context_tokens;
+    let drafts = generator.engine.facts().drafts;
+    Ok(Json(generator.engine.slots().iter().map(|slot| describe(slot, (n_ctx, drafts))).collect()))
 }
 
 /// Saves, restores or erases the state of one slot, once it is idle.
 pub async fn act(State(app): State<App>, Name(slot): Name, uri: Uri, body: Body) -> Result<Json<Value>, RequestError> {
-    let serving = app.admitting()?;
-    let slot = read_slot(&serving, &slot)?;
+    let generator = app.open_generator()?;
+    let slot = read_slot(&generator, &slot)?;
     let wanted = Query::<SlotQuery>::try_from_uri(&uri);
     let Query(wanted) = wanted.map_err(|error| RequestError::Query { reason: error.body_text() })?;
     match wanted.action.as_deref() {
-        Some("save") => save(&app, &serving, (slot, &body)).await,
-        Some("restore") => restore(&app, &serving, (slot, &body)).await,
+        Some("save") => save(&app, &generator, (slot, &body)).await,
+        Some("restore") => restore(&app, &generator, (slot, &body)).await,
         Some("erase") => {
-            let n_erased = serving.engine.erase_slot(slot).await?;
+            let n_erased = generator.engine.erase_slot(slot).await?;
             Ok(Json(json!({"id_slot": slot, "n_erased": n_erased})))
         }
         _ => Err(RequestError::field("action", "`action` must be save, restore or erase")),
     }
 }
 
-async fn save(app: &App, serving: &Serving, (slot, body): (SlotId, &Body)) -> Result<Json<Value>, RequestError> {
+async fn save(app: &App, generator: &Generator, (slot, body): (SlotId, &Body)) -> Result<Json<Value>, RequestError> {
     let (filename, path) = read_file(app, body)?;
     let began = Instant::now();
-    let state = serving.engine.export_slot(slot).await?;
-    let (n_saved, identity) = (state.tokens.len(), identity(serving));
+    let state = generator.engine.export_slot(slot).await?;
+    let (n_saved, identity) = (state.tokens.len(), identity(generator));
     let n_written = on_disk(&filename, move || slot_file::write(&path, identity, &state)).await?;
     Ok(Json(json!({
         "id_slot": slot,
@@ -78,12 +78,12 @@ async fn save(app: &App, serving: &Serving, (slot, body): (SlotId, &Body)) -> Re
     })))
 }
 
-async fn restore(app: &App, serving: &Serving, (slot, body): (SlotId, &Body)) -> Result<Json<Value>, RequestError> {
+async fn restore(app: &App, generator: &Generator, (slot, body): (SlotId, &Body)) -> Result<Json<Value>, RequestError> {
     let (filename, path) = read_file(app, body)?;
     let began = Instant::now();
-    let identity = identity(serving);
+    let identity = identity(generator);
     let (state, n_read) = on_disk(&filename, move || slot_file::read(&path, identity)).await?;
-    let n_restored = serving.engine.import_slot(slot, state).await?;
+    let n_restored = generator.engine.import_slot(slot, state).await?;
     Ok(Json(json!({
         "id_slot": slot,
         "filename": filename,
@@ -106,16 +106,16 @@ async fn on_disk<T: Send + 'static>(
     done.map_err(|source| RequestError::SlotFile { filename: filename.to_owned(), source })
 }
 
-fn identity(serving: &Serving) -> SlotIdentity {
-    let facts = serving.engine.facts();
+fn identity(generator: &Generator) -> SlotIdentity {
+    let facts = generator.engine.facts();
     SlotIdentity {
         common: Identity::new(facts.model_fingerprint, &facts.kv_fingerprint.to_string(), facts.block_size_tokens),
         n_streams: if facts.kv_unified { 1 } else { u32::from(facts.n_slots) },
     }
 }
 
-fn read_slot(serving: &Serving, text: &str) -> Result<SlotId, RequestError> {
-    let n_slots = serving.common.model.n_slots;
+fn read_slot(generator: &Generator, text: &str) -> Result<SlotId, RequestError> {
+    let n_slots = generator.common.model.n_slots;
     let slot = text.parse().ok().filter(|slot| *slot < n_slots).map(SlotId);
     slot.ok_or_else(|| RequestError::field("id_slot", format!("there is no slot {text}; there are {n_slots}")))
 }

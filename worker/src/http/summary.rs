@@ -22,7 +22,7 @@ use crate::error::RequestError;
 
 /// Responds with the whole view as JSON.
 pub async fn snapshot(State(app): State<App>) -> Result<Json<Snapshot>, RequestError> {
-    app.served()?.common().publisher.snapshot().await.map(Json)
+    app.loaded_model()?.common().publisher.snapshot().await.map(Json)
 }
 
 /// Query of a subscriber.
@@ -39,13 +39,13 @@ pub async fn stream(State(app): State<App>, uri: Uri) -> Result<Response, Reques
     let Query(subscriber) = subscriber.map_err(|error| RequestError::Query { reason: error.body_text() })?;
     // An invalid stamp counts like a stamp of another worker: the stream starts with a snapshot.
     let after = subscriber.after.and_then(|after| after.parse().ok());
-    let served = match app.served() {
+    let loaded_model = match app.loaded_model() {
         Err(error @ (RequestError::Loading { percent } | RequestError::Downloading { percent })) => {
             return Ok(loading(&app, error, percent));
         }
-        served => served?,
+        loaded_model => loaded_model?,
     };
-    let subscription = served.common().publisher.subscribe(after).await?;
+    let subscription = loaded_model.common().publisher.subscribe(after).await?;
     let body = Body::from_stream(subscription.map(Ok::<_, std::convert::Infallible>));
     let described = [
         (header::CONTENT_TYPE.as_str(), CONTENT_TYPE.to_owned()),
@@ -67,8 +67,8 @@ fn loading(app: &App, error: RequestError, percent: u8) -> Response {
 
 /// Responds with the model's metadata as a GGUF file without tensors, or with 304 to a router that has it.
 pub async fn vocabulary(State(app): State<App>, request: HeaderMap) -> Result<Response, RequestError> {
-    let served = app.served()?;
-    let common = served.common();
+    let loaded_model = app.loaded_model()?;
+    let common = loaded_model.common();
     let file = &common.vocabulary;
     // With an invalid tag the file is sent.
     let known = request.get_all(header::IF_NONE_MATCH).iter().filter_map(|tags| tags.to_str().ok());
@@ -91,9 +91,9 @@ pub async fn media_layout(State(app): State<App>, uri: Uri) -> Result<Json<Media
     let Query(query) = query.map_err(|error| RequestError::Query { reason: error.body_text() })?;
     let reason = "a size is `width` and `height` of an image, or `n_samples` and `sample_rate` of audio".to_owned();
     let size = query.size().ok_or(RequestError::Query { reason })?;
-    let serving = app.serving()?;
-    let reader = Arc::clone(&serving);
-    let layout = serving.common.pools.compute.run(move || {
+    let generator = app.generator()?;
+    let reader = Arc::clone(&generator);
+    let layout = generator.common.pools.compute.run(move || {
         let missing = RequestError::NotEnabled { what: "reading images and audio", flag: "--mmproj" };
         let projector = reader.engine.projector().ok_or(missing)?;
         let layout = if is_readable(size) { projector.layout(size) } else { None };

@@ -97,9 +97,9 @@ struct LimitedAnswer {
 /// Responds with the tokens of a text, and their pieces if requested.
 pub async fn tokenize(State(app): State<App>, body: Body) -> Result<Response, RequestError> {
     let limit = AnswerLimit::of(&app);
-    let served = app.served()?;
-    let reader = served.clone();
-    let answer = served.common().pools.count.run(move || {
+    let loaded_model = app.loaded_model()?;
+    let reader = loaded_model.clone();
+    let answer = loaded_model.common().pools.count.run(move || {
         let common = reader.common();
         let request: TokenizeRequest = body.parse()?;
         let tokens = tokens(&common.prompts, &request)?;
@@ -115,9 +115,9 @@ pub async fn tokenize(State(app): State<App>, body: Body) -> Result<Response, Re
 /// Responds with the text of tokens.
 pub async fn detokenize(State(app): State<App>, body: Body) -> Result<Response, RequestError> {
     let limit = AnswerLimit::of(&app);
-    let served = app.served()?;
-    let reader = served.clone();
-    let answer = served.common().pools.count.run(move || {
+    let loaded_model = app.loaded_model()?;
+    let reader = loaded_model.clone();
+    let answer = loaded_model.common().pools.count.run(move || {
         let common = reader.common();
         let request: DetokenizeRequest = body.parse()?;
         let n_vocab = common.model.n_vocab;
@@ -136,9 +136,9 @@ pub async fn detokenize(State(app): State<App>, body: Body) -> Result<Response, 
 /// Responds with the text that the chat template makes of a conversation.
 pub async fn apply_template(State(app): State<App>, body: Body) -> Result<Response, RequestError> {
     let limit = AnswerLimit::of(&app);
-    let serving = app.serving()?;
-    let reader = Arc::clone(&serving);
-    let answer = serving.common.pools.count.run(move || {
+    let generator = app.generator()?;
+    let reader = Arc::clone(&generator);
+    let answer = generator.common.pools.count.run(move || {
         let prompt = reader.common.prompts.render(&read_chat(&body.0, "")?)?;
         limit.write(&PromptAnswer { prompt }, "messages")
     });

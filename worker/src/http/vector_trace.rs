@@ -12,7 +12,7 @@ use super::embeddings::TextUsage;
 use crate::app::App;
 use crate::embedder::Embedded;
 use crate::error::RequestError;
-use crate::loaded_model::Embedding;
+use crate::loaded_model::Embedder;
 
 /// Returns the request that `read` parses, without its texts, and the result for each text.
 ///
@@ -20,17 +20,17 @@ use crate::loaded_model::Embedding;
 pub async fn compute<W: Send + 'static>(
     app: &App,
     context: &RequestContext,
-    embedding: &Arc<Embedding>,
-    read: impl FnOnce(&Embedding) -> Result<(W, Vec<Vec<Token>>), RequestError> + Send + 'static,
+    embedder: &Arc<Embedder>,
+    read: impl FnOnce(&Embedder) -> Result<(W, Vec<Vec<Token>>), RequestError> + Send + 'static,
 ) -> Result<(W, Vec<Embedded>), RequestError> {
     let mut span = app.tracer.request(&context.trace, "worker.request", context.arrived);
     span.name("warmpath.request_id", context.id.as_str());
-    let reader = Arc::clone(embedding);
-    let prepared = embedding.common.pools.compute.run(move || read(&reader)).await;
+    let reader = Arc::clone(embedder);
+    let prepared = embedder.common.pools.compute.run(move || read(&reader)).await;
     let ready = Instant::now();
     span.part("worker.prepare", (context.arrived, ready), Vec::new());
     let (wish, texts) = prepared.inspect_err(|_| span.fail("prepare"))?;
-    let embedded = embedding.embedder.embed(&context.id, texts).await.inspect_err(|_| span.fail("engine"))?;
+    let embedded = embedder.handle.embed(&context.id, texts).await.inspect_err(|_| span.fail("engine"))?;
     span.part("worker.embed", (ready, Instant::now()), Vec::new());
     span.count("warmpath.prompt_tokens", TextUsage::of(&embedded).prompt_tokens);
     Ok((wish, embedded))

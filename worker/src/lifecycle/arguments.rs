@@ -16,7 +16,7 @@ use warmpath_prompt::{AnswerFormat, FormatWish, Prompt, PromptError, Separators,
 
 use crate::engine::{ArgumentSchemas, ArgumentsExtent, CompiledSchema};
 use crate::error::RequestError;
-use crate::loaded_model::generator::Serving;
+use crate::loaded_model::generator::Generator;
 use crate::schema::{CallText, Definitions, GrammarBudget, SchemaError, ValueGrammar, check_apart};
 use crate::tools::{ToolFields, arguments, check_complexity, forms, parameters};
 
@@ -56,7 +56,7 @@ type Compiled<T> = Result<(Vec<(usize, T)>, Vec<usize>), RequestError>;
 
 /// Tools of one request, and the context for determining their format.
 struct ToolsRequest<'a> {
-    serving: &'a Serving,
+    generator: &'a Generator,
     chat: &'a ChatPrompt,
     prompt: &'a Prompt,
     wish: &'a FormatWish,
@@ -68,11 +68,11 @@ struct ToolsRequest<'a> {
 ///
 /// Errors: `Field` for a schema that cannot be enforced or converted to a grammar, if a call is required.
 pub(super) fn calls(
-    serving: &Serving,
+    generator: &Generator,
     (chat, prompt): (&ChatPrompt, &Prompt),
     (wish, fields): (&FormatWish, &ToolFields),
 ) -> Result<CallFormat, RequestError> {
-    let asked = ToolsRequest { serving, chat, prompt, wish, fields, budget: GrammarBudget::default() };
+    let asked = ToolsRequest { generator, chat, prompt, wish, fields, budget: GrammarBudget::default() };
     let (given, first) = match asked.calls() {
         Ok(calls) => return Ok(calls),
         Err(NoFormat::Unconvertible { tools, first, .. }) => (tools, first),
@@ -104,7 +104,7 @@ impl ToolsRequest<'_> {
         for form in [Self::as_objects, Self::in_own_form, Self::apart] {
             let Some(mut calls) = form(self)? else { continue };
             let Some(kept) = &calls.kept else { return Ok(calls) };
-            match self.serving.engine.check_grammar(&kept.grammar, kept.schemas.schemas.len()) {
+            match self.generator.engine.check_grammar(&kept.grammar, kept.schemas.schemas.len()) {
                 Ok(()) => {
                     // The model does not know the other form, so calls in the template's are text.
                     if !self.is_required() && calls.format.as_ref().is_some_and(AnswerFormat::is_stand_in) {
@@ -127,13 +127,13 @@ impl ToolsRequest<'_> {
 
     /// Returns the reason why the grammar of a format cannot be followed; `None` if it can.
     fn unfollowable(&self, format: &AnswerFormat) -> Option<String> {
-        self.serving.engine.check_grammar(format.grammar()?.text, 0).err()
+        self.generator.engine.check_grammar(format.grammar()?.text, 0).err()
     }
 
     /// Returns the format of a response whose calls no grammar constrains.
     fn unconstrained(&self) -> Result<CallFormat, RequestError> {
         let wish = FormatWish { tools: Vec::new(), tool_choice: ToolChoice::None, ..self.wish.clone() };
-        let format = self.serving.common.prompts.answer_format(self.chat, self.prompt, &wish)?;
+        let format = self.generator.common.prompts.answer_format(self.chat, self.prompt, &wish)?;
         Ok(CallFormat { format, kept: None, unconstrained: self.named(0..self.wish.tools.len()) })
     }
 
@@ -189,7 +189,7 @@ impl ToolsRequest<'_> {
 
     /// Returns the format of a response that may call these tools.
     fn tried(&self, tools: Vec<Value>) -> Result<Option<AnswerFormat>, PromptError> {
-        self.serving.common.prompts.answer_format(self.chat, self.prompt, &FormatWish { tools, ..self.wish.clone() })
+        self.generator.common.prompts.answer_format(self.chat, self.prompt, &FormatWish { tools, ..self.wish.clone() })
     }
 
     /// Returns the format of a response that may call these tools, each of them one of the request's.
@@ -223,7 +223,7 @@ impl ToolsRequest<'_> {
 
     /// Returns the format of calls whose arguments are one JSON object; `None` if the template has another format.
     fn as_objects(&self) -> Result<Option<CallFormat>, NoFormat> {
-        let (tools, first) = (&self.wish.tools, self.serving.common.model.n_vocab);
+        let (tools, first) = (&self.wish.tools, self.generator.common.model.n_vocab);
         let all: Vec<usize> = (0..tools.len()).collect();
         let filled = |format: &AnswerFormat, places: &[usize]| {
             format.grammar().and_then(|grammar| arguments::fill(grammar.text, places, first))
@@ -232,7 +232,7 @@ impl ToolsRequest<'_> {
         let Some(grammar) = filled(&format, &all) else { return Ok(None) };
         let (kept, others) = self.compiled(|_, tool| {
             let schema = self.schema(tool)?;
-            let compiler = self.serving.engine.compiler();
+            let compiler = self.generator.engine.compiler();
             let compiled = compiler.and_then(|compiler| compiler.compile_arguments(&schema, separators(&format)));
             compiled.map_err(|reason| self.fields.refused(tool, &reason))
         })?;
@@ -254,7 +254,7 @@ impl ToolsRequest<'_> {
     /// Returns the format of calls in one of the supported formats of templates; `None` if the template has another
     /// one.
     fn in_own_form(&self) -> Result<Option<CallFormat>, NoFormat> {
-        let (tools, first) = (&self.wish.tools, self.serving.common.model.n_vocab);
+        let (tools, first) = (&self.wish.tools, self.generator.common.model.n_vocab);
         let Ok(Some(format)) = self.tried(forms::probes(tools)) else { return Ok(None) };
         let form = format.grammar().and_then(|grammar| forms::form(grammar.text, tools));
         let Some(form) = form else { return Ok(None) };
@@ -264,7 +264,7 @@ impl ToolsRequest<'_> {
             check_apart(keywords).map_err(|error| self.fields.not_kept(tool, &error))?;
             let text = CallText::new(schema, form, &self.budget);
             let text = text.map_err(|error| self.fields.not_kept(tool, &error))?;
-            let compiler = self.serving.engine.compiler();
+            let compiler = self.generator.engine.compiler();
             let compiled = compiler.and_then(|compiler| compiler.compile_call(&text, separators(&format)));
             let compiled = compiled.map_err(|reason| self.fields.refused(tool, &reason))?;
             Ok((text.parser_schema, compiled))
@@ -288,7 +288,7 @@ impl ToolsRequest<'_> {
 
     /// Returns the format of calls whose arguments are written one by one; `None` if the template has another format.
     fn apart(&self) -> Result<Option<CallFormat>, NoFormat> {
-        let (tools, first) = (&self.wish.tools, self.serving.common.model.n_vocab);
+        let (tools, first) = (&self.wish.tools, self.generator.common.model.n_vocab);
         let Ok(Some(probed)) = self.tried(parameters::probes(tools)) else { return Ok(None) };
         let framing = probed.grammar().and_then(|grammar| parameters::framing(grammar.text, tools));
         let Some(framing) = framing else { return Ok(None) };
@@ -336,7 +336,7 @@ impl ToolsRequest<'_> {
         };
         let compile = |grammar: ValueGrammar| {
             end_if_cancelled();
-            let compiler = self.serving.engine.compiler();
+            let compiler = self.generator.engine.compiler();
             let compiled = compiler.and_then(|compiler| compiler.compile_value(&grammar, separators));
             let compiled = compiled.map_err(|reason| self.fields.refused(tool, &reason))?;
             Ok((grammar.is_text(), compiled))

@@ -17,7 +17,7 @@ use super::prompt_fingerprint::PromptFingerprint;
 use super::prompts::{LeftOut, ReadPrompt};
 use crate::engine::{Begin, CallGrammar, CallStart, Generation, ReasoningFirst};
 use crate::error::RequestError;
-use crate::loaded_model::generator::Serving;
+use crate::loaded_model::generator::Generator;
 use crate::tools::{ReasoningOutput, ToolFields};
 
 /// Constraints and format of the response to a chat.
@@ -86,26 +86,26 @@ impl ChatAnswer {
 /// Returns the prompt of a chat with the constraints of its response.
 ///
 /// Errors: `Field` for tools, `Prompt` for messages, `PromptTooLong` if it is far too long.
-pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<ReadPrompt, RequestError> {
-    let (mut wish, reasoning_output) = tools.resolve(&chat.messages, serving.reasoning_output)?;
+pub fn read(generator: &Generator, chat: &ChatPrompt, tools: &ToolFields) -> Result<ReadPrompt, RequestError> {
+    let (mut wish, reasoning_output) = tools.resolve(&chat.messages, generator.reasoning_output)?;
     // The arguments of a call come in the order that the model reads.
-    serving.common.prompts.order_keys(&mut wish.tools);
-    let room = serving.room();
-    let prompt = serving.common.prompts.chat_within(chat, room.context_tokens as usize);
+    generator.common.prompts.order_keys(&mut wish.tools);
+    let room = generator.room();
+    let prompt = generator.common.prompts.chat_within(chat, room.context_tokens as usize);
     let prompt = prompt.map_err(|error| RequestError::of_chat(error, room))?;
-    let CallFormat { format, kept, unconstrained } = arguments::calls(serving, (chat, &prompt), (&wish, tools))?;
-    let breakpoints = breakpoints(serving, chat, &prompt.tokens);
+    let CallFormat { format, kept, unconstrained } = arguments::calls(generator, (chat, &prompt), (&wish, tools))?;
+    let breakpoints = breakpoints(generator, chat, &prompt.tokens);
     let answer = format.map(|format| {
         let calls = format.grammar().map(|grammar| call_grammar(&format, grammar, kept));
-        let spelled = spelled(serving, &format.format().preserved_tokens);
-        let first = if reasoning_output == ReasoningOutput::Apart { reasoning_first(serving, &format) } else { None };
+        let spelled = spelled(generator, &format.format().preserved_tokens);
+        let first = if reasoning_output == ReasoningOutput::Apart { reasoning_first(generator, &format) } else { None };
         let must_call = wish.tool_choice == ToolChoice::Required;
         let custom_tools = tools.custom_names().into();
         Arc::new(ChatAnswer { format, reasoning_output, calls, must_call, unconstrained, custom_tools, spelled, first })
     });
     let Prompt { tokens, runs, left_out_parts, .. } = prompt;
     let left_out = LeftOut { tools: tools.left_out(), parts: left_out_parts };
-    let fingerprint = Some(Box::new(PromptFingerprint::of(&serving.common.model.fingerprint, chat, &tokens)));
+    let fingerprint = Some(Box::new(PromptFingerprint::of(&generator.common.model.fingerprint, chat, &tokens)));
     Ok(ReadPrompt {
         tokens,
         runs,
@@ -121,13 +121,13 @@ pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<
 
 /// Returns the positions in a chat's prompt at which later requests may resume: the start of its last message, and the
 /// client's breakpoints. Other models can resume anywhere and do not need the further renderings.
-fn breakpoints(serving: &Serving, chat: &ChatPrompt, tokens: &[Token]) -> Vec<u32> {
-    if serving.common.model.memory.stored_state_rewinds() {
+fn breakpoints(generator: &Generator, chat: &ChatPrompt, tokens: &[Token]) -> Vec<u32> {
+    if generator.common.model.memory.stored_state_rewinds() {
         return Vec::new();
     }
     let marked = cache_breakpoints::of_chat(chat);
-    let marked = marked.into_iter().filter_map(|end| serving.common.prompts.breakpoint(chat, tokens, end));
-    marked.chain(serving.common.prompts.last_user_message_start(chat, tokens)).collect()
+    let marked = marked.into_iter().filter_map(|end| generator.common.prompts.breakpoint(chat, tokens, end));
+    marked.chain(generator.common.prompts.last_user_message_start(chat, tokens)).collect()
 }
 
 fn call_grammar(answer: &AnswerFormat, grammar: AnswerGrammar<'_>, kept: Option<KeptArguments>) -> CallGrammar {
@@ -155,7 +155,7 @@ fn call_grammar(answer: &AnswerFormat, grammar: AnswerGrammar<'_>, kept: Option<
 
 /// Returns the reasoning that may begin a response; `None` if the prompt ends after the reasoning, or if the text that
 /// opens reasoning is more than one token.
-fn reasoning_first(serving: &Serving, answer: &AnswerFormat) -> Option<ReasoningFirst> {
+fn reasoning_first(generator: &Generator, answer: &AnswerFormat) -> Option<ReasoningFirst> {
     // Models may omit the template's white space around these marks.
     let start = answer.format().thinking_start.trim();
     let ends = answer.format().thinking_ends.iter().map(|end| end.trim().to_owned()).filter(|end| !end.is_empty());
@@ -168,22 +168,22 @@ fn reasoning_first(serving: &Serving, answer: &AnswerFormat) -> Option<Reasoning
         Some(_) => None,
         // A continued message is already in its content.
         None if answer.continues() => return None,
-        None => Some(single(serving, start)?),
+        None => Some(single(generator, start)?),
     };
     Some(ReasoningFirst { opening, ends })
 }
 
 /// Returns the token of a text, if it is a single token.
-fn single(serving: &Serving, text: &str) -> Option<Token> {
-    match serving.common.prompts.tokenize(text, AddSpecial::No, ParseSpecial::Yes)[..] {
+fn single(generator: &Generator, text: &str) -> Option<Token> {
+    match generator.common.prompts.tokenize(text, AddSpecial::No, ParseSpecial::Yes)[..] {
         [token] => Some(token),
         _ => None,
     }
 }
 
 /// Returns the tokens of those texts that are single tokens, ascending.
-fn spelled(serving: &Serving, texts: &[String]) -> Vec<Token> {
-    let mut tokens: Vec<Token> = texts.iter().filter_map(|text| single(serving, text)).collect();
+fn spelled(generator: &Generator, texts: &[String]) -> Vec<Token> {
+    let mut tokens: Vec<Token> = texts.iter().filter_map(|text| single(generator, text)).collect();
     tokens.sort_unstable();
     tokens.dedup();
     tokens

@@ -12,7 +12,7 @@ use warmpath_worker_output::reasoning_budget::ReasoningBound;
 use super::chat::{self, ChatAnswer};
 use super::prompt_fingerprint::PromptFingerprint;
 use crate::error::RequestError;
-use crate::loaded_model::generator::Serving;
+use crate::loaded_model::generator::Generator;
 use crate::request::{Repeats, UntokenizedPrompts};
 
 /// One prompt of a request.
@@ -50,8 +50,8 @@ pub struct LeftOut {
 impl ReadPrompt {
     /// Returns a prompt that is not a chat.
     ///
-    /// Errors: `Field` if the answer should begin with media; those of [`Serving::check_prompt`].
-    fn raw(serving: &Serving, made: PromptTokens, repeats: Repeats) -> Result<Self, RequestError> {
+    /// Errors: `Field` if the answer should begin with media; those of [`Generator::check_prompt`].
+    fn raw(generator: &Generator, made: PromptTokens, repeats: Repeats) -> Result<Self, RequestError> {
         let PromptTokens { tokens, runs, .. } = made;
         let is_echoed = repeats == Repeats::Echo;
         if is_echoed && !runs.is_empty() {
@@ -59,10 +59,10 @@ impl ReadPrompt {
         }
         if repeats != Repeats::Nothing {
             // The text of a prompt that is too long may be far longer than the request.
-            serving.check_prompt(&tokens, &runs)?;
+            generator.check_prompt(&tokens, &runs)?;
         }
         // Media are no part of the text, as in llama-server.
-        let text = (repeats != Repeats::Nothing).then(|| serving.common.prompts.detokenize(&tokens));
+        let text = (repeats != Repeats::Nothing).then(|| generator.common.prompts.detokenize(&tokens));
         Ok(Self {
             tokens,
             runs,
@@ -86,18 +86,18 @@ impl ReadPrompt {
 ///
 /// Errors: `Field` for tools, prompts and media, `Prompt` for messages, `Unsupported`, `NoFim`, `PromptTooLong` if one
 /// is far too long.
-pub fn read(serving: &Serving, prompt: UntokenizedPrompts, salt: &str) -> Result<Vec<ReadPrompt>, RequestError> {
+pub fn read(generator: &Generator, prompt: UntokenizedPrompts, salt: &str) -> Result<Vec<ReadPrompt>, RequestError> {
     match prompt {
         UntokenizedPrompts::Chat(mut chat, tools) => {
             chat.cache_salt = Some(salt.to_owned());
-            Ok(vec![chat::read(serving, &chat, &tools)?])
+            Ok(vec![chat::read(generator, &chat, &tools)?])
         }
         UntokenizedPrompts::Raw(prompts, repeats) => {
-            raw(serving, &prompts, salt)?.into_iter().map(|made| ReadPrompt::raw(serving, made, repeats)).collect()
+            raw(generator, &prompts, salt)?.into_iter().map(|made| ReadPrompt::raw(generator, made, repeats)).collect()
         }
         UntokenizedPrompts::Infill(gap) => {
-            let made = tokens(serving, &RawPrompt::Infill(gap), salt)?;
-            Ok(vec![ReadPrompt::raw(serving, made, Repeats::Text)?])
+            let made = tokens(generator, &RawPrompt::Infill(gap), salt)?;
+            Ok(vec![ReadPrompt::raw(generator, made, Repeats::Text)?])
         }
     }
 }
@@ -105,22 +105,22 @@ pub fn read(serving: &Serving, prompt: UntokenizedPrompts, salt: &str) -> Result
 /// Returns the tokens of a completion's prompts.
 ///
 /// Errors: `Field` for too many prompts and for media, `Unsupported` for a suffix, `PromptTooLong`.
-pub fn raw(serving: &Serving, prompts: &[RawPrompt], salt: &str) -> Result<Vec<PromptTokens>, RequestError> {
+pub fn raw(generator: &Generator, prompts: &[RawPrompt], salt: &str) -> Result<Vec<PromptTokens>, RequestError> {
     let n_prompts = prompts.len();
-    if n_prompts > serving.n_places() {
-        let reason = format!("{n_prompts} prompts are given; this worker allows at most {}", serving.n_places());
+    if n_prompts > generator.n_places() {
+        let reason = format!("{n_prompts} prompts are given; this worker allows at most {}", generator.n_places());
         return Err(RequestError::field("prompt", reason));
     }
     let of_suffix = |error| match error {
         RequestError::NoFim => RequestError::Unsupported { param: "suffix", only: Some("the model cannot fill gaps") },
         error => error,
     };
-    prompts.iter().map(|prompt| tokens(serving, prompt, salt).map_err(of_suffix)).collect()
+    prompts.iter().map(|prompt| tokens(generator, prompt, salt).map_err(of_suffix)).collect()
 }
 
-fn tokens(serving: &Serving, prompt: &RawPrompt, salt: &str) -> Result<PromptTokens, RequestError> {
-    let room = serving.room();
-    let made = serving.common.prompts.raw(prompt, room.context_tokens, Scope::of(salt));
+fn tokens(generator: &Generator, prompt: &RawPrompt, salt: &str) -> Result<PromptTokens, RequestError> {
+    let room = generator.room();
+    let made = generator.common.prompts.raw(prompt, room.context_tokens, Scope::of(salt));
     let made = made.map_err(|error| RequestError::of_raw(error, room))?;
     made.whole().map_err(|reason| RequestError::field("prompt", reason))
 }

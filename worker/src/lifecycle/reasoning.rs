@@ -16,13 +16,13 @@ use warmpath_worker_output::tool_call_detector::ReasoningMarks;
 use super::prompts::ReadPrompt;
 use crate::engine::Generation;
 use crate::error::RequestError;
-use crate::loaded_model::generator::Serving;
+use crate::loaded_model::generator::Generator;
 
 /// Returns the bound of reasoning in the response to a prompt, whose constraints are known; `None` if there is none.
 ///
 /// Errors: `Field` if the request names a bound, and the marks of reasoning are not known.
 pub(super) fn bound(
-    serving: &Serving,
+    generator: &Generator,
     generation: &Generation,
     prompt: &ReadPrompt,
 ) -> Result<Option<ReasoningBound>, RequestError> {
@@ -33,7 +33,7 @@ pub(super) fn bound(
     let (format, text) = match (&prompt.answer, wish.named) {
         (Some(answer), _) => (Some(answer.format.clone()), answer.format.prefix().to_owned()),
         // A raw prompt may be about marks of reasoning, so only its own request bounds its response.
-        (None, Some(_)) => (model_format(serving), serving.common.prompts.detokenize(&prompt.tokens)),
+        (None, Some(_)) => (model_format(generator), generator.common.prompts.detokenize(&prompt.tokens)),
         (None, None) => return Ok(None),
     };
     let own = wish.marks.as_ref().filter(|_| prompt.answer.is_none());
@@ -43,8 +43,8 @@ pub(super) fn bound(
         let reason = format!("`{param}` cannot be kept: the end of reasoning is not known for this chat template");
         return Err(RequestError::field(param, reason));
     };
-    let message = serving.tokenize_plain(&wish.message);
-    let closing = serving.common.prompts.tokenize(closing, AddSpecial::No, ParseSpecial::Yes);
+    let message = generator.tokenize_plain(&wish.message);
+    let closing = generator.common.prompts.tokenize(closing, AddSpecial::No, ParseSpecial::Yes);
     let closing = message.into_iter().chain(closing).collect();
     // Models may omit the template's white space around these marks.
     let trimmed = |text: &String| text.trim().to_owned();
@@ -68,7 +68,7 @@ fn opening(format: &AnswerFormat, start: &str) -> String {
 }
 
 /// Returns the format of the model's response to a question; `None` if it is plain or not known.
-fn model_format(serving: &Serving) -> Option<AnswerFormat> {
+fn model_format(generator: &Generator) -> Option<AnswerFormat> {
     let question = Map::from_iter([("role".to_owned(), json!("user")), ("content".to_owned(), json!("question"))]);
     let chat = ChatPrompt { messages: vec![question], ..ChatPrompt::default() };
     let wish = FormatWish {
@@ -77,6 +77,6 @@ fn model_format(serving: &Serving) -> Option<AnswerFormat> {
         parallel_tool_calls: None,
         reasoning_format: ReasoningFormat::Auto,
     };
-    let prompt = serving.common.prompts.chat(&chat).ok()?;
-    serving.common.prompts.answer_format(&chat, &prompt, &wish).ok().flatten()
+    let prompt = generator.common.prompts.chat(&chat).ok()?;
+    generator.common.prompts.answer_format(&chat, &prompt, &wish).ok().flatten()
 }

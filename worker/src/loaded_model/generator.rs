@@ -24,7 +24,7 @@ use crate::tools::ReasoningOutput;
 const COUNTED_CONTEXTS_MAX: usize = 2;
 
 /// State of a loaded worker that generates text.
-pub struct Serving {
+pub struct Generator {
     /// State that an embedding worker has, too.
     pub common: CommonState,
     /// Runs the model.
@@ -39,7 +39,7 @@ pub struct Serving {
     pub adapter_files: Vec<PathBuf>,
 }
 
-impl Serving {
+impl Generator {
     /// Returns the maximum number of running and waiting sequences. A request with more is never accepted.
     pub fn n_places(&self) -> usize {
         self.common.pools.compute.n_places()

@@ -30,11 +30,11 @@ use crate::engine::{
     self, Engine, EngineConfig, EngineHandle, EngineUpdate, Generation, MemoryUse, Projector, ProjectorConfig,
     ProjectorNeed,
 };
-use crate::loaded_model::Embedding;
+use crate::loaded_model::Embedder;
 use crate::loaded_model::LoadedModel;
 use crate::loaded_model::common::CommonState;
 use crate::loaded_model::common::VocabularyFile;
-use crate::loaded_model::generator::Serving;
+use crate::loaded_model::generator::Generator;
 use crate::metrics::Metrics;
 use crate::prompt_pools::PromptPools;
 use crate::slot_context::SlotRoom;
@@ -148,7 +148,7 @@ pub async fn load(job: LoadJob) -> Result<LoadedModel, RunError> {
         memory,
     };
     Ok(match parts.computes {
-        Computes::Engine(engine) => LoadedModel::Generator(Arc::new(Serving {
+        Computes::Engine(engine) => LoadedModel::Generator(Arc::new(Generator {
             common,
             engine,
             defaults: parts.defaults,
@@ -158,7 +158,7 @@ pub async fn load(job: LoadJob) -> Result<LoadedModel, RunError> {
         })),
         Computes::Embedder(embedder) => {
             let norm = config.embedding.map_or(Norm::P(2), |embedding| embedding.norm);
-            LoadedModel::Embedder(Arc::new(Embedding { common, embedder, norm }))
+            LoadedModel::Embedder(Arc::new(Embedder { common, handle: embedder, norm }))
         }
     })
 }
