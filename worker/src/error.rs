@@ -17,7 +17,7 @@ use warmpath_shell::refusal::Refusal;
 
 use crate::engine::{CacheError, EngineError, PromptFault, SendError};
 use crate::kv_transfer::TooManyPrefetches;
-use crate::slot_context::SlotRoom;
+use crate::slot_context::SlotContext;
 use crate::store::slot_file::SlotFileError;
 
 /// `Retry-After` if the queue is full.
@@ -63,13 +63,13 @@ pub enum RequestError {
     /// The prompt leaves no room for a response.
     #[error(
         "the prompt of {n_tokens} tokens exceeds the available context size, which is {} tokens, answer included{}",
-        room.context_tokens, room.remedy(*n_tokens)
+        slot.context_tokens, slot.remedy(*n_tokens)
     )]
     PromptTooLong {
         /// Length of the prompt.
         n_tokens: TokenCount,
         /// Context of one slot.
-        room: SlotRoom,
+        slot: SlotContext,
     },
     /// The requested adapters cannot be applied.
     #[error(transparent)]
@@ -173,28 +173,28 @@ impl RequestError {
     }
 
     /// Returns the error of a chat whose prompt cannot be made.
-    pub fn of_chat(error: PromptError, room: SlotRoom) -> Self {
+    pub fn of_chat(error: PromptError, slot: SlotContext) -> Self {
         match error {
-            PromptError::TooManyTokens(many) => Self::PromptTooLong { n_tokens: many.into(), room },
+            PromptError::TooManyTokens(many) => Self::PromptTooLong { n_tokens: many.into(), slot },
             error => error.into(),
         }
     }
 
     /// Returns the error of a raw prompt that cannot be tokenized.
-    pub fn of_raw(error: RawError, room: SlotRoom) -> Self {
+    pub fn of_raw(error: RawError, slot: SlotContext) -> Self {
         match error {
-            RawError::TooManyTokens(many) => Self::PromptTooLong { n_tokens: many.into(), room },
+            RawError::TooManyTokens(many) => Self::PromptTooLong { n_tokens: many.into(), slot },
             RawError::NoFim => Self::NoFim,
             RawError::Media { reason } => Self::field("prompt", reason),
         }
     }
 
     /// Returns the error of a prompt that no slot can run.
-    pub fn of_fault(fault: PromptFault, room: SlotRoom) -> Self {
+    pub fn of_fault(fault: PromptFault, slot: SlotContext) -> Self {
         match fault {
             PromptFault::Empty => Self::field("prompt", "the prompt is empty"),
             PromptFault::TooLong { n_tokens, .. } => {
-                Self::PromptTooLong { n_tokens: TokenCount::Exactly(n_tokens), room }
+                Self::PromptTooLong { n_tokens: TokenCount::Exactly(n_tokens), slot }
             }
             PromptFault::UnknownToken { token, n_vocab } => {
                 Self::field("prompt", format!("the prompt has token {token}; the vocabulary has {n_vocab} tokens"))
@@ -302,8 +302,8 @@ impl ApiError for RequestError {
 
     fn excess(&self) -> Option<PromptExcess> {
         match self {
-            Self::PromptTooLong { n_tokens, room } => {
-                Some(PromptExcess { n_prompt_tokens: n_tokens.number(), n_ctx: room.context_tokens })
+            Self::PromptTooLong { n_tokens, slot } => {
+                Some(PromptExcess { n_prompt_tokens: n_tokens.number(), n_ctx: slot.context_tokens })
             }
             _ => None,
         }

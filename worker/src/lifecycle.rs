@@ -97,7 +97,7 @@ pub async fn start(
     metrics: &Arc<Metrics>,
     mut arrival: Arrival,
 ) -> Result<StartedResponse, RequestError> {
-    generator.check_room()?;
+    generator.check_queue()?;
     let mut clock = RequestTimer::start(&mut arrival, metrics);
     let on_the_way = generator.engine.announce();
     let reader = Arc::clone(generator);

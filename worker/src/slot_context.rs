@@ -9,7 +9,7 @@ use crate::engine::SLOT_CELLS_STEP;
 
 /// Context of one slot and its origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SlotRoom {
+pub struct SlotContext {
     /// Tokens of one slot.
     pub context_tokens: u32,
     /// Slots that share the whole context.
@@ -20,17 +20,17 @@ pub struct SlotRoom {
     pub n_ctx_train: Option<u32>,
 }
 
-impl SlotRoom {
+impl SlotContext {
     /// Returns the context of a slot of a worker with this model and without a limit of its own.
     pub fn of(model: &ModelInfo) -> Self {
         let ModelInfo { context_tokens, n_slots, n_ctx_train, .. } = *model;
         Self { context_tokens, n_slots, is_limited: false, n_ctx_train }
     }
 
-    /// Returns the largest useful `--ctx-size`, by the context size in training; `None` if the given one is not larger.
-    pub(crate) fn useful_ctx_size(&self, given: u32) -> Option<u64> {
+    /// Returns the largest useful `--ctx-size`, by the context size in training; `None` if `ctx_size` is not larger.
+    pub(crate) fn useful_ctx_size(&self, ctx_size: u32) -> Option<u64> {
         let useful = u64::from(self.n_ctx_train?) * u64::from(self.n_slots.max(1));
-        (u64::from(given) > useful).then_some(useful)
+        (u64::from(ctx_size) > useful).then_some(useful)
     }
 
     /// Returns the end of an error message: the setting with which a prompt of this length and one token of a response
@@ -63,8 +63,8 @@ mod tests {
     #[test]
     fn a_context_is_useful_up_to_the_trained_size() {
         let check = |n_slots, n_ctx_train, given, expected| {
-            let room = SlotRoom { context_tokens: 2048, n_slots, is_limited: false, n_ctx_train };
-            assert_eq!(room.useful_ctx_size(given), expected, "{given} for {n_slots} slots");
+            let slot = SlotContext { context_tokens: 2048, n_slots, is_limited: false, n_ctx_train };
+            assert_eq!(slot.useful_ctx_size(given), expected, "{given} for {n_slots} slots");
         };
         check(2, Some(8192), 65536, Some(16384));
         check(2, Some(8192), 16385, Some(16384));
@@ -77,8 +77,8 @@ mod tests {
     #[test]
     fn the_message_names_the_setting_for_a_longer_prompt() {
         let check = |(n_slots, n_ctx_train), n_tokens, expected: &str| {
-            let room = SlotRoom { context_tokens: 2048, n_slots, is_limited: false, n_ctx_train };
-            assert_eq!(room.remedy(n_tokens), expected);
+            let slot = SlotContext { context_tokens: 2048, n_slots, is_limited: false, n_ctx_train };
+            assert_eq!(slot.remedy(n_tokens), expected);
         };
         let divided = "; --ctx-size is divided among 4 slots: start the worker with";
         let exactly = TokenCount::Exactly;
@@ -86,7 +86,7 @@ mod tests {
         check((4, Some(4096)), exactly(3583), &format!("{divided} --ctx-size 14336 or more, or with fewer --slots"));
         check((4, Some(4096)), exactly(3584), &format!("{divided} --ctx-size 15360 or more, or with fewer --slots"));
         check((1, Some(4096)), exactly(4095), "; start the worker with --ctx-size 4096 or more");
-        let limited = SlotRoom { context_tokens: 2048, n_slots: 4, is_limited: true, n_ctx_train: None };
+        let limited = SlotContext { context_tokens: 2048, n_slots: 4, is_limited: true, n_ctx_train: None };
         assert_eq!(limited.remedy(exactly(3578)), "; start the worker with --kv-unified-per-slot 3584 or more");
         check((4, Some(4096)), exactly(4096), "; the model was trained for 4096 tokens");
         let far = format!("{divided} a larger --ctx-size, or with fewer --slots");

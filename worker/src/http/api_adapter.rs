@@ -142,7 +142,7 @@ pub async fn create<W: DialectWriter>(
     let generator = app.open_generator()?;
     let wanted = context.take_journal(&mut body)?;
     let id = context.id.clone();
-    generator.check_room()?;
+    generator.check_queue()?;
     let read = move || Ok((W::convert(&body.0)?, W::read_repeated(&body)?));
     let read = generator.common.pools.compute.run(read);
     let (Converted { body, spelling, tools }, repeated) = read.await?;

@@ -90,9 +90,9 @@ pub fn read(generator: &Generator, chat: &ChatPrompt, tools: &ToolFields) -> Res
     let (mut wish, reasoning_output) = tools.resolve(&chat.messages, generator.reasoning_output)?;
     // The arguments of a call come in the order that the model reads.
     generator.common.prompts.order_keys(&mut wish.tools);
-    let room = generator.room();
-    let prompt = generator.common.prompts.chat_within(chat, room.context_tokens as usize);
-    let prompt = prompt.map_err(|error| RequestError::of_chat(error, room))?;
+    let slot = generator.slot_context();
+    let prompt = generator.common.prompts.chat_within(chat, slot.context_tokens as usize);
+    let prompt = prompt.map_err(|error| RequestError::of_chat(error, slot))?;
     let CallFormat { format, kept, unconstrained } = arguments::calls(generator, (chat, &prompt), (&wish, tools))?;
     let breakpoints = breakpoints(generator, chat, &prompt.tokens);
     let answer = format.map(|format| {

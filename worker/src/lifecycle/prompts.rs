@@ -119,8 +119,8 @@ pub fn raw(generator: &Generator, prompts: &[RawPrompt], salt: &str) -> Result<V
 }
 
 fn tokens(generator: &Generator, prompt: &RawPrompt, salt: &str) -> Result<PromptTokens, RequestError> {
-    let room = generator.room();
-    let made = generator.common.prompts.raw(prompt, room.context_tokens, Scope::of(salt));
-    let made = made.map_err(|error| RequestError::of_raw(error, room))?;
+    let slot = generator.slot_context();
+    let made = generator.common.prompts.raw(prompt, slot.context_tokens, Scope::of(salt));
+    let made = made.map_err(|error| RequestError::of_raw(error, slot))?;
     made.whole().map_err(|reason| RequestError::field("prompt", reason))
 }

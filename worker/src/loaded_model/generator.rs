@@ -14,7 +14,7 @@ use warmpath_prompt::{AddSpecial, MediaRun, ParseSpecial};
 use super::common::{CommonState, check_model};
 use crate::engine::{EngineError, EngineHandle, Generation};
 use crate::error::RequestError;
-use crate::slot_context::SlotRoom;
+use crate::slot_context::SlotContext;
 use crate::tools::ReasoningOutput;
 
 /// Length up to which every prompt is counted to its end, if no response to it is generated. Units: contexts of a slot.
@@ -49,16 +49,16 @@ impl Generator {
     ///
     /// Errors: `Prompt` for messages, `PromptTooLong` if it is far longer than `COUNTED_CONTEXTS_MAX` contexts.
     pub fn count_tokens(&self, chat: &ChatPrompt) -> Result<usize, RequestError> {
-        let room = self.room();
-        let n_tokens_max = (room.context_tokens as usize).saturating_mul(COUNTED_CONTEXTS_MAX);
+        let slot = self.slot_context();
+        let n_tokens_max = (slot.context_tokens as usize).saturating_mul(COUNTED_CONTEXTS_MAX);
         let prompt = self.common.prompts.chat_within(chat, n_tokens_max);
-        Ok(prompt.map_err(|error| RequestError::of_chat(error, room))?.tokens.len())
+        Ok(prompt.map_err(|error| RequestError::of_chat(error, slot))?.tokens.len())
     }
 
     /// Checks that the engine has a free place before a prompt is prepared.
     ///
     /// The number is as of the last step; `submit` decides. Errors: `Engine(QueueFull)`.
-    pub fn check_room(&self) -> Result<(), RequestError> {
+    pub fn check_queue(&self) -> Result<(), RequestError> {
         let counters = self.engine.counters();
         let n_held = usize::try_from(counters.busy_slots + counters.queued).unwrap_or(usize::MAX);
         if n_held < self.n_places() {
@@ -69,8 +69,8 @@ impl Generator {
     }
 
     /// Returns the context of a slot.
-    pub fn room(&self) -> SlotRoom {
-        SlotRoom { is_limited: self.engine.facts().is_limited, ..SlotRoom::of(&self.common.model) }
+    pub fn slot_context(&self) -> SlotContext {
+        SlotContext { is_limited: self.engine.facts().is_limited, ..SlotContext::of(&self.common.model) }
     }
 
     /// Checks that a slot can run a prompt with these runs of media tokens.
@@ -78,7 +78,7 @@ impl Generator {
     /// Errors: `Field` if it is empty or has a token that the vocabulary lacks; `PromptTooLong`.
     pub fn check_prompt(&self, prompt: &[Token], runs: &[MediaRun]) -> Result<(), RequestError> {
         let checked = self.engine.check_prompt(prompt, runs);
-        checked.map_err(|fault| RequestError::of_fault(fault, self.room()))
+        checked.map_err(|fault| RequestError::of_fault(fault, self.slot_context()))
     }
 
     /// Returns the tokens of a text that is not a prompt by itself.

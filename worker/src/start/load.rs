@@ -37,7 +37,7 @@ use crate::loaded_model::common::VocabularyFile;
 use crate::loaded_model::generator::Generator;
 use crate::metrics::Metrics;
 use crate::prompt_pools::PromptPools;
-use crate::slot_context::SlotRoom;
+use crate::slot_context::SlotContext;
 use crate::summary::SummaryPublisher;
 
 /// Name of a tool that no template contains.
@@ -364,8 +364,8 @@ fn exchanges_state(http: &HttpConfig) -> bool {
 fn warn_of_context(ctx_size: u32, model: &ModelInfo) {
     // Each text to embed may use the whole context.
     let n_slots = if model.embedding.is_some() { 1 } else { model.n_slots };
-    let room = SlotRoom { n_slots, ..SlotRoom::of(model) };
-    if let Some(useful) = room.useful_ctx_size(ctx_size) {
+    let slot = SlotContext { n_slots, ..SlotContext::of(model) };
+    if let Some(useful) = slot.useful_ctx_size(ctx_size) {
         warn!(
             ctx_size,
             slots = n_slots,
