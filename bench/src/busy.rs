@@ -144,8 +144,9 @@ async fn contenders(args: &BusyArgs, self_test_cache: &Path) -> anyhow::Result<V
     ];
     let common: Vec<String> = common.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect();
     let worker = bin_dir(args.bin_dir.as_deref())?.join("warmpath-worker");
-    let cache = self_test_cache.display().to_string();
-    let own = ["--listen", "127.0.0.1:0", "--spec-type", "none", "--self-test-cache", &cache].map(str::to_owned);
+    let cache = format!("XDG_CACHE_HOME={}", self_test_cache.display());
+    let own = [&cache, &worker.display().to_string(), "--listen", "127.0.0.1:0", "--spec-type", "none"];
+    let (worker, own) = (PathBuf::from("env"), own.map(str::to_owned));
     let of = |name, program: &PathBuf, threads: usize, own: &[String]| {
         let threads = ["--threads".to_owned(), threads.to_string()];
         Contender { name, program: program.clone(), args: [own, &common, &threads].concat() }

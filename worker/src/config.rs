@@ -21,7 +21,6 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use warmpath_common::ids::WorkerUid;
 use warmpath_common::lora::Applied;
 use warmpath_common::model::Pooling;
 use warmpath_common::names::is_pattern;
@@ -131,8 +130,6 @@ pub struct HttpConfig {
 pub struct IdentityConfig {
     /// Name in headers.
     pub name: Option<String>,
-    /// Uid in summaries.
-    pub uid: Option<WorkerUid>,
     /// Names of the model, at least one.
     pub model_names: Vec<String>,
 }
@@ -322,14 +319,13 @@ fn engine_config(flags: &Flags, source: &ModelSource) -> Result<EngineConfig, Co
         cache_type_v: cache_type(flags.cache_type_v),
         flash_attn: switch(flags.flash_attn),
         kv_unified: switch(flags.kv_unified),
-        self_test: SelfTest::Run { cache: flags.self_test_cache.clone().or_else(cache_folder) },
+        self_test: SelfTest::Run { cache: cache_folder() },
         queue_max: flags.queue_max,
         block_size_tokens: flags.block_size,
         prefix_cache: if flags.disable_prefix_cache { PrefixCache::Disabled } else { PrefixCache::Enabled },
         store: store::store_config(flags)?,
         prefix_tokens_max: flags.prefix_cache_max_tokens,
         idle_state: if flags.slot_save_path.is_some() { IdleState::Slot } else { IdleState::Store },
-        checkpoint_stride_tokens: flags.checkpoint_stride,
         shifts: shift_config(flags),
         adapters: adapters::files(flags)?,
         speculation: speculation::config(&flags.speculation)?,
@@ -419,7 +415,6 @@ fn identity_config(flags: Flags, source: &ModelSource) -> Result<IdentityConfig,
             reason: "must be 1 to 128 visible ASCII characters".to_owned(),
         });
     }
-    let uid = flags.worker_id.map(|id| parse_uid(&id)).transpose()?;
     let mut model_names: Vec<String> = flags.aliases.into_iter().filter(|alias| !alias.is_empty()).collect();
     // Responses contain the first name, so it must not be a pattern.
     if model_names.first().is_none_or(|name| is_pattern(name)) {
@@ -428,16 +423,7 @@ fn identity_config(flags: Flags, source: &ModelSource) -> Result<IdentityConfig,
             None => model_names.insert(0, source.model_name()),
         }
     }
-    Ok(IdentityConfig { name: flags.name, uid, model_names })
-}
-
-fn parse_uid(text: &str) -> Result<WorkerUid, ConfigError> {
-    let digits = text.len() == 16 && text.bytes().all(|b| b.is_ascii_hexdigit());
-    let uid = digits.then(|| u64::from_str_radix(text, 16).ok()).flatten();
-    uid.map(WorkerUid).ok_or_else(|| ConfigError::Range {
-        flag: "worker-id".into(),
-        reason: "must be 16 hexadecimal digits".to_owned(),
-    })
+    Ok(IdentityConfig { name: flags.name, model_names })
 }
 
 #[cfg(test)]

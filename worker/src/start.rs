@@ -34,7 +34,7 @@ use crate::app::App;
 use crate::app::Phase;
 use crate::backends::BackendError;
 use crate::config::kv_transfer::KvTransferConfig;
-use crate::config::{BODY_TIMEOUT, Config, HEAD_TIMEOUT, HttpConfig, IdentityConfig};
+use crate::config::{BODY_TIMEOUT, Config, HEAD_TIMEOUT, HttpConfig};
 use crate::download::{self, DownloadError, DownloadProgress, ModelFiles, ModelSource};
 use crate::engine::{StartError, check_adapter};
 use crate::http::{admin_router, router};
@@ -384,19 +384,15 @@ fn names(config: &Config) -> Arc<[String]> {
 }
 
 fn identity(config: &Config, address: SocketAddr) -> WorkerIdentity {
-    let IdentityConfig { name, uid, .. } = &config.identity;
     let host = gethostname::gethostname().to_string_lossy().replace(|c: char| !c.is_ascii_graphic(), "-");
     let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone()).display().to_string();
     let model = config.source.local().map_or_else(|| config.source.to_string(), absolute);
-    let derived = || {
-        let hash = blake3::hash(format!("{host}\0{address}\0{model}").as_bytes());
-        let (first, _) = hash.as_bytes().split_first_chunk().expect("a hash has 32 bytes");
-        WorkerUid(u64::from_be_bytes(*first))
-    };
+    let hash = blake3::hash(format!("{host}\0{address}\0{model}").as_bytes());
+    let (uid, _) = hash.as_bytes().split_first_chunk().expect("a hash has 32 bytes");
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     WorkerIdentity {
-        name: name.clone().unwrap_or_else(|| format!("{host}:{}", address.port())),
-        uid: uid.unwrap_or_else(derived),
+        name: config.identity.name.clone().unwrap_or_else(|| format!("{host}:{}", address.port())),
+        uid: WorkerUid(u64::from_be_bytes(*uid)),
         boot_epoch: u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX),
     }
 }

@@ -163,9 +163,9 @@ impl Programs {
             let peer = self.peer.as_deref().context("no llama-server takes part")?;
             (peer, ["--host", "127.0.0.1", "--port", "0"].map(str::to_owned).to_vec())
         } else {
-            let self_test_cache = self.self_test_cache.path().display().to_string();
-            let args = ["--listen", "127.0.0.1:0", "--self-test-cache", &self_test_cache].map(str::to_owned);
-            (self.worker.as_path(), args.to_vec())
+            let cache = format!("XDG_CACHE_HOME={}", self.self_test_cache.path().display());
+            let args = [&cache, &self.worker.display().to_string(), "--listen", "127.0.0.1:0"].map(str::to_owned);
+            (Path::new("env"), args.to_vec())
         };
         args.extend(["--model".to_owned(), self.model.display().to_string()]);
         args.extend(["--threads".to_owned(), self.threads.to_string()]);

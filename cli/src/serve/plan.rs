@@ -52,12 +52,10 @@ impl Settings {
     /// Errors: no worker, flags that this program sets itself.
     pub fn check(&self, flags: &Flags) -> anyhow::Result<()> {
         ensure!(self.workers > 0, "--workers must be at least 1");
-        for flag in ["--name", "--worker-id"] {
-            ensure!(
-                !has(&flags.workers, flag),
-                "{flag} can only be set for one worker: `warmpath serve` names its workers"
-            );
-        }
+        ensure!(
+            !has(&flags.workers, "--name"),
+            "--name can only be set for one worker: `warmpath serve` names its workers"
+        );
         for flag in ["--listen", "--admin-listen", "--worker"] {
             ensure!(!has(&flags.router, flag), "{flag} is set by `warmpath serve`; give it before `--`");
         }

@@ -25,7 +25,7 @@ async fn every_expression_of_every_dashboard_and_alert_returns_data() -> anyhow:
     let disk = tempfile::tempdir()?;
     let disk_path = disk.path().display().to_string();
     // The caches are so small that state is evicted all the time.
-    let small = ["--cache-ram", "1", "--cache-min-hold", "0", "--queue-max", "2"];
+    let small = ["--cache-ram", "1", "--queue-max", "2"];
     let mut rig = Rig::start_with(2, &small, &[]).await?;
     let model = tiny_model()?.display().to_string();
     let stock_args = ["--model", &model, "--alias", "stock", "--cache-disk", &disk_path, "--listen", "127.0.0.1:0"];

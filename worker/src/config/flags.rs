@@ -64,10 +64,6 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_NAME")]
     pub name: Option<String>,
 
-    /// Identity across restarts: 16 hexadecimal digits. The default is derived from host, address and model.
-    #[arg(long, env = "WARMPATH_WORKER_ID", value_name = "HEX")]
-    pub worker_id: Option<String>,
-
     /// Number of sequences that run at the same time (-np) [default: 4; with --embedding 32 texts per batch].
     #[arg(long, visible_alias = "parallel", env = "WARMPATH_SLOTS")]
     pub slots: Option<u16>,
@@ -158,19 +154,10 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_CACHE_DISK_SIZE", value_name = "MIB", default_value_t = 10240)]
     pub cache_disk_size: u64,
 
-    /// Seconds for which stored KV state that was reused is not evicted after its last use.
-    #[arg(long, env = "WARMPATH_CACHE_MIN_HOLD", value_name = "SECONDS", default_value_t = 10.0)]
-    pub cache_min_hold: f64,
-
     /// Maximum number of tokens that idle slots keep in the KV buffer [default: half of its cells if slots share one;
     /// no limit with --slot-save-path].
     #[arg(long, env = "WARMPATH_PREFIX_CACHE_MAX_TOKENS", value_name = "TOKENS")]
     pub prefix_cache_max_tokens: Option<u64>,
-
-    /// Distance between checkpoints in a prompt, for models whose state cannot be rewound; with 0 there are only the
-    /// start of the last message and the end of the prompt.
-    #[arg(long, env = "WARMPATH_CHECKPOINT_STRIDE", value_name = "TOKENS", default_value_t = 1024)]
-    pub checkpoint_stride: u32,
 
     /// Minimum length of a run of tokens whose state is moved to another position when a prompt changes before it; 0
     /// moves none. Moved state is approximate, and so are the responses that use it. Without a number 32.
@@ -203,11 +190,6 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_KV_UNIFIED", value_name = "WHEN", default_value = "auto")]
     #[arg(num_args = 0..=1, default_missing_value = "on")]
     pub kv_unified: Switch,
-
-    /// Folder for the self-test's result, which the next start reuses. The default is warmpath in the user's cache
-    /// folder.
-    #[arg(long, env = "WARMPATH_SELF_TEST_CACHE", value_name = "DIR")]
-    pub self_test_cache: Option<PathBuf>,
 
     /// Chat template that replaces the model's: the name of one of llama.cpp's built-in templates, or Jinja. The
     /// default for a model without a template is chatml.

@@ -2,8 +2,6 @@
 //!
 //! Not here: the flags themselves (`flags`), the store itself (the engine).
 
-use std::time::Duration;
-
 use super::ConfigError;
 use super::flags::Flags;
 use crate::engine::{DiskConfig, StoreConfig};
@@ -15,9 +13,6 @@ const RAM_SHARE: u64 = 4;
 
 /// Memory of the store if the machine's memory is unknown. Source: a quarter of 4 GiB, a small machine.
 const RAM_UNKNOWN_BYTES: u64 = 1 << 30;
-
-/// Longest time that `--cache-min-hold` may set. Source: a day; pins keep state longer.
-const MIN_HOLD_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Returns the settings of stored KV state.
 ///
@@ -32,11 +27,9 @@ pub(super) fn store_config(flags: &Flags) -> Result<StoreConfig, ConfigError> {
     if flags.cache_disk.is_some() && flags.cache_disk_size == 0 {
         return refuse("cache-disk-size", "must be at least 1");
     }
-    let min_hold = Duration::try_from_secs_f64(flags.cache_min_hold).ok().filter(|hold| *hold <= MIN_HOLD_MAX);
-    let Some(min_hold) = min_hold else { return refuse("cache-min-hold", "must be 0 to 86400 seconds") };
     let bytes = flags.cache_disk_size.saturating_mul(1 << 20);
     let disk = flags.cache_disk.clone().map(|dir| DiskConfig { dir, bytes });
-    Ok(StoreConfig { ram_bytes, disk, min_hold })
+    Ok(StoreConfig { ram_bytes, disk, ..StoreConfig::default() })
 }
 
 fn ram_default() -> u64 {

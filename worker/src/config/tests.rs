@@ -156,7 +156,6 @@ fn names_the_flag_whose_value_cannot_be_used() {
         ("--mmproj-url http://h/p", "--mmproj-url: must be the URL of a file that ends in .gguf"),
         ("--drain-timeout inf", "--drain-timeout: must be 0 to 86400 seconds"),
         ("--idle-timeout=-1", "--idle-timeout: must be 0 to 86400 seconds"),
-        ("--worker-id 12", "--worker-id: must be 16 hexadecimal digits"),
         ("--slot-save-path /no/such", "--slot-save-path: must be an existing folder"),
         ("--chat-template-file /no/such", "--chat-template-file: cannot read /no/such"),
         (

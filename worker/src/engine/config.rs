@@ -178,9 +178,21 @@ pub struct DiskConfig {
     pub bytes: u64,
 }
 
+/// Time after its last use for which reused state is not evicted.
+///
+/// Source: own choice: requests of one agent or of one batch follow each other within seconds; longer, a flood of
+/// prompts that are each used twice would keep the store full.
+const MIN_HOLD: Duration = Duration::from_secs(10);
+
+/// Distance between checkpoints in a prompt. Units: tokens.
+///
+/// Source: own choice: a request that leaves an earlier prompt computes at most two batches of 512 tokens again, and a
+/// prompt of 8,192 tokens has eight checkpoints.
+const CHECKPOINT_STRIDE_TOKENS: u32 = 1024;
+
 impl Default for StoreConfig {
     fn default() -> Self {
-        Self { ram_bytes: 256 << 20, disk: None, min_hold: Duration::from_secs(10) }
+        Self { ram_bytes: 256 << 20, disk: None, min_hold: MIN_HOLD }
     }
 }
 
@@ -223,7 +235,7 @@ impl Default for EngineConfig {
             store: StoreConfig::default(),
             prefix_tokens_max: None,
             idle_state: IdleState::default(),
-            checkpoint_stride_tokens: 1024,
+            checkpoint_stride_tokens: CHECKPOINT_STRIDE_TOKENS,
             shifts: ShiftConfig::default(),
             adapters: Vec::new(),
             projector: None,

@@ -2,17 +2,21 @@
 //!
 //! Not here: the share of the store that pins may take (`warmpath_worker_core`).
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
+use warmpath_worker::config::Config;
 
 use crate::cache::{compute, held, prompt};
-use crate::harness::{TestWorker, user};
+use crate::harness::{TestWorker, tiny, user};
 
 const CHAT: &str = "/v1/chat/completions";
 
 #[tokio::test]
 async fn a_pinned_prefix_survives_a_flood_and_others_do_not() {
-    let flags = "--slots 1 --block-size 32 --cache-ram 2 --cache-min-hold 0 --flash-attn off";
-    let worker = TestWorker::start(flags).await;
+    let flags = "--slots 1 --block-size 32 --cache-ram 2 --flash-attn off";
+    let hold_nothing = |config: &mut Config| config.engine.store.min_hold = Duration::ZERO;
+    let worker = TestWorker::start_changed(tiny(), flags, hold_nothing).await;
     let (pinned, other) = (prompt(1, 320), prompt(2, 320));
     // The prefix is pinned before any of it is stored.
     let pin = worker.ask("/cache/pin", json!({"prompt": pinned, "name": "house-rules"})).await;

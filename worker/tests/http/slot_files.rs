@@ -131,9 +131,10 @@ enum Saved {
 async fn resume(kind: Preset, (buffer, saved): (&str, Saved)) {
     let saves = saves(&format!("resume-{kind:?}-{buffer}-{saved:?}"));
     let flags = format!(
-        "--slots 2 --block-size 32 --checkpoint-stride 64 --flash-attn off --kv-unified {buffer} --slot-save-path {}",
+        "--slots 2 --block-size 32 --flash-attn off --kv-unified {buffer} --slot-save-path {}",
         saves.display()
     );
+    let every_64 = |config: &mut Config| config.engine.checkpoint_stride_tokens = 64;
     let first = prompt(1, 300);
     let tokens = first.as_array().expect("an array");
     let branch = |at: usize, seed: u32| {
@@ -145,7 +146,7 @@ async fn resume(kind: Preset, (buffer, saved): (&str, Saved)) {
     let cases = [(first.clone(), 288), (branch(200, 3), 192), (branch(100, 4), 64), (branch(300, 5), 288)];
     let body = |prompt: &Value| json!({"prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": true});
 
-    let worker = TestWorker::start_model(&model(kind, 1), &flags).await;
+    let worker = TestWorker::start_changed(&model(kind, 1), &flags, every_64).await;
     let mut expected = Vec::new();
     for (prompt, _) in &cases {
         let mut uncached = body(prompt);
@@ -169,7 +170,7 @@ async fn resume(kind: Preset, (buffer, saved): (&str, Saved)) {
     worker.stop().await.expect("a good end");
 
     // The prompts run one after the other, each after its own restore.
-    let worker = TestWorker::start_model(&model(kind, 1), &flags).await;
+    let worker = TestWorker::start_changed(&model(kind, 1), &flags, every_64).await;
     for ((prompt, n_least), expected) in cases.iter().zip(&expected) {
         assert_eq!(worker.ask("/cache/clear", json!({})).await["cleared"]["disk"]["entries"], 0);
         assert_eq!(act(&worker, (1, "restore"), "one.bin").await.0, 200);

@@ -30,7 +30,7 @@ use super::{RESTORE_MS_PER_TOKEN, Shape};
 const CHUNK_TOKENS: u32 = 256;
 /// Time for which a chunk stays after its last use. Units: milliseconds.
 ///
-/// Source: the default of `warmpath-worker --cache-min-hold`.
+/// Source: `StoreConfig::default` of the worker's engine.
 const MIN_HOLD_MS: u64 = 10_000;
 /// Root of every chain: the traces have one model and one tenant.
 const ROOT: BlockHash = BlockHash([0; 32]);
