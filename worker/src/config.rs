@@ -16,6 +16,7 @@ pub mod rope;
 pub mod source;
 pub mod speculation;
 mod store;
+mod values;
 
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -186,10 +187,11 @@ pub enum ConfigError {
 pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
     check_ranges(&flags)?;
     let variables = |name: &str| std::env::var_os(name);
-    let source = source::source(&flags.source, media::of_repository(&flags), &variables)?;
+    let source =
+        source::source(&flags.source, media::of_repository(&flags.media, flags.projector_obstacle()), &variables)?;
     Ok(Config {
         http: http_config(&flags)?,
-        media: media::media_config(&flags, &variables)?,
+        media: media::media_config(&flags.media, &flags.source, &variables)?,
         backends: backends(&flags),
         engine: engine_config(&flags, &source)?,
         adapter_in_force: adapters::in_force(&flags, &adapters::files(&flags)?)?,
@@ -251,7 +253,7 @@ fn check_context(flags: &Flags, n_slots: u16) -> Result<(), ConfigError> {
     }
     let total = flags.ctx_size.unwrap_or(0);
     let each = total / u32::from(n_slots).max(1);
-    if total == 0 || each >= SLOT_CELLS_STEP || embedding::is_asked_for(flags) {
+    if total == 0 || each >= SLOT_CELLS_STEP || flags.embeds() {
         return Ok(());
     }
     let least = SLOT_CELLS_STEP * u32::from(n_slots);
@@ -346,26 +348,26 @@ fn cache_folder() -> Option<PathBuf> {
     folder.map(|folder| folder.join("warmpath"))
 }
 
-fn switch(switch: flags::Switch) -> Switch {
+fn switch(switch: values::Switch) -> Switch {
     match switch {
-        flags::Switch::Auto => Switch::Auto,
-        flags::Switch::On => Switch::On,
-        flags::Switch::Off => Switch::Off,
+        values::Switch::Auto => Switch::Auto,
+        values::Switch::On => Switch::On,
+        values::Switch::Off => Switch::Off,
     }
 }
 
-fn cache_type(cache_type: flags::CacheType) -> CacheType {
+fn cache_type(cache_type: values::CacheType) -> CacheType {
     match cache_type {
-        flags::CacheType::Auto => CacheType::Auto,
-        flags::CacheType::F32 => CacheType::F32,
-        flags::CacheType::F16 => CacheType::F16,
-        flags::CacheType::Bf16 => CacheType::Bf16,
-        flags::CacheType::Q8_0 => CacheType::Q8_0,
-        flags::CacheType::Q5_1 => CacheType::Q5_1,
-        flags::CacheType::Q5_0 => CacheType::Q5_0,
-        flags::CacheType::Iq4Nl => CacheType::Iq4Nl,
-        flags::CacheType::Q4_1 => CacheType::Q4_1,
-        flags::CacheType::Q4_0 => CacheType::Q4_0,
+        values::CacheType::Auto => CacheType::Auto,
+        values::CacheType::F32 => CacheType::F32,
+        values::CacheType::F16 => CacheType::F16,
+        values::CacheType::Bf16 => CacheType::Bf16,
+        values::CacheType::Q8_0 => CacheType::Q8_0,
+        values::CacheType::Q5_1 => CacheType::Q5_1,
+        values::CacheType::Q5_0 => CacheType::Q5_0,
+        values::CacheType::Iq4Nl => CacheType::Iq4Nl,
+        values::CacheType::Q4_1 => CacheType::Q4_1,
+        values::CacheType::Q4_0 => CacheType::Q4_0,
     }
 }
 

@@ -9,7 +9,7 @@ use warmpath_common::model::TEMPLATE_KWARGS_BYTES_MAX;
 use warmpath_prompt::TemplateKwargs;
 
 use super::ConfigError;
-use super::flags::Switch;
+use super::values::Switch;
 use crate::tools::ReasoningOutput;
 
 /// Level that leaves the effort to the template. Source: llama-server.

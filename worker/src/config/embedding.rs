@@ -2,14 +2,9 @@
 
 use warmpath_common::model::Pooling;
 
-use super::flags::{self, Flags};
-use super::{ConfigError, EmbeddingConfig};
+use super::flags::Flags;
+use super::{ConfigError, EmbeddingConfig, values};
 use crate::embedder::vector::Norm;
-
-/// Returns whether the worker embeds texts instead of generating.
-pub(super) fn is_asked_for(flags: &Flags) -> bool {
-    flags.embedding || flags.rerank
-}
 
 /// Returns the settings of embeddings; `None` for a worker that generates text.
 ///
@@ -17,7 +12,7 @@ pub(super) fn is_asked_for(flags: &Flags) -> bool {
 pub(super) fn embedding_config(flags: &Flags) -> Result<Option<EmbeddingConfig>, ConfigError> {
     let range = |flag: &'static str, reason: &str| ConfigError::Range { flag: flag.into(), reason: reason.to_owned() };
     let pooling = flags.pooling.map(pooling);
-    if !is_asked_for(flags) {
+    if !flags.embeds() {
         return if pooling.is_none() { Ok(None) } else { Err(range("pooling", "needs --embedding")) };
     }
     if !flags.lora.is_empty() || !flags.lora_scaled.is_empty() {
@@ -31,12 +26,12 @@ pub(super) fn embedding_config(flags: &Flags) -> Result<Option<EmbeddingConfig>,
     Ok(Some(EmbeddingConfig { pooling: if flags.rerank { Some(Pooling::Rank) } else { pooling }, norm }))
 }
 
-fn pooling(pooling: flags::Pooling) -> Pooling {
+fn pooling(pooling: values::Pooling) -> Pooling {
     match pooling {
-        flags::Pooling::None => Pooling::None,
-        flags::Pooling::Mean => Pooling::Mean,
-        flags::Pooling::Cls => Pooling::Cls,
-        flags::Pooling::Last => Pooling::Last,
-        flags::Pooling::Rank => Pooling::Rank,
+        values::Pooling::None => Pooling::None,
+        values::Pooling::Mean => Pooling::Mean,
+        values::Pooling::Cls => Pooling::Cls,
+        values::Pooling::Last => Pooling::Last,
+        values::Pooling::Rank => Pooling::Rank,
     }
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
 use clap::error::ErrorKind;
-use clap::{ArgAction, CommandFactory as _, Parser, ValueEnum};
+use clap::{ArgAction, CommandFactory as _, Parser};
 use warmpath_common::block_hash::BLOCK_SIZE_TOKENS_DEFAULT;
 use warmpath_shell::command_line::{self, ConfigFlags, ParsedCommandLine};
 use warmpath_shell::listen::ListenFlags;
@@ -17,7 +17,6 @@ use warmpath_shell::tls::TlsFlags;
 use warmpath_shell::trace::export::TraceFlags;
 
 use super::chat::ChatFlags;
-use super::embedding;
 use super::generation::GenerationFlags;
 use super::kv_transfer::KvTransferFlags;
 use super::llama_server::{self, IgnoredFlag, NoTranslation, Translated};
@@ -26,6 +25,7 @@ use super::placement::PlacementFlags;
 use super::rope::RopeFlags;
 use super::source::SourceFlags;
 use super::speculation::SpeculationFlags;
+use super::values::{CacheType, Pooling, Switch};
 use crate::embedder::TEXTS_PER_BATCH_DEFAULT;
 use crate::version;
 
@@ -326,66 +326,6 @@ fn with_page(error: clap::Error) -> clap::Error {
     command_line::with_tip(error, tip)
 }
 
-/// A setting that the worker may choose itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Switch {
-    /// The faster one on this machine.
-    Auto,
-    /// Yes.
-    #[value(aliases = ["1", "true", "yes", "enabled"])]
-    On,
-    /// No.
-    #[value(aliases = ["0", "false", "no", "disabled"])]
-    Off,
-}
-
-/// Pooling of the states of a text's tokens, as llama-server names it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Pooling {
-    /// A vector for each token.
-    None,
-    /// Mean of all states.
-    Mean,
-    /// State of the first token.
-    Cls,
-    /// State of the last token.
-    Last,
-    /// A score.
-    Rank,
-}
-
-/// Type of the KV cache, as llama-server names it, or `auto`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "snake_case")]
-pub enum CacheType {
-    /// The faster one of f16 and bf16.
-    Auto,
-    /// 32-bit float.
-    F32,
-    /// 16-bit float.
-    F16,
-    /// 16-bit brain float.
-    Bf16,
-    /// 8 bits.
-    #[value(name = "q8_0")]
-    Q8_0,
-    /// 5 bits, with offset.
-    #[value(name = "q5_1")]
-    Q5_1,
-    /// 5 bits.
-    #[value(name = "q5_0")]
-    Q5_0,
-    /// 4 bits, non-linear.
-    #[value(name = "iq4_nl")]
-    Iq4Nl,
-    /// 4 bits, with offset.
-    #[value(name = "q4_1")]
-    Q4_1,
-    /// 4 bits.
-    #[value(name = "q4_0")]
-    Q4_0,
-}
-
 impl Flags {
     /// Parses a command line, whose first element is the program; llama-server's spellings are accepted, too.
     ///
@@ -399,9 +339,25 @@ impl Flags {
         Ok(asked.map(|flags| Self { ignored, ..flags }))
     }
 
+    /// Returns whether the worker embeds texts instead of generating.
+    pub(super) fn embeds(&self) -> bool {
+        self.embedding || self.rerank
+    }
+
+    /// Returns a flag that excludes projectors, if one is set.
+    pub(super) fn projector_obstacle(&self) -> Option<&'static str> {
+        let obstacles = [
+            (self.embeds(), if self.rerank { "--rerank" } else { "--embedding" }),
+            (self.speculation.spec_draft_model.is_some(), "--spec-draft-model"),
+            (self.cache_reuse > 0, "--cache-reuse"),
+            (self.context_shift, "--context-shift"),
+        ];
+        obstacles.into_iter().find_map(|(is_set, flag)| is_set.then_some(flag))
+    }
+
     /// Returns the number of slots.
     pub(super) fn n_slots(&self) -> u16 {
-        let default = if embedding::is_asked_for(self) { TEXTS_PER_BATCH_DEFAULT } else { SLOTS_DEFAULT };
+        let default = if self.embeds() { TEXTS_PER_BATCH_DEFAULT } else { SLOTS_DEFAULT };
         self.slots.unwrap_or(default)
     }
 

@@ -11,9 +11,8 @@ use std::path::PathBuf;
 use clap::Args;
 use warmpath_shell::image_urls::ImageUrlFlags;
 
-use super::flags::Flags;
-use super::source::{UrlFlags, Variables};
-use super::{ConfigError, embedding};
+use super::ConfigError;
+use super::source::{SourceFlags, UrlFlags, Variables};
 use crate::download::{ModelSource, RepositoryProjector};
 use crate::engine::{ProjectorConfig, ProjectorNeed};
 
@@ -78,8 +77,12 @@ impl MediaConfig {
 ///
 /// Errors: `Range` for a limit of 0, for a maximum below the minimum, for limits without a projector, and for a URL of
 /// no GGUF file. Reads: the variables of Hugging Face's clients.
-pub(super) fn media_config(flags: &Flags, variables: Variables<'_>) -> Result<MediaConfig, ConfigError> {
-    let (min_tokens, max_tokens) = (flags.media.image_min_tokens, flags.media.image_max_tokens);
+pub(super) fn media_config(
+    flags: &MediaFlags,
+    source: &SourceFlags,
+    variables: Variables<'_>,
+) -> Result<MediaConfig, ConfigError> {
+    let (min_tokens, max_tokens) = (flags.image_min_tokens, flags.image_max_tokens);
     let refuse =
         |flag: &'static str, reason: &str| Err(ConfigError::Range { flag: flag.into(), reason: reason.to_owned() });
     if min_tokens == Some(0) {
@@ -88,35 +91,29 @@ pub(super) fn media_config(flags: &Flags, variables: Variables<'_>) -> Result<Me
     if max_tokens.is_some_and(|most| most < min_tokens.unwrap_or(1)) {
         return refuse("image-max-tokens", "must be at least 1, and at least --image-min-tokens");
     }
-    let named = match (&flags.media.mmproj_url, &flags.media.mmproj) {
+    let named = match (&flags.mmproj_url, &flags.mmproj) {
         (Some(url), file) => {
-            let given = UrlFlags { names: ("mmproj-url", "mmproj"), url, file: file.as_ref() };
-            Some(given.source(&flags.source, variables)?)
+            let by_url = UrlFlags { names: ("mmproj-url", "mmproj"), url, file: file.as_ref() };
+            Some(by_url.source(source, variables)?)
         }
         (None, file) => file.clone().map(ModelSource::File),
     };
-    let may_have_one = named.is_some() || (flags.source.hf_repo.is_some() && !flags.media.no_mmproj);
+    let may_have_one = named.is_some() || (source.hf_repo.is_some() && !flags.no_mmproj);
     let limits = [("image-min-tokens", min_tokens), ("image-max-tokens", max_tokens)];
     if let Some((flag, _)) = limits.into_iter().find(|(_, limit)| limit.is_some() && !may_have_one) {
         return refuse(flag, "needs a projector: --mmproj, --mmproj-url, or --hf-repo without --no-mmproj");
     }
-    Ok(MediaConfig { named, offload: !flags.media.no_mmproj_offload, min_tokens, max_tokens })
+    Ok(MediaConfig { named, offload: !flags.no_mmproj_offload, min_tokens, max_tokens })
 }
 
-/// Returns the use of the projector of the model's repository.
-pub(super) fn of_repository(flags: &Flags) -> RepositoryProjector {
-    let media = &flags.media;
-    if media.no_mmproj || media.mmproj.is_some() || media.mmproj_url.is_some() {
+/// Returns the use of the projector of the model's repository; `obstacle` is a flag that excludes projectors, if there
+/// is one.
+pub(super) fn of_repository(flags: &MediaFlags, obstacle: Option<&'static str>) -> RepositoryProjector {
+    if flags.no_mmproj || flags.mmproj.is_some() || flags.mmproj_url.is_some() {
         return RepositoryProjector::Unused;
     }
-    let obstacles = [
-        (embedding::is_asked_for(flags), if flags.rerank { "--rerank" } else { "--embedding" }),
-        (flags.speculation.spec_draft_model.is_some(), "--spec-draft-model"),
-        (flags.cache_reuse > 0, "--cache-reuse"),
-        (flags.context_shift, "--context-shift"),
-    ];
-    match obstacles.into_iter().find(|(is_given, _)| *is_given) {
-        Some((_, by)) => RepositoryProjector::Excluded { by },
+    match obstacle {
+        Some(by) => RepositoryProjector::Excluded { by },
         None => RepositoryProjector::Fetched,
     }
 }

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use clap::Args;
 
-use super::flags::CacheType;
+use super::values::CacheType;
 use super::{ConfigError, cache_type, placement};
 use crate::engine::{DraftModelConfig, GpuLayers, Placement, SpeculationConfig};
 use warmpath_worker_core::drafting::DraftLimits;

@@ -30,6 +30,8 @@ use probabilities::ProbabilityFields;
 use reasoning::BudgetFields;
 use samplers::SamplersField;
 
+/// Maximum of `logprobs` and `top_logprobs`. Source: OpenAI's limit of `top_logprobs`.
+const TOP_LOGPROBS_MAX: i64 = 20;
 /// Maximum number of stop texts. Source: OpenAI allows 4, llama-server any number; the response is searched for each of
 /// them after every token, and 32 keep that within microseconds.
 const STOP_TEXTS_MAX: usize = 32;

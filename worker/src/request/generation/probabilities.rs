@@ -7,12 +7,10 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use warmpath_common::whole::Whole;
 
-use super::{schemas, whole_within};
+use super::{TOP_LOGPROBS_MAX, schemas, whole_within};
 use crate::engine::{ProbabilitySource, ProbabilityWish};
 use crate::error::RequestError;
 
-/// Maximum of `logprobs` and `top_logprobs`. Source: OpenAI's limit of `top_logprobs`.
-pub(super) const TOP_LOGPROBS_MAX: i64 = 20;
 /// Maximum of `n_probs` for a response of any length. Source: each token of a response has this many entries, some
 /// 10 kB as JSON.
 const N_PROBS_OF_ANY_LENGTH_MAX: usize = 100;

@@ -5,10 +5,9 @@
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 
-use super::probabilities::TOP_LOGPROBS_MAX;
 use super::samplers::SAMPLERS_MAX;
 use super::{DRY_BREAKERS_MAX, GRAMMAR_BYTES_MAX, LOGIT_BIAS_ABS_MAX, LOGIT_BIAS_MAX};
-use super::{STOP_TEXT_BYTES_MAX, STOP_TEXTS_MAX};
+use super::{STOP_TEXT_BYTES_MAX, STOP_TEXTS_MAX, TOP_LOGPROBS_MAX};
 
 pub(super) fn tokens_max(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
