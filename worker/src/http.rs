@@ -3,38 +3,15 @@
 //! Not here: running a request (`lifecycle`), the worker's start and stop (`start`).
 
 mod access;
-mod answer;
-mod anthropic;
-mod api_adapter;
 pub mod body;
-mod cache;
-mod cache_diagnostics;
-mod calls;
-mod chat;
-mod completions;
-mod content_parts;
 mod context;
-mod embeddings;
-mod free_text;
-mod health;
-mod kv;
+mod delivery;
+mod dialects;
+mod fleet;
 mod llama_server;
-mod logprobs;
-mod lora;
-mod models;
+mod openai;
 pub mod openapi;
-mod pins;
-mod props;
-mod rerank;
-mod responses;
-mod slots;
-mod sse;
-mod summary;
-mod tokenize;
-mod truncation;
-mod vector_trace;
-mod whole;
-mod wire;
+mod vectors;
 
 use axum::Router;
 use axum::http::{Method, Uri};
@@ -46,6 +23,11 @@ use warmpath_shell::refusal::Refusal;
 
 use crate::app::App;
 use crate::error::RequestError;
+use dialects::{anthropic, responses};
+use fleet::{cache, health, kv, pins, summary};
+use llama_server::{lora, props, slots, tokenize};
+use openai::{chat, completions, models};
+use vectors::{embeddings, rerank};
 
 /// Returns the service for all requests of a worker.
 pub fn router(app: App) -> Router {

@@ -5,7 +5,8 @@
 //! its place in the queue. Received state is verified here and stored by the engine. After a failure the rest of the
 //! prompt is computed, and the other worker gets no requests for some time.
 //!
-//! Not here: sending state (`http::kv`), the decision and the wait (`engine::kv::receiving`), the connection (`peer`).
+//! Not here: sending state (`http::fleet::kv`), the decision and the wait (`engine::kv::receiving`), the connection
+//! (`peer`).
 
 mod ahead;
 mod hint;

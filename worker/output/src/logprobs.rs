@@ -1,6 +1,6 @@
 //! Log probabilities of a chosen token and of the most likely ones.
 //!
-//! llama.cpp's samplers choose the token; the format for clients is in `http::wire`.
+//! llama.cpp's samplers choose the token; the format for clients is in `http::openai::wire`.
 //!
 //! By default the probabilities are the softmax of the model's logits, before the sampler changes them, as in OpenAI's
 //! API and llama-server. Only the few most likely ones are sorted.

@@ -1,6 +1,11 @@
 //! `/completion` and `/infill`: generated text in llama-server's format.
 //!
-//! Not here: OpenAI's (`http::answer`).
+//! Not here: OpenAI's (`openai::answer`).
+
+pub mod lora;
+pub mod props;
+pub mod slots;
+pub mod tokenize;
 
 use axum::Json;
 use axum::extract::State;
@@ -11,15 +16,15 @@ use warmpath_common::ids::Token;
 use warmpath_shell::api_error::ApiError as _;
 use warmpath_worker_output::logprobs::TokenProbabilities;
 
-use super::answer::Facts;
-use super::body::Body;
-use super::context::RequestContext;
-use super::logprobs::Pieces;
-use super::wire::Timings;
-use super::{answer, logprobs, props, sse, whole};
 use crate::app::App;
 use crate::engine::FinishReason;
 use crate::error::RequestError;
+use crate::http::body::Body;
+use crate::http::context::RequestContext;
+use crate::http::delivery::{sse, whole};
+use crate::http::openai::answer::{self, Facts};
+use crate::http::openai::logprobs::{self, Pieces};
+use crate::http::openai::wire::Timings;
 use crate::lifecycle::journal;
 use crate::lifecycle::{ResponseStep, StartedResponse};
 use crate::loaded_model::generator::Generator;

@@ -20,9 +20,9 @@ use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
 use self::operation::Operation;
-use super::anthropic::wire as anthropic;
-use super::responses::wire as responses;
-use super::wire;
+use super::dialects::anthropic::wire as anthropic;
+use super::dialects::responses::wire as responses;
+use super::openai::wire;
 use warmpath_common::dialects::anthropic::ErrorBody as AnthropicError;
 use warmpath_common::openai::ErrorBody;
 

@@ -1,6 +1,6 @@
 //! A response in progress: merges the events of its choices into one stream of steps, and counts its tokens and time.
 //!
-//! Not here: its format for the client (`http::answer`).
+//! Not here: its format for the client (`http::openai::answer`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 //! As in a chunk's file, the preamble has the header's checksum and the header has the state's. The state is
 //! llama.cpp's export, uncut, followed by its checkpoints. A file that is incomplete, changed, or of another model or
 //! layout is refused before llama.cpp sees it. Not here: the preamble (`preamble`), chunks of the disk tier (`folder`),
-//! the endpoint (`http::slots`).
+//! the endpoint (`http::llama_server::slots`).
 //!
 //! ```text
 //! offset  bytes  field

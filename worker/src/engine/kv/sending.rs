@@ -5,7 +5,7 @@
 //! exports at most as much as takes the time of a micro-batch, so running responses are delayed by one more micro-batch
 //! per step.
 //!
-//! Not here: the endpoint (`crate::http::kv`), the bytes (`crate::store::exchange`), the asking worker
+//! Not here: the endpoint (`crate::http::fleet::kv`), the bytes (`crate::store::exchange`), the asking worker
 //! (`receiving`).
 
 use tokio::sync::oneshot;

@@ -6,8 +6,8 @@
 use serde_json::{Map, Value, json};
 
 use super::reference;
-use crate::http::pins;
-use crate::http::slots;
+use crate::http::fleet::pins;
+use crate::http::llama_server::slots;
 
 /// Returns each schema by its name.
 pub(super) fn schemas() -> Map<String, Value> {

@@ -8,10 +8,10 @@ use warmpath_common::openai::ChatPrompt;
 
 use super::add;
 use crate::engine::{Generation, Sampling};
-use crate::http::embeddings::EmbeddingsRequest;
-use crate::http::props;
-use crate::http::rerank::RerankRequest;
-use crate::http::tokenize::{DetokenizeRequest, TokenizeRequest};
+use crate::http::llama_server::props;
+use crate::http::llama_server::tokenize::{DetokenizeRequest, TokenizeRequest};
+use crate::http::vectors::embeddings::EmbeddingsRequest;
+use crate::http::vectors::rerank::RerankRequest;
 use crate::request::{ChatRequest, CompletionRequest, InfillRequest, NativeCompletionRequest};
 
 /// Generation requests.

@@ -15,11 +15,11 @@ use warmpath_common::lora::{self, RequestedAdapter};
 use warmpath_common::media::MEDIA_TOKEN_MIN;
 use warmpath_shell::refusal::Name;
 
-use super::body::Body;
-use super::context::RequestContext;
 use crate::app::App;
 use crate::engine::{EntryPage, NamedPin, NewPin};
 use crate::error::RequestError;
+use crate::http::body::Body;
+use crate::http::context::RequestContext;
 use crate::lifecycle::prompts;
 use crate::loaded_model::generator::Generator;
 use crate::request::{read_chat, read_raw};
@@ -27,7 +27,7 @@ use crate::request::{read_chat, read_raw};
 /// Longest name of a pin. Units: bytes.
 ///
 /// Source: names are parts of paths, and operators type them.
-pub(super) const NAME_BYTES_MAX: usize = 64;
+pub const NAME_BYTES_MAX: usize = 64;
 
 /// Number of the hash's bytes that are in the derived name of a pin. Source: 2⁶⁴ names make collisions improbable.
 const DERIVED_NAME_BYTES: usize = 8;
@@ -69,7 +69,7 @@ pub async fn remove(State(app): State<App>, Name(id): Name) -> Result<Json<Value
 }
 
 /// Returns a pin in the form of responses.
-pub(super) fn describe(pin: &NamedPin, block_tokens: u32) -> Value {
+pub fn describe(pin: &NamedPin, block_tokens: u32) -> Value {
     json!({
         "id": pin.name,
         "tokens": pin.view.n_tokens,

@@ -1,6 +1,6 @@
 //! From a response's steps to HTTP: one object, or server-sent events.
 //!
-//! Not here: the steps (`lifecycle`), the objects' fields (`http::wire`).
+//! Not here: the steps (`lifecycle`), the objects' fields (`http::openai::wire`).
 
 use std::sync::{Arc, PoisonError};
 
@@ -13,15 +13,15 @@ use warmpath_common::headers;
 use warmpath_shell::api_error::ApiError as _;
 use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 
-use super::body::Body;
 use super::calls::GrowingCalls;
-use super::context::RequestContext;
 use super::logprobs::{self, ListedTokens, Logprobs, Pieces, TextEnd};
-use super::sse::{self, write_event};
 use super::wire::{self, Choice, Content, Delta, Object, ObjectKind, Timings, Usage, finish_reason};
 use crate::app::App;
 use crate::engine::{FetchedState, Started};
 use crate::error::RequestError;
+use crate::http::body::Body;
+use crate::http::context::RequestContext;
+use crate::http::delivery::sse::{self, write_event};
 use crate::lifecycle::journal::{self, ResponseIdentity, RouterInstructions};
 use crate::lifecycle::message_stream::{MessageEnd, MessageStep, Messages, WholeMessage};
 use crate::lifecycle::prompts::LeftOut;
@@ -51,7 +51,9 @@ pub async fn create(
     let left_out = messages.answer().form().left_out.clone();
     let head = ObjectHead::new(endpoint.shape, generator, &messages.answer().form().identity);
     let mut response = match messages.answer().form().delivery {
-        Delivery::Whole => super::whole::respond(messages.lines(), whole(head, messages), |error| error).await?,
+        Delivery::Whole => {
+            crate::http::delivery::whole::respond(messages.lines(), whole(head, messages), |error| error).await?
+        }
         Delivery::Stream | Delivery::StreamWithUsage => stream(head, messages),
     };
     facts.describe(&mut response);

@@ -9,8 +9,8 @@ use warmpath_common::dialects::{CallForm, Tool};
 
 use super::super::cache_diagnostics::CacheDiagnostics;
 use super::super::content_parts::{MessagePart, PartKind};
-use super::super::free_text::FreeText;
 use super::repeated::Repeated;
+use crate::http::openai::free_text::FreeText;
 use crate::lifecycle::ResponseTotals;
 
 /// A response.

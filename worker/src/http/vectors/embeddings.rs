@@ -16,19 +16,19 @@ use warmpath_common::model::Pooling;
 use warmpath_common::whole::Whole;
 use warmpath_prompt::{FittedText, RawError, Scope, TextRoom, TokenCount};
 
-use super::body::Body;
-use super::context::RequestContext;
+use super::compute::compute;
 use super::truncation::{FittedTexts, LongText, TruncationFields, tell_cut};
-use super::vector_trace::compute;
 use crate::app::App;
 use crate::embedder::vector::{Norm, to_base64};
 use crate::embedder::{Embedded, TextFault};
 use crate::error::RequestError;
+use crate::http::body::Body;
+use crate::http::context::RequestContext;
 use crate::loaded_model::Embedder;
 use crate::loaded_model::common::check_model;
 
 /// Maximum number of texts of one request. Source: OpenAI's API reference.
-pub(super) const TEXTS_MAX: usize = 2048;
+pub const TEXTS_MAX: usize = 2048;
 
 /// Path with OpenAI's responses.
 const OPENAI_PATH: &str = "/v1/embeddings";
@@ -36,7 +36,7 @@ const OPENAI_PATH: &str = "/v1/embeddings";
 /// A request for the vectors of texts.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(extend("anyOf" = [{"required": ["input"]}, {"required": ["content"]}]))]
-pub(super) struct EmbeddingsRequest {
+pub struct EmbeddingsRequest {
     /// Name of the model.
     model: Option<String>,
     /// Texts to embed.

@@ -15,20 +15,20 @@ use warmpath_common::model::Pooling;
 use warmpath_common::whole::Whole;
 use warmpath_prompt::{FittedText, TextRoom};
 
-use super::body::Body;
-use super::context::RequestContext;
+use super::compute::compute;
 use super::embeddings::{TEXTS_MAX, TextUsage, check_text, too_long};
 use super::truncation::{FittedTexts, LongText, TruncationFields, tell_cut};
-use super::vector_trace::compute;
 use crate::app::App;
 use crate::error::RequestError;
+use crate::http::body::Body;
+use crate::http::context::RequestContext;
 use crate::loaded_model::Embedder;
 use crate::loaded_model::common::check_model;
 
 /// A request to order documents by their relevance to a query.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(extend("anyOf" = [{"required": ["documents"]}, {"required": ["texts"]}]))]
-pub(super) struct RerankRequest {
+pub struct RerankRequest {
     /// Name of the model.
     model: Option<String>,
     /// The query that documents are scored for.

@@ -1,7 +1,7 @@
 //! The formats of responses: OpenAI's objects for chats and completions, whole and in chunks, with llama-server's
 //! timings.
 //!
-//! Not here: when each of them is sent (`http::answer`).
+//! Not here: when each of them is sent (`http::openai::answer`).
 
 use schemars::JsonSchema;
 use serde::Serialize;

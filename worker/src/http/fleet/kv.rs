@@ -20,10 +20,10 @@ use warmpath_common::model::Fingerprint;
 use warmpath_common::prefetch::{HotList, LIST_TOKENS_MAX, Prefetch, pack, unpack};
 use warmpath_shell::refusal::Name;
 
-use super::body::Body;
 use crate::app::App;
 use crate::engine::{Exchange, RunEnd, SendError, SentRun};
 use crate::error::RequestError;
+use crate::http::body::Body;
 use crate::kv_transfer::{SHORTER_MAX, StateFetcher};
 use crate::loaded_model::generator::Generator;
 use crate::metrics::Metrics;

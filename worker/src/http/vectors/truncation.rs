@@ -16,7 +16,7 @@ use crate::error::RequestError;
 /// Fields about texts that are too long.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
-pub(super) struct TruncationFields {
+pub struct TruncationFields {
     #[serde(alias = "truncation")]
     #[schemars(schema_with = "truncate")]
     truncate: Option<Truncate>,
@@ -76,7 +76,7 @@ fn tokens_max(_: &mut SchemaGenerator) -> Schema {
 
 /// Handling of texts that are too long where the request does not say it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum LongText {
+pub enum LongText {
     /// The request is refused.
     Refused,
     /// The text is cut at its end.
@@ -115,7 +115,7 @@ impl TruncationFields {
 
 /// Texts of a request, and how many of them were shortened.
 #[derive(Debug, Default)]
-pub(super) struct FittedTexts {
+pub struct FittedTexts {
     /// Tokens of each text.
     pub texts: Vec<Vec<Token>>,
     /// Number of texts that were shortened.
@@ -131,7 +131,7 @@ impl FittedTexts {
 }
 
 /// Reports the number of shortened texts in a header, if there are any.
-pub(super) fn tell_cut(response: &mut Response, n_cut: usize) {
+pub fn tell_cut(response: &mut Response, n_cut: usize) {
     if n_cut > 0 {
         let name = HeaderName::from_static(headers::TRUNCATED_TEXTS);
         response.headers_mut().insert(name, HeaderValue::from(n_cut));

@@ -15,10 +15,10 @@ use serde_json::{Value, json};
 use warmpath_common::ids::SlotId;
 use warmpath_shell::refusal::Name;
 
-use super::body::Body;
 use crate::app::App;
 use crate::engine::SlotView;
 use crate::error::RequestError;
+use crate::http::body::Body;
 use crate::loaded_model::generator::Generator;
 use crate::store::slot_file::{self, SlotFileError};
 use crate::store::{Identity, SlotIdentity};
@@ -26,7 +26,7 @@ use crate::store::{Identity, SlotIdentity};
 /// Longest name of a slot's file. Units: bytes.
 ///
 /// Source: half of the limit of common file systems.
-pub(super) const FILENAME_BYTES_MAX: usize = 128;
+pub const FILENAME_BYTES_MAX: usize = 128;
 
 #[derive(Deserialize)]
 struct SlotQuery {

@@ -15,9 +15,9 @@ use warmpath_common::ids::Token;
 use warmpath_common::whole::Whole;
 use warmpath_prompt::{AddSpecial, ParseSpecial, PromptMaker};
 
-use super::body::Body;
 use crate::app::App;
 use crate::error::RequestError;
+use crate::http::body::Body;
 use crate::request::read_chat;
 
 /// Longest portion of a text that is tokenized without interruption. Units: bytes.
@@ -31,7 +31,7 @@ const PORTION_BYTES_MAX: usize = 1 << 20;
 const ANSWER_BODIES_MAX: usize = 4;
 
 #[derive(Debug, Deserialize, JsonSchema)]
-pub(super) struct TokenizeRequest {
+pub struct TokenizeRequest {
     content: String,
     add_special: Option<bool>,
     parse_special: Option<bool>,
@@ -39,7 +39,7 @@ pub(super) struct TokenizeRequest {
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
-pub(super) struct DetokenizeRequest {
+pub struct DetokenizeRequest {
     tokens: Vec<Whole<Token>>,
 }
 

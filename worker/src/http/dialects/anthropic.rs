@@ -3,7 +3,7 @@
 //! One message has the response's parts as its blocks; in a stream each block is opened, grows and is closed. Not here:
 //! the conversion to a chat (`warmpath_common::dialects::anthropic`), the objects' fields (`wire`).
 
-pub(super) mod wire;
+pub mod wire;
 
 use axum::Json;
 use axum::extract::State;
@@ -18,13 +18,13 @@ use warmpath_shell::dialect_errors::as_anthropic;
 
 use self::wire::{AppliedEdits, Block, Delta, End, Event, Message as WireMessage, SIGNATURE, Usage, stop_reason};
 use super::api_adapter::{self, Beginning, CompleteMessage, DialectWriter, PartEnd};
-use super::body::Body;
 use super::cache_diagnostics::Diagnostics;
 use super::content_parts::{MessagePart, PartKind};
-use super::context::RequestContext;
-use super::sse::write_named_event;
 use crate::app::App;
 use crate::error::RequestError;
+use crate::http::body::Body;
+use crate::http::context::RequestContext;
+use crate::http::delivery::sse::write_named_event;
 
 /// Responds to a request for a message.
 pub async fn create(State(app): State<App>, context: RequestContext, body: Body) -> Result<Response, RequestError> {
@@ -44,7 +44,7 @@ pub async fn count_tokens(
 /// Parts of a request that its message repeats.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Repeated {
+pub struct Repeated {
     /// The client's stop texts.
     stop_sequences: Option<Vec<String>>,
     /// Question why the cache was missed.
@@ -62,7 +62,7 @@ struct DiagnosticsField {
 }
 
 /// Writer of a response as a message.
-pub(super) struct MessageWriter {
+pub struct MessageWriter {
     id: String,
     beginning: Beginning,
     repeated: Repeated,

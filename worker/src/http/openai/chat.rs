@@ -10,11 +10,11 @@ use axum::response::Response;
 use serde_json::{Value, json};
 
 use super::answer::{self, Endpoint};
-use super::body::Body;
-use super::context::RequestContext;
 use super::wire::ObjectKind;
 use crate::app::App;
 use crate::error::RequestError;
+use crate::http::body::Body;
+use crate::http::context::RequestContext;
 use crate::request::{ChatRequest, read_chat};
 
 /// Responds to a chat completion request.

@@ -8,9 +8,9 @@ use axum::extract::State;
 use serde_json::{Value, json};
 use warmpath_common::lora::{RequestedAdapter, Scale, chosen};
 
-use super::body::Body;
 use crate::app::App;
 use crate::error::RequestError;
+use crate::http::body::Body;
 
 /// Responds with every adapter; `scale` is the scale in requests that name no adapter.
 pub async fn list(State(app): State<App>) -> Result<Json<Value>, RequestError> {

@@ -7,11 +7,11 @@ use axum::extract::State;
 use axum::response::Response;
 
 use super::answer::{self, Endpoint};
-use super::body::Body;
-use super::context::RequestContext;
 use super::wire::ObjectKind;
 use crate::app::App;
 use crate::error::RequestError;
+use crate::http::body::Body;
+use crate::http::context::RequestContext;
 use crate::request::CompletionRequest;
 
 /// Responds to a completion request.

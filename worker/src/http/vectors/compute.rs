@@ -7,11 +7,11 @@ use std::time::Instant;
 
 use warmpath_common::ids::Token;
 
-use super::context::RequestContext;
 use super::embeddings::TextUsage;
 use crate::app::App;
 use crate::embedder::Embedded;
 use crate::error::RequestError;
+use crate::http::context::RequestContext;
 use crate::loaded_model::Embedder;
 
 /// Returns the request that `read` parses, without its texts, and the result for each text.

@@ -3,7 +3,7 @@
 //! The lines are sent while the response is computed. The HTTP head is sent before them, so the status of the response
 //! follows the lines, and the body of the response follows the status. Only a router that asks for it gets this form.
 //!
-//! Not here: the lines (`lifecycle::journal`), the journal of a stream (`http::answer`).
+//! Not here: the lines (`lifecycle::journal`), the journal of a stream (`http::openai::answer`).
 
 use std::convert::Infallible;
 
@@ -13,8 +13,8 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use warmpath_common::journal::STATUS_START;
 
-use super::answer::tell_journal;
 use crate::error::RequestError;
+use crate::http::openai::answer::tell_journal;
 use crate::lifecycle::journal::JournalLines;
 
 /// Returns a response in one piece: immediately, as a stream of lines, if it has a journal; otherwise once it is

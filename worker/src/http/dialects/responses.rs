@@ -4,7 +4,7 @@
 //! here: the conversion to a chat (`warmpath_common::dialects::responses`), the objects' fields (`wire`).
 
 mod repeated;
-pub(super) mod wire;
+pub mod wire;
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -21,16 +21,16 @@ use warmpath_shell::refusal::{Name, Refusal, stored_response};
 use self::repeated::Repeated;
 use self::wire::{Content, Event, Incomplete, Item, Numbered, PartPosition, ResponseFailure, ResponseObject, Stage};
 use super::api_adapter::{self, Beginning, CompleteMessage, DialectWriter, PartEnd, now_s};
-use super::body::Body;
 use super::cache_diagnostics::CacheDiagnostics;
 use super::content_parts::{MessagePart, PartKind};
-use super::context::RequestContext;
-use super::free_text::FreeText;
-use super::sse;
-use super::sse::write_named_event;
 use crate::app::App;
 use crate::engine::FinishReason;
 use crate::error::RequestError;
+use crate::http::body::Body;
+use crate::http::context::RequestContext;
+use crate::http::delivery::sse;
+use crate::http::delivery::sse::write_named_event;
+use crate::http::openai::free_text::FreeText;
 
 /// Number of the event `response.in_progress`, the second one.
 ///
@@ -61,7 +61,7 @@ pub async fn stored(method: Method, uri: Uri, Name(rest): Name) -> Result<Infall
 }
 
 /// Writer of a response.
-pub(super) struct ResponseWriter {
+pub struct ResponseWriter {
     id: String,
     beginning: Beginning,
     repeated: Repeated,

@@ -1,7 +1,7 @@
 //! `/cache`: the content of each tier, with its entries; and clearing it.
 //!
 //! A store may have a hundred thousand entries, so they are returned in pages, ordered by id. Not here: pins
-//! (`http::pins`), slots (`http::slots`).
+//! (`http::fleet::pins`), slots (`http::llama_server::slots`).
 
 use axum::Json;
 use axum::extract::{Query, State};

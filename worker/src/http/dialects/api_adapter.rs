@@ -2,7 +2,7 @@
 //!
 //! Between the conversion and the writer, a request runs through the common lifecycle of chats. Errors are reported
 //! with the client's field names. Not here: the conversion (`warmpath_common::dialects`), a dialect's objects and
-//! events (`http::anthropic`, `http::responses`).
+//! events (`http::dialects::anthropic`, `http::dialects::responses`).
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use warmpath_common::ids::RequestId;
 use warmpath_shell::api_error::ApiError as _;
 use warmpath_shell::refusal::respelled;
 
-use super::answer::Facts;
-use super::body::Body;
 use super::content_parts::{MessagePart, MessageParts, MessagePiece};
-use super::context::RequestContext;
-use super::{answer, sse, whole};
 use crate::app::App;
 use crate::engine::FinishReason;
 use crate::error::RequestError;
+use crate::http::body::Body;
+use crate::http::context::RequestContext;
+use crate::http::delivery::{sse, whole};
+use crate::http::openai::answer::{self, Facts};
 use crate::lifecycle::ResponseTotals;
 use crate::lifecycle::journal::{self, ResponseIdentity};
 use crate::lifecycle::message_stream::{MessageDelta, MessageEnd, MessageStep, Messages};
