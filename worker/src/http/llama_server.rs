@@ -127,7 +127,7 @@ impl LlamaServerStream {
         let comment = if is_journaled { sse::JOURNALED_COMMENT } else { sse::COMMENT };
         let mut response = sse::response(sse::kept_alive(events, silence_max, comment));
         if is_journaled {
-            answer::tell_journal(&mut response, exactness);
+            whole::set_journal_header(&mut response, exactness);
         }
         response
     }

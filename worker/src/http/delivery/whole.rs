@@ -8,14 +8,19 @@
 use std::convert::Infallible;
 
 use axum::body::{Body, to_bytes};
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use warmpath_common::headers;
 use warmpath_common::journal::STATUS_START;
 
 use crate::error::RequestError;
-use crate::http::openai::answer::tell_journal;
 use crate::lifecycle::journal::JournalLines;
+
+/// Adds the header with which a router recognizes that a response has a journal, and how exact a continuation is.
+pub fn set_journal_header(response: &mut Response, exactness: &'static str) {
+    response.headers_mut().insert(HeaderName::from_static(headers::JOURNAL), HeaderValue::from_static(exactness));
+}
 
 /// Returns a response in one piece: immediately, as a stream of lines, if it has a journal; otherwise once it is
 /// computed.
@@ -51,7 +56,7 @@ where
     });
     let mut response = Response::new(Body::from_stream(pieces));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    tell_journal(&mut response, exactness);
+    set_journal_header(&mut response, exactness);
     Ok(response)
 }
 

@@ -249,7 +249,7 @@ impl<W: DialectWriter> DialectStream<W> {
         });
         let mut response = sse::response(first.chain(rest.fuse()));
         if is_journaled {
-            answer::tell_journal(&mut response, exactness);
+            whole::set_journal_header(&mut response, exactness);
         }
         response
     }

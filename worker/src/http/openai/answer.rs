@@ -21,7 +21,9 @@ use crate::engine::{FetchedState, Started};
 use crate::error::RequestError;
 use crate::http::body::Body;
 use crate::http::context::RequestContext;
+use crate::http::delivery;
 use crate::http::delivery::sse::{self, write_event};
+use crate::http::delivery::whole::set_journal_header;
 use crate::lifecycle::journal::{self, ResponseIdentity, RouterInstructions};
 use crate::lifecycle::message_stream::{MessageEnd, MessageStep, Messages, WholeMessage};
 use crate::lifecycle::prompts::LeftOut;
@@ -51,9 +53,7 @@ pub async fn create(
     let left_out = messages.answer().form().left_out.clone();
     let head = ObjectHead::new(endpoint.shape, generator, &messages.answer().form().identity);
     let mut response = match messages.answer().form().delivery {
-        Delivery::Whole => {
-            crate::http::delivery::whole::respond(messages.lines(), whole(head, messages), |error| error).await?
-        }
+        Delivery::Whole => delivery::whole::respond(messages.lines(), whole(head, messages), |error| error).await?,
         Delivery::Stream | Delivery::StreamWithUsage => stream(head, messages),
     };
     facts.describe(&mut response);
@@ -209,10 +209,13 @@ impl ObjectHead {
         }
     }
 
-    fn logprobs(&self, told: ListedTokens<'_>, end: &mut TextEnd) -> Logprobs {
+    fn logprobs(&self, tokens: ListedTokens<'_>, end: &mut TextEnd) -> Logprobs {
         let prompts = &self.generator.common.prompts;
         let pieces = Pieces { spelled: &|token| prompts.piece(token), said: &|token| prompts.answer_piece(token) };
-        logprobs::describe(self.shape, told, pieces, end)
+        match self.shape {
+            ObjectKind::Chat => logprobs::of_chat(tokens.answer, pieces),
+            ObjectKind::Completion => logprobs::of_completion(tokens, pieces, end),
+        }
     }
 }
 
@@ -284,14 +287,9 @@ fn stream(head: ObjectHead, messages: Messages) -> Response {
     let comment = if is_journaled { sse::JOURNALED_COMMENT } else { sse::COMMENT };
     let mut response = sse::response(sse::kept_alive(events, silence_max, comment));
     if is_journaled {
-        tell_journal(&mut response, exactness);
+        set_journal_header(&mut response, exactness);
     }
     response
-}
-
-/// Adds the header with which a router recognizes that a response has a journal, and how exact a continuation is.
-pub fn tell_journal(response: &mut Response, exactness: &'static str) {
-    response.headers_mut().insert(HeaderName::from_static(headers::JOURNAL), HeaderValue::from_static(exactness));
 }
 
 /// Writer of a response as server-sent events.

@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 use warmpath_common::ids::Token;
 use warmpath_worker_output::logprobs::{PromptProbabilities, TokenLogprob, TokenProbabilities};
 
-use super::wire::ObjectKind;
 use crate::engine::ProbabilitySource;
 
 /// Value for the logarithm of 0, which JSON cannot represent. Source: OpenAI's own responses.
@@ -128,15 +127,17 @@ impl TextEnd {
     }
 }
 
-/// Returns the log probabilities of tokens in the format of their endpoint, and moves `end` past their text.
-pub fn describe(shape: ObjectKind, told: ListedTokens<'_>, pieces: Pieces<'_>, end: &mut TextEnd) -> Logprobs {
-    if shape == ObjectKind::Chat {
-        let content = told.answer.iter().map(|token| ChatToken {
-            chosen: likely(token.chosen, pieces),
-            top_logprobs: token.top.iter().map(|top| likely(*top, pieces)).collect(),
-        });
-        return Logprobs::Chat { content: content.collect(), refusal: () };
-    }
+/// Returns the log probabilities of a chat's tokens.
+pub fn of_chat(tokens: &[TokenProbabilities], pieces: Pieces<'_>) -> Logprobs {
+    let content = tokens.iter().map(|token| ChatToken {
+        chosen: likely(token.chosen, pieces),
+        top_logprobs: token.top.iter().map(|top| likely(*top, pieces)).collect(),
+    });
+    Logprobs::Chat { content: content.collect(), refusal: () }
+}
+
+/// Returns the log probabilities of a completion's tokens, and moves `end` past their text.
+pub fn of_completion(tokens: ListedTokens<'_>, pieces: Pieces<'_>, end: &mut TextEnd) -> Logprobs {
     let mut list = ByToken::default();
     let mut push = |token: Token, known: Option<&TokenProbabilities>, start: usize| {
         list.text_offset.push(start);
@@ -144,14 +145,14 @@ pub fn describe(shape: ObjectKind, told: ListedTokens<'_>, pieces: Pieces<'_>, e
         list.token_logprobs.push(known.map(|known| logprob(known.chosen)));
         list.top_logprobs.push(known.map(|known| by_text(known, pieces)));
     };
-    if let Some(prompt) = told.prompt {
+    if let Some(prompt) = tokens.prompt {
         push(prompt.first, None, end.extend(&(pieces.spelled)(prompt.first)));
         for known in &prompt.rest {
             push(known.chosen.token, Some(known), end.extend(&(pieces.spelled)(known.chosen.token)));
         }
         end.close();
     }
-    for known in told.answer {
+    for known in tokens.answer {
         push(known.chosen.token, Some(known), end.extend(&(pieces.said)(known.chosen.token)));
     }
     Logprobs::Completion(list)
@@ -249,13 +250,13 @@ mod tests {
 
     fn completion(told: ListedTokens<'_>, piece: &dyn Fn(Token) -> Vec<u8>, end: &mut TextEnd) -> Value {
         let pieces = Pieces { spelled: piece, said: piece };
-        serde_json::to_value(describe(ObjectKind::Completion, told, pieces, end)).unwrap()
+        serde_json::to_value(of_completion(told, pieces, end)).unwrap()
     }
 
     #[test]
     fn a_chat_lists_each_token_with_its_bytes() {
         let pieces = Pieces { spelled: &piece, said: &piece };
-        let got = describe(ObjectKind::Chat, answer(&tokens()), pieces, &mut TextEnd::default());
+        let got = of_chat(&tokens(), pieces);
         let a = |logprob| json!({"id": 0, "token": "a", "logprob": logprob, "bytes": [97]});
         let e = json!({"id": 1, "token": "é", "logprob": -0.5, "bytes": [195, 169]});
         let mut first = e.clone();
@@ -325,7 +326,7 @@ mod tests {
             TokenProbabilities { chosen, top: vec![chosen] }
         });
         let pieces = Pieces { spelled: &spelled, said: &said };
-        let got = describe(ObjectKind::Completion, answer(&told), pieces, &mut TextEnd::default());
+        let got = of_completion(answer(&told), pieces, &mut TextEnd::default());
         let got = serde_json::to_value(got).unwrap();
         assert_eq!(got["tokens"], json!(["<|end|>", "é", "<|end|>", "a"]));
         assert_eq!(got["text_offset"], json!([0, 0, 1, 1]));

@@ -6,6 +6,11 @@ use serde_json::{Map, Value, json};
 
 use super::{DescribedServer, reference};
 
+/// Header that separates a tenant's prompts from others.
+const SALT: Parameter = header("x-warmpath-cache-salt", "Like `cache_salt`, which takes precedence.");
+pub const NAME: Parameter = header("x-request-id", "Id of the request, up to 128 visible characters.");
+const OF_GENERATION: &[Parameter] = &[SALT, NAME];
+
 /// A method at a path.
 #[derive(Debug, Clone)]
 pub struct Operation {
@@ -78,6 +83,21 @@ impl Tag {
     fn name(self) -> &'static str {
         Self::ALL.iter().find(|(tag, ..)| *tag == self).map_or("", |(_, name, _)| name)
     }
+}
+
+pub const fn header(name: &'static str, description: &'static str) -> Parameter {
+    Parameter { name, place: "header", description, schema: r#"{"type": "string"}"# }
+}
+
+pub fn post(path: &'static str, request: &'static str, answer: SuccessBody) -> Operation {
+    let errors = &[400, 404, 413, 415, 429, 500, 501, 503];
+    let (tag, parameters) = (Tag::Generation, OF_GENERATION);
+    Operation { method: "post", path, summary: "", tag, request: Some(request), answer, errors, parameters }
+}
+
+pub fn get(path: &'static str, answer: SuccessBody) -> Operation {
+    let (tag, errors) = (Tag::Health, &[503]);
+    Operation { method: "get", path, summary: "", tag, request: None, answer, errors, parameters: &[] }
 }
 
 impl Operation {

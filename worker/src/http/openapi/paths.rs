@@ -2,13 +2,9 @@
 //!
 //! Not here: the handlers (`http`); `every_route_is_in_the_document` compares the two.
 
-use super::operation::{Operation, Parameter, SuccessBody, Tag};
+use super::operation::{NAME, Operation, Parameter, SuccessBody, Tag, get, header, post};
 use super::vectors;
 
-/// Header that separates a tenant's prompts from others.
-const SALT: Parameter = header("x-warmpath-cache-salt", "Like `cache_salt`, which takes precedence.");
-const NAME: Parameter = header("x-request-id", "Id of the request, up to 128 visible characters.");
-const OF_GENERATION: &[Parameter] = &[SALT, NAME];
 const MODEL: Parameter = path("model", "A name of the model.", r#"{"type": "string", "minLength": 1}"#);
 const MODEL_OF_PROPS: Parameter =
     query("model", "A name of the model; at a router absent for the only one.", r#"{"type": "string"}"#);
@@ -74,27 +70,12 @@ pub(super) fn operations() -> impl Iterator<Item = Operation> {
         .flatten()
 }
 
-const fn header(name: &'static str, description: &'static str) -> Parameter {
-    Parameter { name, place: "header", description, schema: r#"{"type": "string"}"# }
-}
-
 const fn path(name: &'static str, description: &'static str, schema: &'static str) -> Parameter {
     Parameter { name, place: "path", description, schema }
 }
 
 const fn query(name: &'static str, description: &'static str, schema: &'static str) -> Parameter {
     Parameter { name, place: "query", description, schema }
-}
-
-pub(super) fn post(path: &'static str, request: &'static str, answer: SuccessBody) -> Operation {
-    let errors = &[400, 404, 413, 415, 429, 500, 501, 503];
-    let (tag, parameters) = (Tag::Generation, OF_GENERATION);
-    Operation { method: "post", path, summary: "", tag, request: Some(request), answer, errors, parameters }
-}
-
-pub(super) fn get(path: &'static str, answer: SuccessBody) -> Operation {
-    let (tag, errors) = (Tag::Health, &[503]);
-    Operation { method: "get", path, summary: "", tag, request: None, answer, errors, parameters: &[] }
 }
 
 fn generation() -> Vec<Operation> {

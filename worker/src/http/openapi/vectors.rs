@@ -4,8 +4,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::operation::{Operation, SuccessBody, Tag};
-use super::paths::{get, post};
+use super::operation::{Operation, SuccessBody, Tag, get, post};
 
 /// Statuses of errors, including that of a generating worker.
 const ERRORS: &[u16] = &[400, 404, 413, 415, 429, 500, 501, 503];

@@ -5,14 +5,30 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use serde::Serialize;
 use warmpath_common::ids::Token;
 
-use super::embeddings::TextUsage;
 use crate::app::App;
 use crate::embedder::Embedded;
 use crate::error::RequestError;
 use crate::http::context::RequestContext;
 use crate::loaded_model::Embedder;
+
+/// Token counts of a request.
+#[derive(Debug, Serialize)]
+pub struct TextUsage {
+    /// Tokens of the texts.
+    pub prompt_tokens: u32,
+    total_tokens: u32,
+}
+
+impl TextUsage {
+    /// Returns the token counts of these texts.
+    pub fn of(embedded: &[Embedded]) -> Self {
+        let n_tokens = embedded.iter().map(|text| text.n_tokens).sum();
+        Self { prompt_tokens: n_tokens, total_tokens: n_tokens }
+    }
+}
 
 /// Returns the request that `read` parses, without its texts, and the result for each text.
 ///

@@ -16,7 +16,7 @@ use warmpath_common::model::Pooling;
 use warmpath_common::whole::Whole;
 use warmpath_prompt::{FittedText, RawError, Scope, TextRoom, TokenCount};
 
-use super::compute::compute;
+use super::compute::{TextUsage, compute};
 use super::truncation::{FittedTexts, LongText, TruncationFields, tell_cut};
 use crate::app::App;
 use crate::embedder::vector::{Norm, to_base64};
@@ -119,22 +119,6 @@ enum SpelledVector {
 struct LlamaItem {
     index: usize,
     embedding: Vec<Vec<f32>>,
-}
-
-/// Token counts of a request.
-#[derive(Debug, Serialize)]
-pub struct TextUsage {
-    /// Tokens of the texts.
-    pub prompt_tokens: u32,
-    total_tokens: u32,
-}
-
-impl TextUsage {
-    /// Returns the token counts of these texts.
-    pub fn of(embedded: &[Embedded]) -> Self {
-        let n_tokens = embedded.iter().map(|text| text.n_tokens).sum();
-        Self { prompt_tokens: n_tokens, total_tokens: n_tokens }
-    }
 }
 
 /// Responds with the vectors of texts.

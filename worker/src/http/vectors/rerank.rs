@@ -15,8 +15,8 @@ use warmpath_common::model::Pooling;
 use warmpath_common::whole::Whole;
 use warmpath_prompt::{FittedText, TextRoom};
 
-use super::compute::compute;
-use super::embeddings::{TEXTS_MAX, TextUsage, check_text, too_long};
+use super::compute::{TextUsage, compute};
+use super::embeddings::{TEXTS_MAX, check_text, too_long};
 use super::truncation::{FittedTexts, LongText, TruncationFields, tell_cut};
 use crate::app::App;
 use crate::error::RequestError;
