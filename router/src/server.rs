@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
-use warmpath_shell::listen::{self, ADMIN_CONNECTIONS_MAX, Connections, HEAD_BYTES_MAX, ListenerOptions};
+use warmpath_shell::descriptors::ADMIN_CONNECTIONS_MAX;
+use warmpath_shell::listen::{self, Connections, HEAD_BYTES_MAX, ListenerOptions};
 use warmpath_shell::server::{ServerError, ServerResources, bind_address};
 use warmpath_shell::tls::TlsError;
 use warmpath_shell::trace::Tracer;

@@ -6,7 +6,9 @@
 
 mod arguments;
 pub mod chat;
+mod chat_answer;
 pub mod journal;
+pub mod message;
 pub mod message_stream;
 mod output_parser;
 pub mod prompt_fingerprint;
@@ -15,6 +17,7 @@ mod reasoning;
 mod response_stream;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod tokenized_prompt;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -35,9 +38,9 @@ use crate::request::{BodyReader, CommonFields, PRIORITY_ABS_MAX, Request, ShiftF
 use crate::response_format::WantedSchema;
 
 use journal::{PastOutput, RouterInstructions};
-use prompts::ReadPrompt;
 use response_stream::{ChoiceState, RequestTimer};
 pub use response_stream::{ResponseSpec, ResponseStep, ResponseTotals, StartedResponse};
+use tokenized_prompt::TokenizedPrompt;
 
 /// A request that has arrived, before its body is parsed.
 pub struct Arrival {
@@ -70,7 +73,7 @@ pub struct Arrival {
 /// A request that is ready for the engine.
 struct PreparedRequest {
     request_id: RequestId,
-    prompts: Vec<ReadPrompt>,
+    prompts: Vec<TokenizedPrompt>,
     /// Number of choices of each prompt.
     n: u32,
     chain_root: BlockHash,
@@ -131,7 +134,7 @@ fn prepare(generator: &Generator, arrival: Arrival) -> Result<(ResponseSpec, Vec
     let mut prompts = prompts::read(generator, prompt, salt)?;
     check_prompts(generator, &prompts, n)?;
     generation.schema = wanted_schema.map(|wanted| compile(generator, wanted)).transpose()?;
-    if leaves_ignore_eos && (generation.schema.is_some() || prompts.iter().any(ReadPrompt::may_call)) {
+    if leaves_ignore_eos && (generation.schema.is_some() || prompts.iter().any(TokenizedPrompt::may_call)) {
         generation.ignore_eos = false;
     }
     constrain(generator, &mut prompts, &mut generation)?;
@@ -189,7 +192,7 @@ fn prepare(generator: &Generator, arrival: Arrival) -> Result<(ResponseSpec, Vec
 /// grammar, and for a bound of reasoning that the format cannot keep.
 fn constrain(
     generator: &Generator,
-    prompts: &mut [ReadPrompt],
+    prompts: &mut [TokenizedPrompt],
     generation: &mut Generation,
 ) -> Result<(), RequestError> {
     for prompt in prompts.iter_mut() {
@@ -211,8 +214,8 @@ fn constrain(
 }
 
 /// Returns the text of each choice's prompt; empty if the response does not repeat them.
-fn prompt_texts(prompts: &[ReadPrompt], n: u32) -> Vec<String> {
-    let of_choices = |prompt: &ReadPrompt| prompt.text.clone().map(|text| std::iter::repeat_n(text, n as usize));
+fn prompt_texts(prompts: &[TokenizedPrompt], n: u32) -> Vec<String> {
+    let of_choices = |prompt: &TokenizedPrompt| prompt.text.clone().map(|text| std::iter::repeat_n(text, n as usize));
     prompts.iter().filter_map(of_choices).flatten().collect()
 }
 
@@ -222,7 +225,7 @@ fn compile(generator: &Generator, wanted: WantedSchema) -> Result<CompiledSchema
     compiled.map_err(|reason| RequestError::field(param, reason))
 }
 
-fn check_prompts(generator: &Generator, prompts: &[ReadPrompt], n: u32) -> Result<(), RequestError> {
+fn check_prompts(generator: &Generator, prompts: &[TokenizedPrompt], n: u32) -> Result<(), RequestError> {
     let n_sequences = prompts.len().saturating_mul(n as usize);
     if n_sequences > generator.n_places() {
         let reason =

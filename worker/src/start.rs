@@ -21,9 +21,8 @@ use warmpath_common::lora;
 use warmpath_gguf::{GgufError, Model};
 use warmpath_prompt::{OpenError, TemplateOrigin};
 use warmpath_shell::body::{BodyLimits, BodyRoom, room_bytes};
-use warmpath_shell::listen::{
-    self, ADMIN_CONNECTIONS_MAX, Connections, HEAD_BYTES_MAX, ListenerOptions, WORKER_HEAD_BYTES_MAX,
-};
+use warmpath_shell::descriptors::ADMIN_CONNECTIONS_MAX;
+use warmpath_shell::listen::{self, Connections, HEAD_BYTES_MAX, ListenerOptions, WORKER_HEAD_BYTES_MAX};
 use warmpath_shell::log::timed;
 use warmpath_shell::server::{ServerError, ServerResources, bind_address};
 use warmpath_shell::tls::{CurrentServer, TlsError};

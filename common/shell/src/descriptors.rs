@@ -2,7 +2,10 @@
 //!
 //! Clients can take only a fixed share; the rest is for upstream connections, files and the admin listener.
 
-use crate::listen::ADMIN_CONNECTIONS_MAX;
+/// Most connections to an admin listener: probes, scrapers and operators.
+///
+/// Source: own choice: a probe, two scrapers and some open pages take about ten.
+pub const ADMIN_CONNECTIONS_MAX: usize = 32;
 
 /// Open files other than connections of clients, of operators and to upstreams: those of the runtime, of libraries and
 /// of the cache.

@@ -28,9 +28,9 @@ use warmpath_common::media::MEDIA_BYTES_MAX;
 use crate::body::{BodyError, BodyLimits, BodyRoom, Sender};
 use crate::refusal::Refusal;
 use crate::tls::{ClientFiles, CurrentClient, TlsError};
-use fetch::{FetchError, FetchedImage};
+use fetch::FetchError;
 pub use hosts::{ImageHost, ImageHostError};
-use places::{WantedImage, each_part, set_image, url_of};
+use places::{FetchedImage, WantedImage, each_part, set_image, url_of};
 
 /// Flags of images by URL.
 #[derive(Debug, Clone, Args)]

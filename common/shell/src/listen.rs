@@ -40,11 +40,6 @@ use crate::tls::CurrentServer;
 
 pub use self::connections::Connections;
 
-/// Most connections to an admin listener: probes, scrapers and operators.
-///
-/// Source: own choice: a probe, two scrapers and some open pages take about ten.
-pub const ADMIN_CONNECTIONS_MAX: usize = 32;
-
 /// Longest head of a request to a router or an admin address. Units: bytes.
 ///
 /// Source: nginx's default, four buffers of 8 KiB. 16,384 unfinished heads, one a connection, take 512 MiB.

@@ -7,8 +7,9 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use warmpath_shell::body::{BodyLimits, BodyRoom};
+use warmpath_shell::descriptors::ADMIN_CONNECTIONS_MAX;
 use warmpath_shell::hosts::AllowedHosts;
-use warmpath_shell::listen::{ADMIN_CONNECTIONS_MAX, Connections};
+use warmpath_shell::listen::Connections;
 use warmpath_shell::trace::Tracer;
 
 use super::*;

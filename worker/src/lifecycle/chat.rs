@@ -13,80 +13,18 @@ use warmpath_prompt::{AddSpecial, AnswerFormat, AnswerGrammar, GrammarFrom, Pars
 use warmpath_worker_output::tool_call_detector;
 
 use super::arguments::{self, CallFormat, KeptArguments};
+use super::chat_answer::ChatAnswer;
 use super::prompt_fingerprint::PromptFingerprint;
-use super::prompts::{LeftOut, ReadPrompt};
-use crate::engine::{Begin, CallGrammar, CallStart, Generation, ReasoningFirst};
+use super::tokenized_prompt::{LeftOut, TokenizedPrompt};
+use crate::engine::{Begin, CallGrammar, CallStart, ReasoningFirst};
 use crate::error::RequestError;
 use crate::loaded_model::generator::Generator;
 use crate::tools::{ReasoningOutput, ToolFields};
 
-/// Constraints and format of the response to a chat.
-#[derive(Debug)]
-pub struct ChatAnswer {
-    /// Format from the template.
-    pub format: AnswerFormat,
-    /// Field of the response that gets the reasoning.
-    pub reasoning_output: ReasoningOutput,
-    calls: Option<CallGrammar>,
-    /// Whether the response must consist of calls.
-    must_call: bool,
-    /// Names of tools whose arguments may break their schemas.
-    pub unconstrained: Vec<String>,
-    /// Names of custom tools, whose calls have one free text.
-    pub custom_tools: Arc<[String]>,
-    spelled: Vec<Token>,
-    /// Reasoning that may precede the content.
-    first: Option<ReasoningFirst>,
-}
-
-impl ChatAnswer {
-    /// Adds this response's constraints to a generation.
-    ///
-    /// Errors: `Field` if both cannot be combined.
-    pub fn constrain(&self, generation: &mut Generation) -> Result<(), RequestError> {
-        if self.calls.is_some() && generation.ignore_eos {
-            return Err(RequestError::field("ignore_eos", "`ignore_eos` cannot be combined with `tools`"));
-        }
-        generation.calls.clone_from(&self.calls);
-        generation.spelled.clone_from(&self.spelled);
-        generation.stop.extend_from_slice(&self.format.format().stops);
-        Ok(())
-    }
-
-    /// Adds the constraints of a response that is a tool call or follows the generation's schema; if a call is
-    /// required, the schema is removed.
-    ///
-    /// Errors: like [`Self::constrain`].
-    pub fn constrain_either(&self, generation: &mut Generation) -> Result<(), RequestError> {
-        self.constrain(generation)?;
-        if self.must_call {
-            generation.schema = None;
-        } else {
-            generation.reasoning.clone_from(&self.first);
-        }
-        Ok(())
-    }
-
-    /// Allows reasoning before the content in a generation with a schema; returns whether the response may have
-    /// reasoning that can be separated.
-    pub fn let_reason(&self, generation: &mut Generation) -> bool {
-        generation.reasoning.clone_from(&self.first);
-        if self.first.is_some() {
-            generation.spelled.clone_from(&self.spelled);
-        }
-        self.first.is_some()
-    }
-
-    /// Returns whether tools may be called.
-    pub fn may_call(&self) -> bool {
-        self.calls.is_some()
-    }
-}
-
 /// Returns the prompt of a chat with the constraints of its response.
 ///
 /// Errors: `Field` for tools, `Prompt` for messages, `PromptTooLong` if it is far too long.
-pub fn read(generator: &Generator, chat: &ChatPrompt, tools: &ToolFields) -> Result<ReadPrompt, RequestError> {
+pub fn read(generator: &Generator, chat: &ChatPrompt, tools: &ToolFields) -> Result<TokenizedPrompt, RequestError> {
     let (mut wish, reasoning_output) = tools.resolve(&chat.messages, generator.reasoning_output)?;
     // The arguments of a call come in the order that the model reads.
     generator.common.prompts.order_keys(&mut wish.tools);
@@ -106,7 +44,7 @@ pub fn read(generator: &Generator, chat: &ChatPrompt, tools: &ToolFields) -> Res
     let Prompt { tokens, runs, left_out_parts, .. } = prompt;
     let left_out = LeftOut { tools: tools.left_out(), parts: left_out_parts };
     let fingerprint = Some(Box::new(PromptFingerprint::of(&generator.common.model.fingerprint, chat, &tokens)));
-    Ok(ReadPrompt {
+    Ok(TokenizedPrompt {
         tokens,
         runs,
         breakpoints,

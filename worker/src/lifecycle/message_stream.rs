@@ -1,7 +1,7 @@
 //! A response as the messages of its choices: content, reasoning and tool calls, in deltas or whole.
 //!
 //! Every endpoint that returns a message wraps its [`StartedResponse`] in [`Messages`] and asks for the next step. A
-//! stream sends each step's [`MessageDelta`]; for a whole message, [`WholeMessage::extend`] combines the deltas.
+//! stream sends each step's [`MessageDelta`]; for a whole message, they are combined.
 //!
 //! Not here: tokens and text (`response_stream`), the format for the client (`http`).
 
@@ -9,88 +9,14 @@ use std::sync::Arc;
 
 use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 
-use super::chat::ChatAnswer;
+use super::chat_answer::ChatAnswer;
 use super::journal::{JournalLines, ResponseIdentity};
+use super::message::MessageDelta;
 use super::output_parser::{DeltaPace, OutputParser};
 use super::response_stream::{ResponseStep, ResponseTotals, StartedResponse};
 use crate::engine::FinishReason;
 use crate::error::RequestError;
 use crate::request::Delivery;
-
-/// New parts of a choice's message; every part may be empty.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct MessageDelta {
-    /// Further content.
-    pub content: String,
-    /// Further reasoning.
-    pub reasoning_content: String,
-    /// New parts of tool calls, in order.
-    pub tool_calls: Vec<ToolCallDelta>,
-}
-
-impl MessageDelta {
-    /// Returns a delta with content only.
-    pub fn content(content: String) -> Self {
-        Self { content, ..Self::default() }
-    }
-
-    /// Returns whether nothing is new.
-    pub fn is_empty(&self) -> bool {
-        self.content.is_empty() && self.reasoning_content.is_empty() && self.tool_calls.is_empty()
-    }
-}
-
-/// New part of one tool call.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ToolCallDelta {
-    /// Index of the call in the message; calls are sent one after the other.
-    pub index: usize,
-    /// Id of the call; only in its first delta.
-    pub id: Option<String>,
-    /// Name of the function; only in the call's first delta.
-    pub name: Option<String>,
-    /// Further JSON text of the arguments.
-    pub arguments: String,
-}
-
-/// A whole message of the assistant.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct WholeMessage {
-    /// Content.
-    pub content: String,
-    /// Reasoning; empty if there is none, or if the content includes it.
-    pub reasoning_content: String,
-    /// Tool calls.
-    pub tool_calls: Vec<WholeToolCall>,
-}
-
-/// A whole tool call.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct WholeToolCall {
-    /// Id of the call.
-    pub id: String,
-    /// Name of the function.
-    pub name: String,
-    /// Arguments as JSON text; invalid JSON if the response was cut off within it.
-    pub arguments: String,
-}
-
-impl WholeMessage {
-    /// Adds a delta.
-    pub fn extend(&mut self, delta: MessageDelta) {
-        self.content.push_str(&delta.content);
-        self.reasoning_content.push_str(&delta.reasoning_content);
-        for call in delta.tool_calls {
-            if call.index >= self.tool_calls.len() {
-                self.tool_calls.resize_with(call.index + 1, WholeToolCall::default);
-            }
-            let whole = &mut self.tool_calls[call.index];
-            whole.id.push_str(call.id.as_deref().unwrap_or_default());
-            whole.name.push_str(call.name.as_deref().unwrap_or_default());
-            whole.arguments.push_str(&call.arguments);
-        }
-    }
-}
 
 /// A step of a response made of messages.
 #[derive(Debug, PartialEq)]
@@ -235,6 +161,7 @@ fn call_ids(identity: &ResponseIdentity, choice: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lifecycle::message::{ToolCallDelta, WholeMessage, WholeToolCall};
 
     fn call(index: usize, head: Option<(&str, &str)>, arguments: &str) -> MessageDelta {
         let (id, name) = (head.map(|head| head.0.to_owned()), head.map(|head| head.1.to_owned()));

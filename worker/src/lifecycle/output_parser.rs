@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use warmpath_llama_chat::{AnswerParser, ChatError, Delta};
 
-use super::chat::ChatAnswer;
-use super::message_stream::{MessageDelta, ToolCallDelta};
+use super::chat_answer::ChatAnswer;
+use super::message::{MessageDelta, ToolCallDelta};
 use crate::engine::FinishReason;
 use crate::tools::ReasoningOutput;
 

@@ -13,7 +13,7 @@ use warmpath_prompt::{AddSpecial, AnswerFormat, FormatWish, ParseSpecial};
 use warmpath_worker_output::reasoning_budget::{Begun, ReasoningBound};
 use warmpath_worker_output::tool_call_detector::ReasoningMarks;
 
-use super::prompts::ReadPrompt;
+use super::tokenized_prompt::TokenizedPrompt;
 use crate::engine::Generation;
 use crate::error::RequestError;
 use crate::loaded_model::generator::Generator;
@@ -24,7 +24,7 @@ use crate::loaded_model::generator::Generator;
 pub(super) fn bound(
     generator: &Generator,
     generation: &Generation,
-    prompt: &ReadPrompt,
+    prompt: &TokenizedPrompt,
 ) -> Result<Option<ReasoningBound>, RequestError> {
     let wish = &generation.budget;
     let is_content =

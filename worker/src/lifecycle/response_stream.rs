@@ -15,7 +15,9 @@ use warmpath_shell::trace::{AttributeValue, Span};
 use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 
 use super::journal::{self, Journal, JournalLines, PastOutput, ResponseIdentity};
-use super::{Arrival, Submitted, chat::ChatAnswer, prompt_fingerprint::PromptFingerprint, prompts::LeftOut};
+use super::{
+    Arrival, Submitted, chat_answer::ChatAnswer, prompt_fingerprint::PromptFingerprint, tokenized_prompt::LeftOut,
+};
 use crate::engine::{
     CachedTokens, Drafted, EngineError, EngineEvent, FetchedState, FinishReason, Finished, Generation, SampledToken,
     Started,

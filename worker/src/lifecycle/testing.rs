@@ -8,8 +8,8 @@ use warmpath_shell::trace::Span;
 
 use super::Arrival;
 use super::journal::{PastOutput, ResponseIdentity, RouterInstructions};
-use super::prompts::LeftOut;
 use super::response_stream::{ChoiceState, RequestTimer, ResponseSpec, StartedResponse};
+use super::tokenized_prompt::LeftOut;
 use crate::engine::{EventReceiver, Generation};
 use crate::metrics::Metrics;
 use crate::request::{AnswerFields, CompletionRequest, Delivery};

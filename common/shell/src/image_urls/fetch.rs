@@ -24,7 +24,7 @@ use warmpath_common::media::ImageFormat;
 
 use super::ImageUrls;
 use super::hosts::{address_of, allows_address, allows_url};
-use super::places::WantedImage;
+use super::places::{FetchedImage, WantedImage};
 use crate::body::{BodyError, Claim};
 use crate::connect::{ConnectError, Connection, Connector, Secured};
 use crate::refusal::Refusal;
@@ -40,17 +40,6 @@ const ADDRESSES_MAX: usize = 3;
 
 /// Memory for each byte of a file: the file, and its base64 in the parsed and in the new body.
 const COPIES: usize = 4;
-
-/// A fetched image.
-#[derive(Debug)]
-pub(super) struct FetchedImage {
-    /// Media type, from its first bytes.
-    pub kind: &'static str,
-    /// File in base64.
-    pub base64: String,
-    /// Reservation of its memory.
-    _claim: Claim,
-}
 
 /// Reason why an image is not fetched, in words for the client.
 #[derive(Debug, thiserror::Error)]

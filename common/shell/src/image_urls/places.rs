@@ -6,7 +6,7 @@
 use serde_json::{Map, Value, json};
 use warmpath_common::history::new_message;
 
-use super::fetch::FetchedImage;
+use crate::body::Claim;
 
 /// Fields of a body that hold messages.
 const FIELDS: [&str; 2] = ["messages", "input"];
@@ -26,6 +26,17 @@ pub(super) struct WantedImage {
     pub param: String,
     /// Whether the message that its user has just written names it.
     pub is_new: bool,
+}
+
+/// A fetched image.
+#[derive(Debug)]
+pub(super) struct FetchedImage {
+    /// Media type, from its first bytes.
+    pub kind: &'static str,
+    /// File in base64.
+    pub base64: String,
+    /// Reservation of its memory.
+    pub _claim: Claim,
 }
 
 /// Returns the images that a body names by URL, each once.

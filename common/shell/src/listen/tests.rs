@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 
 use super::*;
+use crate::descriptors::ADMIN_CONNECTIONS_MAX;
 use crate::tls::{CertFiles, ServerFiles};
 
 const HEAD_TIMEOUT: Duration = Duration::from_secs(3);

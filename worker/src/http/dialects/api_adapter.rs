@@ -28,9 +28,10 @@ use crate::http::delivery::{sse, whole};
 use crate::http::openai::answer::{self, Facts};
 use crate::lifecycle::ResponseTotals;
 use crate::lifecycle::journal::{self, ResponseIdentity};
-use crate::lifecycle::message_stream::{MessageDelta, MessageEnd, MessageStep, Messages};
+use crate::lifecycle::message::MessageDelta;
+use crate::lifecycle::message_stream::{MessageEnd, MessageStep, Messages};
 use crate::lifecycle::prompt_fingerprint::{PromptComparison, PromptFingerprint};
-use crate::lifecycle::prompts::LeftOut;
+use crate::lifecycle::tokenized_prompt::LeftOut;
 use crate::request::{ChatRequest, Delivery, read_chat};
 use crate::tools::ToolFields;
 

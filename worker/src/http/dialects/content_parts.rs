@@ -3,7 +3,7 @@
 //! Pieces arrive in any order and size. A part stays open while its own pieces arrive; the next piece of another kind
 //! closes it. At most one part is open. Not here: their names and formats in a dialect.
 
-use crate::lifecycle::message_stream::ToolCallDelta;
+use crate::lifecycle::message::ToolCallDelta;
 
 /// Piece of a response's message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

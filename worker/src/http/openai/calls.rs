@@ -12,7 +12,7 @@ use serde::Serialize;
 use warmpath_common::dialects::CUSTOM;
 
 use super::free_text::FreeText;
-use crate::lifecycle::message_stream;
+use crate::lifecycle::message;
 
 /// Type of a function and of its calls.
 const FUNCTION: &str = "function";
@@ -75,7 +75,7 @@ pub struct Custom<'a> {
 }
 
 /// Returns a whole call, given the names of custom tools.
-pub fn whole<'a>(call: &'a message_stream::WholeToolCall, custom_tools: &[String]) -> ToolCall<'a> {
+pub fn whole<'a>(call: &'a message::WholeToolCall, custom_tools: &[String]) -> ToolCall<'a> {
     let name = Some(call.name.as_str());
     let (kind, called) = if custom_tools.contains(&call.name) {
         (CUSTOM, Called::Custom(Custom { name, input: FreeText::of(&call.arguments).into() }))
@@ -101,7 +101,7 @@ impl GrowingCalls {
 
     /// Returns the parts of a call that a delta has: its head with empty arguments if it is new, and then its further
     /// arguments or text. Clients read a call's arguments from the parts behind its head only.
-    pub fn parts<'a>(&mut self, delta: &'a message_stream::ToolCallDelta) -> impl Iterator<Item = ToolCall<'a>> {
+    pub fn parts<'a>(&mut self, delta: &'a message::ToolCallDelta) -> impl Iterator<Item = ToolCall<'a>> {
         if delta.index >= self.texts.len() {
             self.texts.resize_with(delta.index + 1, || None);
         }
@@ -131,9 +131,9 @@ mod tests {
 
     use super::*;
 
-    fn delta(index: usize, head: Option<(&str, &str)>, arguments: &str) -> message_stream::ToolCallDelta {
+    fn delta(index: usize, head: Option<(&str, &str)>, arguments: &str) -> message::ToolCallDelta {
         let (id, name) = (head.map(|head| head.0.to_owned()), head.map(|head| head.1.to_owned()));
-        message_stream::ToolCallDelta { index, id, name, arguments: arguments.to_owned() }
+        message::ToolCallDelta { index, id, name, arguments: arguments.to_owned() }
     }
 
     #[test]
@@ -160,12 +160,12 @@ mod tests {
 
     #[test]
     fn a_whole_call_of_a_custom_tool_has_its_text() {
-        let call = |name: &str, arguments: &str| message_stream::WholeToolCall {
+        let call = |name: &str, arguments: &str| message::WholeToolCall {
             id: "a".to_owned(),
             name: name.to_owned(),
             arguments: arguments.to_owned(),
         };
-        let written = |call: &message_stream::WholeToolCall| -> Value {
+        let written = |call: &message::WholeToolCall| -> Value {
             serde_json::to_value(whole(call, &["patch".to_owned()])).expect("a call has a JSON form")
         };
         let custom = json!({"id": "a", "type": "custom", "custom": {"name": "patch", "input": "x\ny"}});

@@ -10,7 +10,8 @@ use super::calls::{self, GrowingCalls, ToolCall};
 use super::logprobs::Logprobs;
 use crate::engine::{CachedTokens, Drafted, FinishReason};
 use crate::lifecycle::ResponseTotals;
-use crate::lifecycle::message_stream::{self, MessageEnd};
+use crate::lifecycle::message;
+use crate::lifecycle::message_stream::MessageEnd;
 
 /// Family of objects of which a response is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,7 +121,7 @@ pub struct Message<'a> {
 
 impl<'a> Message<'a> {
     /// Returns a message, given the names of custom tools.
-    pub fn new(message: &'a message_stream::WholeMessage, custom_tools: &[String]) -> Self {
+    pub fn new(message: &'a message::WholeMessage, custom_tools: &[String]) -> Self {
         let is_call_only = message.content.is_empty() && !message.tool_calls.is_empty();
         Self {
             role: "assistant",
@@ -152,7 +153,7 @@ pub struct Delta<'a> {
 impl<'a> Delta<'a> {
     /// Returns the parts of a message that a delta stands for, at least one, given the choice's calls so far. Each part
     /// of a call is in a chunk of its own, as clients read only one of them from a chunk.
-    pub fn of(delta: &'a message_stream::MessageDelta, calls: &mut GrowingCalls) -> Vec<Self> {
+    pub fn of(delta: &'a message::MessageDelta, calls: &mut GrowingCalls) -> Vec<Self> {
         let some = |text: &'a String| Some(text.as_str()).filter(|text| !text.is_empty());
         let said = Self {
             role: None,

@@ -13,7 +13,7 @@ use super::super::responses::ResponseWriter;
 use super::*;
 use crate::engine::{CachedTokens, Drafted, EngineError, EngineEvent, EventSender, Finished, Started};
 use crate::lifecycle::journal::{PastOutput, ResponseIdentity};
-use crate::lifecycle::message_stream::ToolCallDelta;
+use crate::lifecycle::message::ToolCallDelta;
 use crate::lifecycle::testing::scripted;
 
 const PROMPT_TOKENS: usize = 20;
