@@ -101,7 +101,7 @@ pub async fn start(
     mut arrival: Arrival,
 ) -> Result<StartedResponse, RequestError> {
     generator.check_queue()?;
-    let mut clock = RequestTimer::start(&mut arrival, metrics);
+    let mut timer = RequestTimer::start(&mut arrival, metrics);
     let on_the_way = generator.engine.announce();
     let reader = Arc::clone(generator);
     let work = move || {
@@ -109,9 +109,9 @@ pub async fn start(
         prepare(&reader, arrival)
     };
     let prepared = generator.common.pools.compute.run(work).await;
-    clock.prepared();
-    let (form, submitted) = prepared.inspect_err(|_| clock.failed("prepare"))?;
-    StartedResponse::begin(form, submitted, clock).await
+    timer.prepared();
+    let (spec, submitted) = prepared.inspect_err(|_| timer.failed("prepare"))?;
+    StartedResponse::begin(spec, submitted, timer).await
 }
 
 fn prepare(generator: &Generator, arrival: Arrival) -> Result<(ResponseSpec, Vec<Submitted>), RequestError> {
@@ -151,7 +151,7 @@ fn prepare(generator: &Generator, arrival: Arrival) -> Result<(ResponseSpec, Vec
         let seed = generation.sampling.seed.filter(|seed| *seed != u32::MAX);
         generation.sampling.seed = Some(seed.unwrap_or_else(|| identity.seed()));
     }
-    let form = ResponseSpec {
+    let spec = ResponseSpec {
         delivery: options.delivery(),
         identity,
         is_journaled,
@@ -166,7 +166,7 @@ fn prepare(generator: &Generator, arrival: Arrival) -> Result<(ResponseSpec, Vec
     };
     let adapter = lora::resolve(&generator.common.model, options.model.as_deref(), options.lora.as_deref())?;
     let hinted = arrival.wanted_slot.filter(|slot| slot.0 < generator.common.model.n_slots);
-    let draft = PreparedRequest {
+    let request = PreparedRequest {
         prompts,
         n,
         chain_root: generator.chain_root(adapter, salt),
@@ -182,7 +182,7 @@ fn prepare(generator: &Generator, arrival: Arrival) -> Result<(ResponseSpec, Vec
         peer: arrival.peer,
         past: past.unwrap_or_default(),
     };
-    Ok((form, submit(generator, draft)?))
+    Ok((spec, submit(generator, request)?))
 }
 
 /// Adds the constraints of a chat's response to the generation.
@@ -236,34 +236,34 @@ fn check_prompts(generator: &Generator, prompts: &[TokenizedPrompt], n: u32) -> 
 }
 
 /// Submits every choice to the engine. If one is refused, the earlier ones are cancelled by dropping their receivers.
-fn submit(generator: &Generator, mut draft: PreparedRequest) -> Result<Vec<Submitted>, RequestError> {
-    let mut submitted = Vec::with_capacity(draft.prompts.len() * draft.n as usize);
-    for prompt in std::mem::take(&mut draft.prompts) {
-        for k in 0..draft.n {
-            let mut generation = draft.generation.clone();
+fn submit(generator: &Generator, mut request: PreparedRequest) -> Result<Vec<Submitted>, RequestError> {
+    let mut submitted = Vec::with_capacity(request.prompts.len() * request.n as usize);
+    for prompt in std::mem::take(&mut request.prompts) {
+        for k in 0..request.n {
+            let mut generation = request.generation.clone();
             // The same seed would give the same text for each choice.
             generation.sampling.seed = generation.sampling.seed.map(|seed| seed_of_choice(seed, k));
             generation.bound.clone_from(&prompt.bound);
             let (events, receiver) = engine::events();
-            let past = draft.past.tokens(submitted.len());
+            let past = request.past.tokens(submitted.len());
             let said = past.iter().map(|past| past.sampled.token);
             let submission = Submission {
-                request_id: draft.request_id.clone(),
+                request_id: request.request_id.clone(),
                 prompt: prompt.tokens.iter().copied().chain(said).collect(),
                 past: past.to_vec(),
-                past_end: draft.past.end(submitted.len()),
-                chain_root: draft.chain_root,
-                tenant: draft.tenant,
-                adapter: draft.adapter,
+                past_end: request.past.end(submitted.len()),
+                chain_root: request.chain_root,
+                tenant: request.tenant,
+                adapter: request.adapter,
                 generation,
-                cache_prompt: draft.cache_prompt,
-                shifts: draft.shifts.resolve(&prompt.tokens, generator.common.prompts.vocabulary().bos),
-                expected_tokens: draft.expected_tokens,
-                wanted_slot: draft.wanted_slot.filter(|_| submitted.is_empty()),
+                cache_prompt: request.cache_prompt,
+                shifts: request.shifts.resolve(&prompt.tokens, generator.common.prompts.vocabulary().bos),
+                expected_tokens: request.expected_tokens,
+                wanted_slot: request.wanted_slot.filter(|_| submitted.is_empty()),
                 breakpoints: prompt.breakpoints.clone(),
-                priority: draft.priority,
+                priority: request.priority,
                 // With several choices, the other ones wait for the transfer of the first.
-                peer: draft.peer.take(),
+                peer: request.peer.take(),
                 runs: prompt.runs.clone(),
                 events,
             };

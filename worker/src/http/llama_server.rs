@@ -52,7 +52,7 @@ async fn create(
     let facts = Facts::of(&answer);
     let choices = (0..answer.n_choices()).map(|_| UnsentChoice::default()).collect();
     let mut writing = LlamaServerStream { generator, answer, choices };
-    let mut response = match writing.answer.form().delivery {
+    let mut response = match writing.answer.spec().delivery {
         Delivery::Whole => whole::respond(writing.answer.lines(), writing.whole(), |error| error).await?,
         Delivery::Stream | Delivery::StreamWithUsage => writing.stream(),
     };
@@ -102,7 +102,7 @@ impl LlamaServerStream {
         let mut objects: Vec<Value> = Vec::new();
         for (index, reason) in ends.into_iter().enumerate() {
             let mut choice = std::mem::take(&mut self.choices[index]);
-            if self.answer.form().fields.return_tokens != Some(true) {
+            if self.answer.spec().fields.return_tokens != Some(true) {
                 choice.tokens.clear();
             }
             objects.push(self.last(index, &choice, reason.unwrap_or(FinishReason::Length)));
@@ -112,9 +112,9 @@ impl LlamaServerStream {
     }
 
     fn stream(self) -> Response {
-        let silence_max = self.answer.form().silence_max;
-        let is_journaled = self.answer.form().is_journaled;
-        let exactness = journal::exactness(&self.answer.form().generation.sampling);
+        let silence_max = self.answer.spec().silence_max;
+        let is_journaled = self.answer.spec().is_journaled;
+        let exactness = journal::exactness(&self.answer.spec().generation.sampling);
         let events = futures::stream::unfold(Some(self), |writing| async {
             let mut writing = writing?;
             let mut bytes = Vec::new();
@@ -166,7 +166,7 @@ impl LlamaServerStream {
         }
     }
 
-    /// Returns the object of the part since the last one.
+    /// Returns the event for a choice's tokens and text that no event has reported yet.
     fn part(&mut self, index: usize) -> Value {
         let totals = self.answer.totals_of(index);
         let choice = &mut self.choices[index];
@@ -186,12 +186,12 @@ impl LlamaServerStream {
 
     /// Returns the last object of a choice.
     fn last(&self, index: usize, choice: &UnsentChoice, reason: FinishReason) -> Value {
-        let form = self.answer.form();
+        let spec = self.answer.spec();
         let totals = self.answer.totals_of(index);
         let stopping_word = self.answer.finished_of(index).and_then(|finished| finished.stopping_word.as_deref());
         let mut settings =
-            props::generation_params(&self.generator.common.prompts.vocabulary().end_of_generation, &form.generation);
-        settings["stream"] = json!(form.delivery != Delivery::Whole);
+            props::generation_params(&self.generator.common.prompts.vocabulary().end_of_generation, &spec.generation);
+        settings["stream"] = json!(spec.delivery != Delivery::Whole);
         let mut object = json!({
             "index": index,
             "content": choice.content,
@@ -202,7 +202,7 @@ impl LlamaServerStream {
             "tokens_predicted": totals.completion_tokens,
             "tokens_evaluated": totals.prompt_tokens,
             "generation_settings": settings,
-            "prompt": form.prompt_texts.get(index),
+            "prompt": spec.prompt_texts.get(index),
             "has_new_line": choice.has_new_line,
             "truncated": totals.truncated,
             "stop_type": stop_type(reason),
@@ -211,14 +211,14 @@ impl LlamaServerStream {
             "timings": Timings::from(totals),
         });
         self.add_probabilities(&mut object, &choice.probabilities);
-        match &self.answer.form().fields.response_fields {
+        match &self.answer.spec().fields.response_fields {
             Some(wanted) if !wanted.is_empty() => only(&object, wanted),
             _ => object,
         }
     }
 
     fn add_probabilities(&self, object: &mut Value, probabilities: &[TokenProbabilities]) {
-        let Some(wish) = self.answer.form().generation.probabilities else { return };
+        let Some(wish) = self.answer.spec().generation.probabilities else { return };
         if !probabilities.is_empty() {
             let prompts = &self.generator.common.prompts;
             let pieces = Pieces { spelled: &|token| prompts.piece(token), said: &|token| prompts.answer_piece(token) };

@@ -242,7 +242,7 @@ pub fn exactness(sampling: &Sampling) -> &'static str {
     if sampling.mirostat == 0 && !draws_apart { "exact" } else { "approximate" }
 }
 
-/// Lines before a response in one piece, for its router.
+/// Journal lines of a response in one piece. A router receives them before the response.
 #[derive(Debug)]
 pub struct JournalLines {
     /// Receiver of the lines. The task that reads them also computes the response, so few lines wait.
@@ -254,14 +254,14 @@ pub struct JournalLines {
 /// Writer of a response's journal.
 #[derive(Debug)]
 pub struct Journal {
-    choices: Vec<Untold>,
+    choices: Vec<PendingLine>,
 }
 
 /// Part of a choice's journal that is not written yet.
 #[derive(Debug, Clone, Default)]
-struct Untold {
+struct PendingLine {
     /// Number of further writes that the client already has.
-    n_had: u32,
+    n_writes_sent: u32,
     /// Tokens since the last line, in the format of a line.
     tokens: String,
     /// Number of these tokens.
@@ -271,19 +271,20 @@ struct Untold {
 impl Journal {
     /// Returns the journal of a response with `n_choices`, which may continue another.
     pub fn new(n_choices: usize, past: Option<&PastOutput>) -> Self {
-        let n_had = |idx: usize| past.and_then(|past| past.choices.get(idx)).map_or(0, |choice| choice.n_writes);
-        let untold = |idx| Untold { n_had: n_had(idx), ..Untold::default() };
-        Self { choices: (0..n_choices).map(untold).collect() }
+        let n_writes_sent =
+            |idx: usize| past.and_then(|past| past.choices.get(idx)).map_or(0, |choice| choice.n_writes);
+        let pending = |idx| PendingLine { n_writes_sent: n_writes_sent(idx), ..PendingLine::default() };
+        Self { choices: (0..n_choices).map(pending).collect() }
     }
 
     /// Records a token of a choice, with its log probabilities if the response has them.
     pub fn sampled(&mut self, choice: usize, sampled: SampledToken, probabilities: Option<&TokenProbabilities>) {
-        let untold = &mut self.choices[choice];
-        if !untold.tokens.is_empty() {
-            untold.tokens.push(',');
+        let pending = &mut self.choices[choice];
+        if !pending.tokens.is_empty() {
+            pending.tokens.push(',');
         }
-        write_token(&mut untold.tokens, sampled, probabilities);
-        untold.n_tokens += 1;
+        write_token(&mut pending.tokens, sampled, probabilities);
+        pending.n_tokens += 1;
     }
 
     /// Returns the next line of a choice before a response in one piece, once it has enough tokens; `end` is the reason
@@ -294,21 +295,21 @@ impl Journal {
 
     /// Returns the line of a choice's tokens since the last one, and of its end.
     fn line(&mut self, choice: usize, end: Option<FinishReason>) -> String {
-        let untold = &mut self.choices[choice];
+        let pending = &mut self.choices[choice];
         let end = end.map(|reason| format!("{END_START}{}", end_name(reason))).unwrap_or_default();
-        let line = format!("{LINE_START} {choice} {}{end}\n", untold.tokens);
-        untold.tokens.clear();
-        untold.n_tokens = 0;
+        let line = format!("{LINE_START} {choice} {}{end}\n", pending.tokens);
+        pending.tokens.clear();
+        pending.n_tokens = 0;
         line
     }
 
-    /// Ends a write of a choice with its line, which reports the choice's `end`; if the client already has the write,
-    /// it is removed from `out`.
+    /// Appends the journal line that follows a choice's events in `out`; the line reports the choice's `end`. If
+    /// an earlier worker has sent these events to the client, empties `out` instead.
     pub fn end_write_of(&mut self, choice: usize, end: Option<FinishReason>, out: &mut Vec<u8>) {
         let line = self.line(choice, end);
-        let untold = &mut self.choices[choice];
-        if untold.n_had > 0 {
-            untold.n_had -= 1;
+        let pending = &mut self.choices[choice];
+        if pending.n_writes_sent > 0 {
+            pending.n_writes_sent -= 1;
             out.clear();
         } else {
             out.extend_from_slice(line.as_bytes());

@@ -69,13 +69,13 @@ pub struct Messages {
 impl Messages {
     /// Parses `answer` as messages.
     pub fn new(answer: StartedResponse) -> Self {
-        let pace = if answer.form().delivery == Delivery::Whole { DeltaPace::AtEnd } else { DeltaPace::Growing };
+        let pace = if answer.spec().delivery == Delivery::Whole { DeltaPace::AtEnd } else { DeltaPace::Growing };
         let n_choices = answer.n_choices();
-        let identity = answer.form().identity.clone();
+        let identity = answer.spec().identity.clone();
         let reading = |(idx, format): (usize, &Arc<ChatAnswer>)| {
             OutputParser::new(Arc::clone(format), pace, call_ids(&identity, idx))
         };
-        let formats = answer.form().answer.iter().flat_map(|format| std::iter::repeat_n(format, n_choices));
+        let formats = answer.spec().answer.iter().flat_map(|format| std::iter::repeat_n(format, n_choices));
         let readings = formats.enumerate().map(reading).collect();
         Self { answer, readings, untold: vec![Vec::new(); n_choices], queued: None }
     }

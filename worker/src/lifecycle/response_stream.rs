@@ -55,14 +55,14 @@ pub struct ResponseSpec {
 
 /// A response that has begun: its first choice has a slot.
 pub struct StartedResponse {
-    form: ResponseSpec,
+    spec: ResponseSpec,
     started: Started,
     choices: Vec<ChoiceState>,
     /// Events of other choices that arrived before the first one got its slot.
     early: VecDeque<(usize, EngineEvent)>,
     events: SelectAll<BoxStream<'static, (usize, EngineEvent)>>,
     n_open: usize,
-    clock: RequestTimer,
+    timer: RequestTimer,
     /// Journal; `None` if there is none.
     journal: Option<Journal>,
     /// Sender of the journal's lines before a response in one piece.
@@ -150,9 +150,9 @@ pub(super) struct ChoiceState {
 }
 
 impl ChoiceState {
-    fn start(&mut self, started: Started, form: &ResponseSpec, metrics: &Metrics) {
+    fn start(&mut self, started: Started, spec: &ResponseSpec, metrics: &Metrics) {
         self.started = Some(started);
-        if !form.generation.is_prewarm() {
+        if !spec.generation.is_prewarm() {
             metrics.reused(started.cached_tokens(), self.filled_tokens());
         }
     }
@@ -293,9 +293,9 @@ impl StartedResponse {
     ///
     /// Errors: `Engine` if the first choice fails before it starts.
     pub(super) async fn begin(
-        form: ResponseSpec,
+        spec: ResponseSpec,
         submitted: Vec<Submitted>,
-        mut clock: RequestTimer,
+        mut timer: RequestTimer,
     ) -> Result<Self, RequestError> {
         let (mut choices, receivers): (Vec<_>, Vec<_>) = submitted.into_iter().unzip();
         let receivers = receivers.into_iter().enumerate();
@@ -305,7 +305,7 @@ impl StartedResponse {
             match events.next().await {
                 Some((0, EngineEvent::Started(started))) => break started,
                 Some((0, EngineEvent::Failed(error))) => {
-                    clock.failed("engine");
+                    timer.failed("engine");
                     return Err(error.into());
                 }
                 Some((0, event)) => {
@@ -316,10 +316,10 @@ impl StartedResponse {
                 None => return Err(EngineError::Stopped.into()),
             }
         };
-        choices[0].start(started, &form, &clock.metrics);
-        clock.started(&started);
-        let journal = form.is_journaled.then(|| Journal::new(choices.len(), form.past.as_ref()));
-        Ok(Self { form, started, n_open: choices.len(), choices, early, events, clock, journal, lines: None })
+        choices[0].start(started, &spec, &timer.metrics);
+        timer.started(&started);
+        let journal = spec.is_journaled.then(|| Journal::new(choices.len(), spec.past.as_ref()));
+        Ok(Self { spec, started, n_open: choices.len(), choices, early, events, timer, journal, lines: None })
     }
 
     /// Returns the journal's lines before a response in one piece; `None` if it has no journal.
@@ -327,11 +327,11 @@ impl StartedResponse {
         self.journal.as_ref()?;
         let (sender, receiver) = mpsc::unbounded_channel();
         self.lines = Some(sender);
-        Some(JournalLines { receiver, exactness: journal::exactness(&self.form.generation.sampling) })
+        Some(JournalLines { receiver, exactness: journal::exactness(&self.spec.generation.sampling) })
     }
 
-    /// Ends a write of the stream for this choice, or for none, with its line in the journal, if there is one. If the
-    /// client already has the write, it is removed from `out`.
+    /// Appends the journal line, if there is a journal, that follows the events in `out`; they belong to this choice, or
+    /// to none. If an earlier worker has sent these events to the client, empties `out` instead.
     pub fn end_write(&mut self, choice: Option<usize>, out: &mut Vec<u8>) {
         match (&mut self.journal, choice) {
             (None, _) => {}
@@ -342,13 +342,13 @@ impl StartedResponse {
 
     /// Returns the number of reused prompt tokens for the client; for a continued response, the number reported before.
     pub fn cached_tokens(&self) -> u32 {
-        let told = self.form.past.as_ref().and_then(|past| past.cached_tokens);
-        told.unwrap_or(self.started.cached_tokens().min(self.choices[0].prompt_tokens))
+        let of_first_worker = self.spec.past.as_ref().and_then(|past| past.cached_tokens);
+        of_first_worker.unwrap_or(self.started.cached_tokens().min(self.choices[0].prompt_tokens))
     }
 
     /// Returns the form of the response.
-    pub fn form(&self) -> &ResponseSpec {
-        &self.form
+    pub fn spec(&self) -> &ResponseSpec {
+        &self.spec
     }
 
     /// Returns the start of the first choice.
@@ -387,7 +387,7 @@ impl StartedResponse {
             };
             let Some((choice, event)) = next else { return Err(EngineError::Stopped.into()) };
             match event {
-                EngineEvent::Started(started) => self.choices[choice].start(started, &self.form, &self.clock.metrics),
+                EngineEvent::Started(started) => self.choices[choice].start(started, &self.spec, &self.timer.metrics),
                 EngineEvent::Prompt(probabilities) => return Ok(Some(ResponseStep::Prompt { choice, probabilities })),
                 EngineEvent::Text { text, token, n_draws, end, own_probabilities, probabilities } => {
                     self.choices[choice].end = end;
@@ -396,7 +396,7 @@ impl StartedResponse {
                 }
                 EngineEvent::Finished(finished) => return Ok(Some(self.finish(choice, finished))),
                 EngineEvent::Failed(error) => {
-                    self.clock.failed("engine");
+                    self.timer.failed("engine");
                     return Err(error.into());
                 }
             }
@@ -410,7 +410,7 @@ impl StartedResponse {
         let is_new = *n_to_replay == 0;
         *n_to_replay = n_to_replay.saturating_sub(1);
         if is_new {
-            self.clock.token(self.choices[choice].share());
+            self.timer.token(self.choices[choice].share());
         }
         let Some(journal) = &mut self.journal else { return };
         // Before a response in one piece, the router already has the lines of replayed tokens.
@@ -425,16 +425,16 @@ impl StartedResponse {
     }
 
     fn finish(&mut self, choice: usize, finished: Finished) -> ResponseStep {
-        self.clock.finished(&finished, &self.choices[choice]);
+        self.timer.finished(&finished, &self.choices[choice]);
         let reason = finished.reason;
         self.choices[choice].end = Some(reason);
         self.choices[choice].finished = Some(finished);
         self.n_open -= 1;
         if self.n_open == 0 {
-            self.clock.metrics.request.observe(self.clock.elapsed_s());
+            self.timer.metrics.request.observe(self.timer.elapsed_s());
             let totals = self.totals();
-            self.clock.span.count("warmpath.prompt_tokens", totals.prompt_tokens);
-            self.clock.span.count("warmpath.completion_tokens", totals.completion_tokens);
+            self.timer.span.count("warmpath.prompt_tokens", totals.prompt_tokens);
+            self.timer.span.count("warmpath.completion_tokens", totals.completion_tokens);
             self.log(&totals);
         }
         ResponseStep::Finished { choice, reason }
@@ -442,8 +442,8 @@ impl StartedResponse {
 
     fn log(&self, totals: &ResponseTotals) {
         tracing::info!(
-            request_id = %self.clock.request_id,
-            trace_id = self.clock.span.trace_id(),
+            request_id = %self.timer.request_id,
+            trace_id = self.timer.span.trace_id(),
             slot = %self.started.slot,
             prompt_tokens = totals.computed_tokens + totals.reused.total(),
             prefix_cache_tokens = totals.reused.total(),
@@ -454,7 +454,7 @@ impl StartedResponse {
             completion_tokens = totals.completion_tokens,
             drafted_tokens = totals.drafted.n,
             accepted_tokens = totals.drafted.n_accepted,
-            seconds = self.clock.elapsed_s(),
+            seconds = self.timer.elapsed_s(),
             "answered"
         );
     }

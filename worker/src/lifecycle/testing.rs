@@ -31,8 +31,8 @@ pub(crate) async fn scripted(prompt_tokens: usize, past: Option<PastOutput>, eve
         body: bytes::Bytes::new(),
         read: CompletionRequest::read,
     };
-    let clock = RequestTimer::start(&mut arrival, &Arc::new(Metrics::new()));
-    let form = ResponseSpec {
+    let timer = RequestTimer::start(&mut arrival, &Arc::new(Metrics::new()));
+    let spec = ResponseSpec {
         delivery: Delivery::Stream,
         silence_max: Some(Duration::from_secs(15)),
         fields: AnswerFields::default(),
@@ -45,7 +45,7 @@ pub(crate) async fn scripted(prompt_tokens: usize, past: Option<PastOutput>, eve
         is_journaled: false,
         past,
     };
-    StartedResponse::begin(form, vec![(ChoiceState::new((prompt_tokens, 0), 0), events)], clock)
+    StartedResponse::begin(spec, vec![(ChoiceState::new((prompt_tokens, 0), 0), events)], timer)
         .await
         .expect("the script starts with `Started`")
 }

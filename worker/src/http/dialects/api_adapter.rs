@@ -151,15 +151,15 @@ pub async fn create<W: DialectWriter>(
     let messages = messages.map_err(|error| respelled(error, &spelling))?;
     let answer = messages.answer();
     // The conversion has already taken the tools out.
-    let left_out = LeftOut { tools: tools.left_out().to_vec(), parts: answer.form().left_out.parts.clone() };
-    let (facts, delivery) = (Facts::of(answer), answer.form().delivery);
+    let left_out = LeftOut { tools: tools.left_out().to_vec(), parts: answer.spec().left_out.parts.clone() };
+    let (facts, delivery) = (Facts::of(answer), answer.spec().delivery);
     let beginning = Beginning {
         model: generator.common.model.names.first().cloned().unwrap_or_default(),
-        identity: answer.form().identity.clone(),
+        identity: answer.spec().identity.clone(),
         prompt_tokens: answer.prompt_tokens(),
         cached_tokens: answer.cached_tokens(),
         tools,
-        fingerprint: answer.form().fingerprint.clone(),
+        fingerprint: answer.spec().fingerprint.clone(),
     };
     let mut writing =
         DialectStream { writer: W::new(beginning, repeated), messages, parts: MessageParts::default(), ending: None };
@@ -231,9 +231,9 @@ impl<W: DialectWriter> DialectStream<W> {
     }
 
     fn stream(mut self) -> Response {
-        let form = self.messages.answer().form();
-        let (is_journaled, exactness) = (form.is_journaled, journal::exactness(&form.generation.sampling));
-        let is_continued = form.past.is_some();
+        let spec = self.messages.answer().spec();
+        let (is_journaled, exactness) = (spec.is_journaled, journal::exactness(&spec.generation.sampling));
+        let is_continued = spec.past.is_some();
         let mut first = Vec::new();
         self.writer.begin(&mut first);
         if is_continued {
@@ -258,11 +258,11 @@ impl<W: DialectWriter> DialectStream<W> {
     /// Writes the next events; returns whether others follow.
     async fn write_next(&mut self, out: &mut Vec<u8>) -> bool {
         while out.is_empty() {
-            let silence_max = self.messages.answer().form().silence_max;
+            let silence_max = self.messages.answer().spec().silence_max;
             match sse::unless_silent(silence_max, self.messages.next()).await {
                 Err(sse::Silent) => {
                     // The client has items of a continued response, and an event without items would replace them.
-                    match self.messages.answer().form().past.is_some() && self.parts.list().is_empty() {
+                    match self.messages.answer().spec().past.is_some() && self.parts.list().is_empty() {
                         true => out.extend_from_slice(sse::COMMENT),
                         false => self.writer.keep_alive(out),
                     }

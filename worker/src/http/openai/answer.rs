@@ -51,9 +51,9 @@ pub async fn create(
     let wanted = context.take_journal(&mut body)?;
     let mut messages = start(app, (context, wanted), body, endpoint.read).await?;
     let facts = Facts::of(messages.answer());
-    let left_out = messages.answer().form().left_out.clone();
-    let head = ObjectHead::new(endpoint.shape, generator, &messages.answer().form().identity);
-    let mut response = match messages.answer().form().delivery {
+    let left_out = messages.answer().spec().left_out.clone();
+    let head = ObjectHead::new(endpoint.shape, generator, &messages.answer().spec().identity);
+    let mut response = match messages.answer().spec().delivery {
         Delivery::Whole => delivery::whole::respond(messages.lines(), whole(head, messages), |error| error).await?,
         Delivery::Stream | Delivery::StreamWithUsage => stream(head, messages),
     };
@@ -107,7 +107,7 @@ pub struct Facts {
 impl Facts {
     /// Returns the properties of a response at its start.
     pub fn of(answer: &StartedResponse) -> Self {
-        let unconstrained = answer.form().answer.as_ref().map(|format| format.unconstrained.clone());
+        let unconstrained = answer.spec().answer.as_ref().map(|format| format.unconstrained.clone());
         Self {
             started: answer.started(),
             prompt_tokens: answer.prompt_tokens(),
@@ -171,7 +171,7 @@ pub fn tell_left_out(app: &App, response: &mut Response, LeftOut { tools, parts 
 
 /// Returns the names of the custom tools that an answer may call.
 fn custom_tools(answer: &StartedResponse) -> Arc<[String]> {
-    answer.form().answer.as_ref().map_or_else(Default::default, |format| Arc::clone(&format.custom_tools))
+    answer.spec().answer.as_ref().map_or_else(Default::default, |format| Arc::clone(&format.custom_tools))
 }
 
 /// Fields that every object of one response has.
@@ -231,7 +231,7 @@ struct WholeChoice {
 
 async fn whole(head: ObjectHead, mut messages: Messages) -> Result<Response, RequestError> {
     let mut wholes: Vec<WholeChoice> = (0..messages.answer().n_choices()).map(|_| WholeChoice::default()).collect();
-    for (whole, echo) in wholes.iter_mut().zip(&messages.answer().form().prompt_texts) {
+    for (whole, echo) in wholes.iter_mut().zip(&messages.answer().spec().prompt_texts) {
         whole.message.content.push_str(echo);
     }
     while let Some(step) = messages.next().await? {
@@ -253,7 +253,7 @@ async fn whole(head: ObjectHead, mut messages: Messages) -> Result<Response, Req
         };
         let told = ListedTokens { prompt: whole.prompt.as_ref(), answer: &whole.probabilities };
         let logprobs =
-            answer.form().generation.probabilities.is_some().then(|| head.logprobs(told, &mut TextEnd::default()));
+            answer.spec().generation.probabilities.is_some().then(|| head.logprobs(told, &mut TextEnd::default()));
         Choice { index, content, logprobs, finish_reason: whole.finish_reason }
     });
     let mut object = head.object(head.shape.object(), choices.collect());
@@ -265,16 +265,16 @@ async fn whole(head: ObjectHead, mut messages: Messages) -> Result<Response, Req
 }
 
 fn stream(head: ObjectHead, messages: Messages) -> Response {
-    let usage = messages.answer().form().delivery == Delivery::StreamWithUsage;
-    let silence_max = messages.answer().form().silence_max;
+    let usage = messages.answer().spec().delivery == Delivery::StreamWithUsage;
+    let silence_max = messages.answer().spec().silence_max;
     let n_choices = messages.answer().n_choices();
     let ends = vec![TextEnd::default(); n_choices];
     let custom_tools = custom_tools(messages.answer());
     let calls = (0..n_choices).map(|_| GrowingCalls::new(Arc::clone(&custom_tools))).collect();
-    let is_journaled = messages.answer().form().is_journaled;
-    let exactness = journal::exactness(&messages.answer().form().generation.sampling);
+    let is_journaled = messages.answer().spec().is_journaled;
+    let exactness = journal::exactness(&messages.answer().spec().generation.sampling);
     // A continued response has already begun.
-    let is_begun = messages.answer().form().past.is_some();
+    let is_begun = messages.answer().spec().past.is_some();
     let events = EventWriter { usage, ends, calls, head, messages, is_begun };
     let events = futures::stream::unfold(Some(events), |events| async {
         let mut events = events?;
@@ -320,9 +320,9 @@ impl EventWriter {
                 self.write_choice(out, self.choice(index, Content::Delta(delta)));
             }
         }
-        let form = self.messages.answer().form();
-        let is_told_later = form.generation.probabilities.is_some_and(|wish| wish.of_prompt);
-        for (index, echo) in form.prompt_texts.iter().enumerate().filter(|_| !is_told_later) {
+        let spec = self.messages.answer().spec();
+        let is_told_later = spec.generation.probabilities.is_some_and(|wish| wish.of_prompt);
+        for (index, echo) in spec.prompt_texts.iter().enumerate().filter(|_| !is_told_later) {
             self.write_choice(out, self.choice(index, Content::Text(echo)));
         }
     }
@@ -335,7 +335,7 @@ impl EventWriter {
                     if delta.is_empty() && probabilities.is_empty() => {}
                 Ok(Some(MessageStep::Delta { choice, delta, probabilities })) => {
                     self.write_start(out);
-                    let has_probabilities = self.messages.answer().form().generation.probabilities.is_some();
+                    let has_probabilities = self.messages.answer().spec().generation.probabilities.is_some();
                     let contents: Vec<_> = match self.head.shape {
                         ObjectKind::Chat => {
                             Delta::of(&delta, &mut self.calls[choice]).into_iter().map(Content::Delta).collect()
@@ -387,7 +387,7 @@ impl EventWriter {
     fn write_prompt(&mut self, out: &mut Vec<u8>, index: usize, probabilities: &PromptProbabilities) {
         let told = ListedTokens { prompt: Some(probabilities), answer: &[] };
         let logprobs = Some(self.head.logprobs(told, &mut self.ends[index]));
-        let text = self.messages.answer().form().prompt_texts.get(index).map_or("", String::as_str);
+        let text = self.messages.answer().spec().prompt_texts.get(index).map_or("", String::as_str);
         self.write_choice(out, Choice { logprobs, ..self.choice(index, Content::Text(text)) });
     }
 
