@@ -71,7 +71,8 @@ pub struct StateFetcher {
 impl StateFetcher {
     /// Returns a fetcher with these TLS settings.
     pub fn new(
-        (tls, peer_name): (CurrentClient, Option<ServerName<'static>>),
+        tls: CurrentClient,
+        peer_name: Option<ServerName<'static>>,
         access: Access,
         metrics: Arc<Metrics>,
     ) -> Self {

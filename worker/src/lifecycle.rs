@@ -63,7 +63,7 @@ pub struct Arrival {
     /// State for this request that another worker offers.
     pub peer: Option<PeerOffer>,
     /// The router's instructions for the response.
-    pub wanted: RouterInstructions,
+    pub instructions: RouterInstructions,
     /// Body.
     pub body: Bytes,
     /// Reader of the endpoint's bodies.
@@ -116,24 +116,24 @@ pub async fn start(
 
 fn prepare(generator: &Generator, arrival: Arrival) -> Result<(ResponseSpec, Vec<Submitted>), RequestError> {
     let Request { shared, prompt, answer: fields } = (arrival.read)(&arrival.body)?;
-    let CommonFields { options, generation: wanted, refused } = shared;
+    let CommonFields { options, generation: generation_fields, refused } = shared;
     generator.check_model(options.model.as_deref())?;
     refused.check()?;
-    let wanted_schema = wanted.wanted_schema()?;
-    let leaves_ignore_eos = wanted.leaves_ignore_eos();
+    let wanted_schema = generation_fields.wanted_schema()?;
+    let leaves_ignore_eos = generation_fields.leaves_ignore_eos();
     let tokenize = |text: &str| generator.tokenize_plain(text);
     let n_vocab = generator.common.model.n_vocab;
     // Only drafts use a prediction, so it is not tokenized otherwise.
     let tokenize_predicted = |text: &str| if generator.engine.facts().drafts { tokenize(text) } else { Vec::new() };
-    let drafts = wanted.draft_wish(&tokenize_predicted)?;
+    let drafts = generation_fields.draft_wish(&tokenize_predicted)?;
     let mut generation =
-        wanted.resolve(&CheckContext { n_vocab, tokenize: &tokenize, defaults: &generator.defaults })?;
+        generation_fields.resolve(&CheckContext { n_vocab, tokenize: &tokenize, defaults: &generator.defaults })?;
     generation.drafts = drafts;
     let n = options.n_choices()?;
     let salt = options.cache_salt.as_deref().or(arrival.cache_salt.as_deref()).unwrap_or_default();
     let mut prompts = prompts::read(generator, prompt, salt)?;
     check_prompts(generator, &prompts, n)?;
-    generation.schema = wanted_schema.map(|wanted| compile(generator, wanted)).transpose()?;
+    generation.schema = wanted_schema.map(|schema| compile(generator, schema)).transpose()?;
     if leaves_ignore_eos && (generation.schema.is_some() || prompts.iter().any(TokenizedPrompt::may_call)) {
         generation.ignore_eos = false;
     }
@@ -141,7 +141,7 @@ fn prepare(generator: &Generator, arrival: Arrival) -> Result<(ResponseSpec, Vec
     if let Some(wish) = generation.probabilities.as_mut().filter(|_| prompts.iter().any(|prompt| prompt.is_echoed)) {
         probabilities::add_those_of_prompt(wish)?;
     }
-    let RouterInstructions { identity, wants_journal, past } = arrival.wanted;
+    let RouterInstructions { identity, wants_journal, past } = arrival.instructions;
     past.as_ref().map_or(Ok(()), |past| past.check(prompts.len().saturating_mul(n as usize), n_vocab))?;
     // A continuation has no logits of the prompt, which its log probabilities would need.
     let lists_prompt = generation.probabilities.is_some_and(|wish| wish.of_prompt);
@@ -219,8 +219,8 @@ fn prompt_texts(prompts: &[TokenizedPrompt], n: u32) -> Vec<String> {
     prompts.iter().filter_map(of_choices).flatten().collect()
 }
 
-fn compile(generator: &Generator, wanted: WantedSchema) -> Result<CompiledSchema, RequestError> {
-    let WantedSchema { param, schema } = wanted;
+fn compile(generator: &Generator, schema: WantedSchema) -> Result<CompiledSchema, RequestError> {
+    let WantedSchema { param, schema } = schema;
     let compiled = generator.engine.compiler().and_then(|compiler| compiler.compile(&schema));
     compiled.map_err(|reason| RequestError::field(param, reason))
 }

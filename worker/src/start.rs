@@ -115,7 +115,7 @@ impl HttpResources {
         if let Some(KvTransferConfig { tls: files, peer_name }) = config.kv_transfer.clone() {
             let tls = files.open().map_err(RunError::PeerTls)?;
             let access = Access { tokens: server.tokens.clone(), is_local: config.listen.ip().is_loopback() };
-            let fetcher = StateFetcher::new((Arc::clone(&tls), peer_name), access, Arc::clone(&metrics));
+            let fetcher = StateFetcher::new(Arc::clone(&tls), peer_name, access, Arc::clone(&metrics));
             transfers = Some(Arc::new(fetcher));
             let failures = metrics.tls_failures.clone();
             tasks.spawn(async move { files.watch(tls, || failures.inc()).await });
@@ -238,7 +238,7 @@ impl Bound {
             metrics,
             left_out_logged: Arc::default(),
         };
-        let (http, close) = serve_http((listener, admin), (server.tls, config.http.idle_timeout), app.clone());
+        let (http, close) = serve_http(listener, admin, server.tls, config.http.idle_timeout, app.clone());
         let drain_timeout = config.drain_timeout;
         let phase = Arc::new(phase);
 
@@ -316,8 +316,10 @@ async fn fetched(source: &ModelSource, phase: &Arc<watch::Sender<Phase>>) -> Res
 }
 
 fn serve_http(
-    (listener, admin): (TcpListener, Option<TcpListener>),
-    (tls, reader_timeout): (Option<CurrentServer>, Duration),
+    listener: TcpListener,
+    admin: Option<TcpListener>,
+    tls: Option<CurrentServer>,
+    reader_timeout: Duration,
     app: App,
 ) -> (JoinHandle<()>, watch::Sender<bool>) {
     let (close, closed) = watch::channel(false);

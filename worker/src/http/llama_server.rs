@@ -47,8 +47,8 @@ async fn create(
     read: BodyReader,
 ) -> Result<Response, RequestError> {
     let generator = app.open_generator()?;
-    let wanted = context.take_journal(&mut body)?;
-    let answer = answer::start(&app, (context, wanted), body, read).await?.into_answer();
+    let instructions = context.take_journal(&mut body)?;
+    let answer = answer::start(&app, context, instructions, body, read).await?.into_answer();
     let facts = Facts::of(&answer);
     let choices = (0..answer.n_choices()).map(|_| UnsentChoice::default()).collect();
     let mut writing = LlamaServerStream { generator, answer, choices };

@@ -27,7 +27,7 @@ pub(crate) async fn scripted(prompt_tokens: usize, past: Option<PastOutput>, eve
         tenant: None,
         priority_max: None,
         peer: None,
-        wanted: RouterInstructions::nothing(),
+        instructions: RouterInstructions::nothing(),
         body: bytes::Bytes::new(),
         read: CompletionRequest::read,
     };

@@ -141,13 +141,13 @@ pub async fn create<W: DialectWriter>(
     mut body: Body,
 ) -> Result<Response, RequestError> {
     let generator = app.open_generator()?;
-    let wanted = context.take_journal(&mut body)?;
+    let instructions = context.take_journal(&mut body)?;
     let id = context.id.clone();
     generator.check_queue()?;
     let read = move || Ok((W::convert(&body.0)?, W::read_repeated(&body)?));
     let read = generator.common.pools.compute.run(read);
     let (Converted { body, spelling, tools }, repeated) = read.await?;
-    let messages = answer::start(app, (context, wanted), Body(body.into()), ChatRequest::read).await;
+    let messages = answer::start(app, context, instructions, Body(body.into()), ChatRequest::read).await;
     let messages = messages.map_err(|error| respelled(error, &spelling))?;
     let answer = messages.answer();
     // The conversion has already taken the tools out.

@@ -84,7 +84,7 @@ fn read(generator: &Generator, context: &RequestContext, body: &Body) -> Result<
     generator.check_model(request.model.as_deref())?;
     let of_header = context.cache_salt.as_ref().map_err(|error| *error)?;
     let salt = request.cache_salt.as_deref().or(of_header.as_deref()).unwrap_or_default();
-    let mut tokens = read_prefix(generator, &request, (body, salt))?;
+    let mut tokens = read_prefix(generator, &request, body, salt)?;
     let block_tokens = generator.common.model.block_size_tokens as usize;
     let param = if request.messages.is_some() { "messages" } else { "prompt" };
     if tokens.len() < block_tokens {
@@ -115,7 +115,8 @@ fn read(generator: &Generator, context: &RequestContext, body: &Body) -> Result<
 fn read_prefix(
     generator: &Generator,
     request: &PinRequest,
-    (body, salt): (&Body, &str),
+    body: &Body,
+    salt: &str,
 ) -> Result<Vec<Token>, RequestError> {
     match (&request.messages, &request.prompt) {
         (Some(_), Some(_)) => Err(RequestError::field("prompt", "give `messages` or `prompt`, not both")),

@@ -43,18 +43,18 @@ pub async fn list(State(app): State<App>) -> Result<Json<Vec<Value>>, RequestErr
     let generator = app.generator()?;
     let n_ctx = generator.common.model.context_tokens;
     let drafts = generator.engine.facts().drafts;
-    Ok(Json(generator.engine.slots().iter().map(|slot| describe(slot, (n_ctx, drafts))).collect()))
+    Ok(Json(generator.engine.slots().iter().map(|slot| describe(slot, n_ctx, drafts)).collect()))
 }
 
 /// Saves, restores or erases the state of one slot, once it is idle.
 pub async fn act(State(app): State<App>, Name(slot): Name, uri: Uri, body: Body) -> Result<Json<Value>, RequestError> {
     let generator = app.open_generator()?;
     let slot = read_slot(&generator, &slot)?;
-    let wanted = Query::<SlotQuery>::try_from_uri(&uri);
-    let Query(wanted) = wanted.map_err(|error| RequestError::Query { reason: error.body_text() })?;
-    match wanted.action.as_deref() {
-        Some("save") => save(&app, &generator, (slot, &body)).await,
-        Some("restore") => restore(&app, &generator, (slot, &body)).await,
+    let query = Query::<SlotQuery>::try_from_uri(&uri);
+    let Query(query) = query.map_err(|error| RequestError::Query { reason: error.body_text() })?;
+    match query.action.as_deref() {
+        Some("save") => save(&app, &generator, slot, &body).await,
+        Some("restore") => restore(&app, &generator, slot, &body).await,
         Some("erase") => {
             let n_erased = generator.engine.erase_slot(slot).await?;
             Ok(Json(json!({"id_slot": slot, "n_erased": n_erased})))
@@ -63,7 +63,7 @@ pub async fn act(State(app): State<App>, Name(slot): Name, uri: Uri, body: Body)
     }
 }
 
-async fn save(app: &App, generator: &Generator, (slot, body): (SlotId, &Body)) -> Result<Json<Value>, RequestError> {
+async fn save(app: &App, generator: &Generator, slot: SlotId, body: &Body) -> Result<Json<Value>, RequestError> {
     let (filename, path) = read_file(app, body)?;
     let began = Instant::now();
     let state = generator.engine.export_slot(slot).await?;
@@ -78,7 +78,7 @@ async fn save(app: &App, generator: &Generator, (slot, body): (SlotId, &Body)) -
     })))
 }
 
-async fn restore(app: &App, generator: &Generator, (slot, body): (SlotId, &Body)) -> Result<Json<Value>, RequestError> {
+async fn restore(app: &App, generator: &Generator, slot: SlotId, body: &Body) -> Result<Json<Value>, RequestError> {
     let (filename, path) = read_file(app, body)?;
     let began = Instant::now();
     let identity = identity(generator);
@@ -138,7 +138,7 @@ fn read_file(app: &App, body: &Body) -> Result<(String, PathBuf), RequestError> 
     Ok((filename, path))
 }
 
-fn describe(slot: &SlotView, (n_ctx, drafts): (u32, bool)) -> Value {
+fn describe(slot: &SlotView, n_ctx: u32, drafts: bool) -> Value {
     json!({
         "id": slot.id,
         "n_ctx": n_ctx,

@@ -48,8 +48,8 @@ pub async fn create(
     mut body: Body,
 ) -> Result<Response, RequestError> {
     let generator = app.open_generator()?;
-    let wanted = context.take_journal(&mut body)?;
-    let mut messages = start(app, (context, wanted), body, endpoint.read).await?;
+    let instructions = context.take_journal(&mut body)?;
+    let mut messages = start(app, context, instructions, body, endpoint.read).await?;
     let facts = Facts::of(messages.answer());
     let left_out = messages.answer().spec().left_out.clone();
     let head = ObjectHead::new(endpoint.shape, generator, &messages.answer().spec().identity);
@@ -67,7 +67,8 @@ pub async fn create(
 /// Errors: any [`RequestError`] before the first token.
 pub async fn start(
     app: &App,
-    (context, wanted): (RequestContext, RouterInstructions),
+    context: RequestContext,
+    instructions: RouterInstructions,
     body: Body,
     read: BodyReader,
 ) -> Result<Messages, RequestError> {
@@ -85,7 +86,7 @@ pub async fn start(
         cache_salt: context.cache_salt?,
         tenant: context.tenant,
         priority_max: context.priority_max,
-        wanted,
+        instructions,
         body: body.0,
         read,
     };

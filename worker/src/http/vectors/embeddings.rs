@@ -134,7 +134,7 @@ pub async fn create(
     }
     let shape = if uri.path() == OPENAI_PATH { EmbeddingsFormat::OpenAi } else { EmbeddingsFormat::LlamaServer };
     let scope = Scope::of(context.cache_salt.clone()?.as_deref().unwrap_or_default());
-    let read = move |embedder: &Embedder| read(embedder, (&body, scope), shape);
+    let read = move |embedder: &Embedder| read(embedder, &body, scope, shape);
     let (wish, embedded) = compute(&app, &context, &embedder, read).await?;
     // Scaling and formatting thousands of numbers takes milliseconds.
     let n_cut = wish.n_cut;
@@ -147,7 +147,8 @@ pub async fn create(
 
 fn read(
     embedder: &Embedder,
-    (body, scope): (&Body, Scope),
+    body: &Body,
+    scope: Scope,
     shape: EmbeddingsFormat,
 ) -> Result<(CheckedEmbeddings, Vec<Vec<Token>>), RequestError> {
     let common = &embedder.common;
@@ -190,13 +191,14 @@ fn read(
     let inputs = InputTexts::read(field, param);
     let inputs = inputs.map_err(|unusable| RequestError::field(unusable.param(), unusable.to_string()))?;
     let room = fields.truncation.resolve(common.model.context_tokens, LongText::Refused)?;
-    let FittedTexts { texts, n_cut } = tokens(embedder, (inputs, param), scope, room)?;
+    let FittedTexts { texts, n_cut } = tokens(embedder, inputs, param, scope, room)?;
     Ok((CheckedEmbeddings { shape, encoding, dimensions, norm, n_cut }, texts))
 }
 
 fn tokens(
     embedder: &Embedder,
-    (inputs, param): (InputTexts, &str),
+    inputs: InputTexts,
+    param: &str,
     scope: Scope,
     room: Option<TextRoom>,
 ) -> Result<FittedTexts, RequestError> {
