@@ -157,10 +157,10 @@ async fn resume(kind: Preset, (buffer, saved): (&str, Saved)) {
         Saved::FromMemory => worker,
         Saved::FromDisk => {
             let with_disk = format!("{flags} --cache-disk {}", saves.join("cache").display());
-            let earlier = TestWorker::start_model(&model(kind, 1), &with_disk).await;
+            let earlier = TestWorker::start_changed(&model(kind, 1), &with_disk, every_64).await;
             compute(&earlier, &first).await;
             earlier.stop().await.expect("a good end");
-            TestWorker::start_model(&model(kind, 1), &with_disk).await
+            TestWorker::start_changed(&model(kind, 1), &with_disk, every_64).await
         }
     };
     compute(&worker, &first).await;
