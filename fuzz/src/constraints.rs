@@ -6,9 +6,9 @@ use std::sync::{Arc, LazyLock};
 
 use serde_json::Value;
 use warmpath_common::ids::Token;
-use warmpath_worker::engine::SchemaCompiler;
-use warmpath_worker::schema::normalize;
-use warmpath_worker_output::grammar::{Exhausted, Grammar, GrammarMatcher, GrammarVocabulary};
+use warmpath_constraint::RuleCompiler;
+use warmpath_constraint::gbnf::{Exhausted, Grammar, GrammarMatcher, GrammarVocabulary};
+use warmpath_constraint::schema::normalize;
 
 /// Byte between the constraint and the text.
 const BEFORE_TEXT: u8 = 0;
@@ -74,10 +74,10 @@ fn take_tokens(mut matcher: GrammarMatcher, text: &[u8]) -> Result<(), Exhausted
     Ok(())
 }
 
-static COMPILER: LazyLock<SchemaCompiler> = LazyLock::new(|| {
+static COMPILER: LazyLock<RuleCompiler> = LazyLock::new(|| {
     let bytes = (0..=u8::MAX).map(|byte| if byte == 0xFF { Vec::new() } else { vec![byte] });
     let words: Vec<Vec<u8>> = bytes.chain([Vec::new()]).collect();
-    SchemaCompiler::of(&words, &[END]).expect("there is a token that ends")
+    RuleCompiler::new(words, &[END], |_| None).expect("there is a token that ends")
 });
 
 /// Follows a schema with a text: a text that the schema's grammar accepts is a value that the schema allows.

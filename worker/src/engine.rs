@@ -32,8 +32,8 @@ pub use api::facts::{EngineFacts, Exchange};
 pub use api::{
     BudgetWish, CachedTokens, DraftWish, Drafted, EngineError, EngineEvent, EventReceiver, EventSender, FetchOrder,
     FetchedState, FinishReason, Finished, Generation, Inbox, PastToken, PeerOffer, PeerSpeed, ProbabilitySource,
-    ProbabilityWish, PromptFault, ReasoningFirst, SampledToken, SamplerKind, Sampling, ShiftObstacle, ShiftWish,
-    SlotView, Started, Submission, UNREAD_BYTES_MAX, events,
+    ProbabilityWish, PromptFault, SampledToken, SamplerKind, Sampling, ShiftObstacle, ShiftWish, SlotView, Started,
+    Submission, UNREAD_BYTES_MAX, events,
 };
 pub use config::files::{AdapterFile, ProjectorConfig, ProjectorNeed};
 pub use config::memory::{Bytes, Fit};
@@ -61,9 +61,6 @@ pub(crate) use llama::offload::with_devices_beside;
 pub(crate) use llama::{Progress, StepThreads, describe as describe_model, load as load_model, with_rope};
 pub use media::Projector;
 pub(crate) use media::warn_of_text_only;
-pub use output::arguments::{ArgumentSchemas, ArgumentsExtent};
-pub use output::json_schema::{CompiledSchema, Constraint, SchemaCompiler};
-pub use output::tool_grammar::{Begin, CallGrammar, CallStart};
 pub(crate) use publish::arrival_announcer::{ArrivalAnnouncer, EarlyAnnouncement};
 pub(crate) use publish::summary_events::UpdateSender;
 pub use self_test::{

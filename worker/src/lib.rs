@@ -20,7 +20,6 @@ mod pages;
 mod prompt_pools;
 pub mod request;
 mod response_format;
-pub mod schema;
 mod slot_context;
 pub mod start;
 pub mod store;

@@ -29,13 +29,14 @@ use warmpath_common::lora::{self, Applied};
 use warmpath_shell::trace::Span;
 use warmpath_worker_core::tenants::TenantId;
 
-use crate::engine::{self, CompiledSchema, EngineError, EventReceiver, Generation, PeerOffer, Submission};
+use crate::engine::{self, EngineError, EventReceiver, Generation, PeerOffer, Submission};
 use crate::error::RequestError;
 use crate::loaded_model::generator::Generator;
 use crate::metrics::Metrics;
 use crate::request::generation::{CheckContext, probabilities, seed_of_choice};
 use crate::request::{BodyReader, CommonFields, PRIORITY_ABS_MAX, Request, ShiftFields};
 use crate::response_format::WantedSchema;
+use warmpath_constraint::CompiledSchema;
 
 use journal::{PastOutput, RouterInstructions};
 use response_stream::{ChoiceState, RequestTimer};

@@ -1,12 +1,12 @@
 //! The fields for JSON output: OpenAI's `response_format`, and llama-server's `json_schema` and `schema`.
 //!
-//! Not here: the supported parts of a schema (`schema`), following it (`engine`).
+//! Not here: the supported parts of a schema, following it (`warmpath-constraint`).
 
 use serde_json::{Map, Value, json};
 use warmpath_common::empty_maps::{fit_schema, is_empty_list};
+use warmpath_constraint::schema::{self, SchemaError};
 
 use crate::error::RequestError;
-use crate::schema::{self, SchemaError};
 
 /// A schema that a response must follow, and its field.
 #[derive(Debug, Clone, PartialEq)]

@@ -3,10 +3,7 @@
 //! Schemas that llama.cpp would convert to a grammar are measured and limited first, and each refusal names its tool.
 //! Not here: rendering tools (`warmpath-prompt`), the format of calls (`warmpath-llama-chat`).
 
-pub mod arguments;
 mod choice;
-pub mod forms;
-pub mod parameters;
 mod schema_complexity;
 mod schemas;
 
@@ -19,12 +16,12 @@ use serde_json::{Map, Value, json};
 use warmpath_common::dialects::{CUSTOM, function_of_custom, left_out_of_chat};
 use warmpath_common::openai::deferred_tools::{DEFER_LOADING, offered_names};
 use warmpath_common::openai::{self, offered};
+use warmpath_constraint::schema::SchemaError;
 use warmpath_llama_chat::{ReasoningFormat, ToolChoice};
 use warmpath_prompt::FormatWish;
 
 use self::choice::{NamedTool, RequestTools, ToolSelection};
 use crate::error::RequestError;
-use crate::schema::SchemaError;
 
 pub use schema_complexity::check as check_complexity;
 

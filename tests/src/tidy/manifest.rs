@@ -5,7 +5,7 @@ use std::path::Path;
 use super::Finding;
 
 /// Crates of the tree that each crate may use; dependencies point one way.
-const MAY_USE: [(&str, &[&str]); 17] = [
+const MAY_USE: [(&str, &[&str]); 18] = [
     ("warmpath-common", &[]),
     ("warmpath-gguf", &["warmpath-common"]),
     ("warmpath-llama-chat", &[]),
@@ -20,10 +20,12 @@ const MAY_USE: [(&str, &[&str]); 17] = [
     ("warmpath-cli", &["warmpath-shell"]),
     ("warmpath-worker-core", &["warmpath-common"]),
     ("warmpath-worker-output", &["warmpath-common"]),
+    ("warmpath-constraint", &["warmpath-common", "warmpath-worker-output"]),
     (
         "warmpath-worker",
         &[
             "warmpath-common",
+            "warmpath-constraint",
             "warmpath-gguf",
             "warmpath-llama-chat",
             "warmpath-prompt",
@@ -54,8 +56,8 @@ const MAY_USE: [(&str, &[&str]); 17] = [
             "warmpath-prompt",
             "warmpath-router-core",
             "warmpath-router",
+            "warmpath-constraint",
             "warmpath-worker-core",
-            "warmpath-worker-output",
             "warmpath-worker",
         ],
     ),

@@ -17,14 +17,13 @@ use std::time::Duration;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::{RequestId, SlotId, Token};
 use warmpath_common::lora::Applied;
+use warmpath_constraint::{CallGrammar, CompiledSchema, ReasoningFirst};
 use warmpath_prompt::MediaRun;
 use warmpath_worker_core::tenants::TenantId;
 use warmpath_worker_output::logprobs::TokenProbabilities;
 use warmpath_worker_output::reasoning_budget::ReasoningBound;
 use warmpath_worker_output::tool_call_detector::ReasoningMarks;
 
-use super::output::json_schema::CompiledSchema;
-use super::output::tool_grammar::CallGrammar;
 pub use cache::SlotView;
 pub use channel::{EventReceiver, EventSender, UNREAD_BYTES_MAX, events};
 pub use errors::{EngineError, PromptFault, ShiftObstacle};
@@ -155,15 +154,6 @@ pub struct Generation {
     pub bound: Option<ReasoningBound>,
     /// Requested drafts.
     pub drafts: DraftWish,
-}
-
-/// Marks of reasoning that may precede a constrained text.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ReasoningFirst {
-    /// Token that opens reasoning; `None` if the prompt has opened it.
-    pub opening: Option<Token>,
-    /// Texts that close reasoning.
-    pub ends: Vec<String>,
 }
 
 /// Requested bound of a response's reasoning, before the format of the response is known.

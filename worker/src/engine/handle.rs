@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use llama_cpp_2::model::LlamaModel;
 use tokio::sync::watch;
 use warmpath_common::ids::Token;
+use warmpath_constraint::RuleCompiler;
 use warmpath_prompt::MediaRun;
 use warmpath_worker_core::prefix_tree::{BlockHasher, chain_of};
 use warmpath_worker_core::tenants::{Tenant, Tenants};
@@ -29,10 +30,8 @@ use super::api::{EngineError, PastToken, PromptFault, SlotView, Submission, Wake
 use super::config::speculation::SpeculationConfig;
 use super::counters::CounterValues;
 use super::media::Projector;
-use super::output::constraint::{KnownGrammars, ResponseRule};
-use super::output::json_schema::SchemaCompiler;
-use super::output::look_up;
 use super::output::sampler::TokenSampler;
+use super::output::{constraint, look_up};
 use super::publish::arrival_announcer::ArrivalAnnouncer;
 use super::self_test::SelfTestReport;
 use super::sequence::Chosen;
@@ -58,8 +57,7 @@ pub(crate) struct EngineShared {
     /// Projector; `None` if the model reads only text.
     pub projector: Option<Arc<Projector>>,
     /// Compiler, built in the background once the model is loaded, or by the first request with a schema or grammar.
-    pub schemas: OnceLock<Result<SchemaCompiler, String>>,
-    pub grammars: KnownGrammars,
+    pub compiler: OnceLock<Result<RuleCompiler, String>>,
     pub commands: SyncSender<EngineCommand>,
     pub waker: Waker,
     pub places: Arc<Places>,
@@ -85,8 +83,11 @@ impl Drop for EngineShared {
 }
 
 impl EngineShared {
-    pub(super) fn schemas(&self) -> &Result<SchemaCompiler, String> {
-        self.schemas.get_or_init(|| SchemaCompiler::new(&self.model))
+    /// Returns the compiler of rules for the model's vocabulary.
+    ///
+    /// Errors: the reason why there is none, for the client.
+    pub(super) fn compiler(&self) -> Result<&RuleCompiler, String> {
+        self.compiler.get_or_init(|| constraint::compiler(&self.model)).as_ref().map_err(Clone::clone)
     }
 
     fn identify(&self, submission: &Submission) -> Tenant {
@@ -116,7 +117,7 @@ impl EngineHandle {
         // If the thread cannot be started, the first request with a schema builds the compiler.
         let _ = std::thread::Builder::new().name("vocabulary".to_owned()).spawn(move || {
             if let Some(shared) = early.upgrade() {
-                shared.schemas();
+                let _ = shared.compiler();
             }
         });
         Self { shared }
@@ -164,7 +165,7 @@ impl EngineHandle {
         let n_tokens = u32::try_from(submission.prompt.len()).unwrap_or(u32::MAX);
         let own = if submission.cache_prompt { chain.as_slice() } else { &[] };
         let announcement = Some(shared.announcer.announce(&submission.request_id, n_tokens, own));
-        let rule = ResponseRule::begin(shared, &submission.generation)?;
+        let rule = constraint::rule(shared, &submission.generation)?;
         let sampler = TokenSampler::build(&shared.model, &submission, rule, shared.facts.context_tokens)?;
         let tenant = shared.identify(&submission);
         let drafter = shared.speculation.and_then(|speculation| speculation.drafter(&submission));
@@ -183,18 +184,18 @@ impl EngineHandle {
         })
     }
 
-    /// Returns the compiler of schemas for the model's vocabulary; it never waits for the engine.
+    /// Returns the compiler of rules for the model's vocabulary; it never waits for the engine.
     ///
     /// Errors: the reason why there is none, for the client.
-    pub fn compiler(&self) -> Result<&SchemaCompiler, String> {
-        self.shared.schemas().as_ref().map_err(Clone::clone)
+    pub fn compiler(&self) -> Result<&RuleCompiler, String> {
+        self.shared.compiler()
     }
 
     /// Checks that a grammar, which may name `n_beyond` tokens beyond the vocabulary, can be followed.
     ///
     /// Errors: the reason, for the client. Cost: as of parsing it; it is then cached.
     pub fn check_grammar(&self, text: &str, n_beyond: usize) -> Result<(), String> {
-        self.shared.grammar(text, n_beyond).map(|_| ())
+        self.shared.compiler()?.grammar(text, n_beyond).map(|_| ())
     }
 
     /// Returns the properties of the loaded model and its context.

@@ -2,19 +2,13 @@
 //!
 //! [`Generator`] chooses each sequence's next tokens by the logits and sends them to the client.
 //!
-//! Not here: which sequence runs (`schedule`), the state of its tokens (`kv`), text and grammars by themselves
-//! (`warmpath_worker_output`).
+//! Not here: which sequence runs (`schedule`), the state of its tokens (`kv`), text by itself
+//! (`warmpath_worker_output`), grammars and schemas by themselves (`warmpath_constraint`).
 
-pub(crate) mod arguments;
 pub(crate) mod constraint;
 pub(crate) mod draft_model;
-mod grammar;
-pub(crate) mod json_schema;
-mod reasoning;
 pub(crate) mod sampler;
-mod schema_or_call;
 pub(crate) mod speculation;
-pub(crate) mod tool_grammar;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

@@ -32,7 +32,6 @@ use super::kv::sending::{OutgoingRuns, SENDS_MAX};
 use super::llama::adapters::Adapters;
 use super::llama::{self, Llama, Probed, Progress, RopeFactors};
 use super::media::Projector;
-use super::output::constraint::KnownGrammars;
 use super::output::draft_model::DraftModel;
 use super::publish::EnginePublisher;
 use super::publish::arrival_announcer::ArrivalAnnouncer;
@@ -112,8 +111,7 @@ pub(super) fn start(
         block_hasher,
         model,
         projector,
-        schemas: OnceLock::new(),
-        grammars: KnownGrammars::new(),
+        compiler: OnceLock::new(),
         commands,
         waker,
         places: Arc::new(Places::new(n_places)),

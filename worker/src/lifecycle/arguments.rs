@@ -4,21 +4,22 @@
 //! schema that cannot be enforced is refused if a call is required. Otherwise llama.cpp's looser grammar is used for
 //! that tool, and a header of the response names the tool. A schema that llama.cpp cannot convert either, or only to a
 //! grammar that cannot be followed, is replaced by one that it can. If there is none, calls are not constrained. Not
-//! here: marks in grammars (`tools::arguments`, `forms`, `parameters`), following schemas
-//! (`engine`).
+//! here: marks in grammars and following schemas
+//! (`warmpath-constraint`).
 
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use warmpath_common::openai::ChatPrompt;
+use warmpath_constraint::schema::{CallText, Definitions, GrammarBudget, SchemaError, ValueGrammar, check_apart};
+use warmpath_constraint::tools::{arguments, forms, parameters};
+use warmpath_constraint::{ArgumentSchemas, ArgumentsExtent, CompiledSchema, Separators};
 use warmpath_llama_chat::ToolChoice;
-use warmpath_prompt::{AnswerFormat, FormatWish, Prompt, PromptError, Separators, end_if_cancelled};
+use warmpath_prompt::{AnswerFormat, FormatWish, Prompt, PromptError, end_if_cancelled};
 
-use crate::engine::{ArgumentSchemas, ArgumentsExtent, CompiledSchema};
 use crate::error::RequestError;
 use crate::loaded_model::generator::Generator;
-use crate::schema::{CallText, Definitions, GrammarBudget, SchemaError, ValueGrammar, check_apart};
-use crate::tools::{ToolFields, arguments, check_complexity, forms, parameters};
+use crate::tools::{ToolFields, check_complexity};
 
 /// A grammar of calls, with the schemas of their arguments.
 pub(super) struct KeptArguments {
@@ -360,5 +361,6 @@ impl ToolsRequest<'_> {
 ///
 /// Without separators white space could be anywhere, but llama.cpp's parsers accept none before a list's comma.
 fn separators(format: &AnswerFormat) -> Separators {
-    format.separators().unwrap_or(Separators { item: ", ", key: ": " })
+    let written = format.separators().map(|known| Separators { item: known.item, key: known.key });
+    written.unwrap_or(Separators { item: ", ", key: ": " })
 }

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use warmpath_common::ids::Token;
+use warmpath_constraint::{CallGrammar, ReasoningFirst};
 use warmpath_prompt::AnswerFormat;
 
-use crate::engine::{CallGrammar, Generation, ReasoningFirst};
+use crate::engine::Generation;
 use crate::error::RequestError;
 use crate::tools::ReasoningOutput;
 

@@ -8,9 +8,9 @@
 use std::collections::HashSet;
 
 use serde_json::{Map, Value};
+use warmpath_constraint::schema::pointer;
 
 use crate::error::RequestError;
-use crate::schema::pointer;
 
 /// Largest cost of the schemas of all tools together; a unit is some 10 ns.
 ///

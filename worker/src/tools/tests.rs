@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use serde_json::json;
+use warmpath_constraint::gbnf::{Grammar, GrammarVocabulary};
 use warmpath_llama_chat::{ChatTemplates, FormatInputs};
 use warmpath_shell::api_error::ApiError as _;
-use warmpath_worker_output::grammar::{Grammar, GrammarVocabulary};
 
 use super::*;
 

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use warmpath_bench::model::Preset;
+use warmpath_constraint::gbnf::{Grammar, GrammarMatcher, GrammarVocabulary};
 use warmpath_worker::engine::{EngineConfig, EngineError, EngineHandle, FinishReason, Sampling};
-use warmpath_worker_output::grammar::{Grammar, GrammarMatcher, GrammarVocabulary};
 
 use super::support::{Answer, ask, config, start, stop, tokens};
 

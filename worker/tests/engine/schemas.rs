@@ -1,14 +1,15 @@
 //! Responses that follow JSON schemas: a thousand random ones, validated by another implementation, and hostile ones.
 //!
-//! Not here: the fields of requests (`worker/tests/http`), the supported part of a schema (`worker/src/schema`).
+//! Not here: the fields of requests (`worker/tests/http`), the supported part of a schema (`worker/constraint/src/schema`).
 
 use futures::StreamExt;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 use warmpath_bench::model::Preset;
-use warmpath_worker::engine::{EngineConfig, EngineError, EngineHandle, FinishReason, ReasoningFirst, Sampling};
-use warmpath_worker::schema::normalize;
+use warmpath_constraint::ReasoningFirst;
+use warmpath_constraint::schema::normalize;
+use warmpath_worker::engine::{EngineConfig, EngineError, EngineHandle, FinishReason, Sampling};
 
 use super::random_schema::random_schema;
 use super::support::{Answer, ask, config, start, stop, tokens};

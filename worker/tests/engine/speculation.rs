@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 
 use warmpath_bench::model::Preset;
 use warmpath_common::ids::Token;
+use warmpath_constraint::schema::normalize;
 use warmpath_worker::engine::{
     AtContextEnd, CostSource, DraftWish, EngineConfig, EngineHandle, ProbabilitySource, ProbabilityWish, Sampling,
     ShiftConfig, ShiftWish, SpeculationConfig, Switch,
 };
-use warmpath_worker::schema::normalize;
 use warmpath_worker_core::drafting::ForcedDrafts;
 use warmpath_worker_output::reasoning_budget::{Begun, ReasoningBound};
 use warmpath_worker_output::tool_call_detector::ReasoningMarks;

@@ -13,16 +13,14 @@ use llama_cpp_2::token::LlamaToken;
 use llama_cpp_2::token::data::LlamaTokenData;
 use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 use llama_cpp_2::token::logit_bias::LlamaLogitBias;
-use llguidance::toktrie::SimpleVob;
 use warmpath_common::ids::Token;
 use warmpath_common::media::MEDIA_TOKEN_MIN;
+use warmpath_constraint::{Allowed, FollowedGrammar, ResponseRule, TokenMask, unfollowed};
 use warmpath_worker_output::infill::{self, KeptCandidates};
 use warmpath_worker_output::logprobs::{self, TokenLogprob, TokenProbabilities};
 use warmpath_worker_output::reasoning_budget::ReasoningBudget;
 
-use super::constraint::{ResponseRule, piece, unfollowed};
-use super::grammar::FollowedGrammar;
-use super::json_schema::Allowed;
+use super::constraint::piece;
 use crate::engine::api::SamplerKind;
 use crate::engine::api::{
     EngineError, Generation, ProbabilitySource, ProbabilityWish, SampledToken, Sampling, Submission,
@@ -105,7 +103,7 @@ impl TokenSampler {
 
     /// Advances the rule and the count of reasoning by a token.
     fn take(&mut self, model: &LlamaModel, token: Token) -> Result<(), EngineError> {
-        self.rule.take(model, token)?;
+        self.rule.take(token, || piece(model, token)).map_err(refuse)?;
         if let Some(budget) = &mut self.budget {
             budget.push(token, &piece(model, token));
         }
@@ -258,7 +256,7 @@ impl Sampler {
     }
 
     /// Sets the candidates to the tokens of a mask.
-    fn fill_masked(&mut self, logits: &[f32], mask: &SimpleVob) {
+    fn fill_masked(&mut self, logits: &[f32], mask: &TokenMask) {
         let data = |id: usize| LlamaTokenData::new(LlamaToken(id as i32), logits[id], 0.0);
         self.fill(|candidates| mask.iter_set_entries(|id| candidates.push(data(id))));
     }

@@ -18,7 +18,7 @@ use super::*;
 use crate::schema::{ArgumentForm, GrammarBudget};
 use crate::tools::{arguments, forms};
 
-#[path = "../../../../tests/engine/random_schema.rs"]
+#[path = "../../../tests/engine/random_schema.rs"]
 mod random_schema;
 
 /// Maximum length of a call. Units: bytes. Source: longer than the calls of these schemas, except endless ones.
@@ -68,14 +68,14 @@ const CASES: [Case; 6] = [
     },
 ];
 
-static COMPILER: LazyLock<SchemaCompiler> = LazyLock::new(|| {
+static COMPILER: LazyLock<RuleCompiler> = LazyLock::new(|| {
     let bytes = (0..=u8::MAX).map(|byte| if byte == TokTrie::SPECIAL_TOKEN_MARKER { Vec::new() } else { vec![byte] });
-    SchemaCompiler::of(&bytes.chain([Vec::new()]).collect::<Vec<_>>(), &[256]).expect("there is an end")
+    RuleCompiler::new(bytes.chain([Vec::new()]).collect(), &[256], |_| None).expect("there is an end")
 });
 
 /// Returns the format of calls to the tool `f` with these parameters.
 fn format(case: &Case, parameters: &Value) -> ChatFormat {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/fixtures/templates");
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/fixtures/templates");
     let source = std::fs::read_to_string(folder.join(format!("{}.jinja", case.template)));
     let source = source.expect("run `make fixtures` to fetch the templates");
     let templates = ChatTemplates::compile(&source, ("<s>", "</s>")).expect("the template compiles");

@@ -3,19 +3,16 @@
 //! The token that the model would choose is checked alone, which takes one step per byte. Only if it is refused, all
 //! tokens are checked by a walk over the vocabulary's trie. The work of both is limited.
 //!
-//! Not here: parsing and matching text (`warmpath_worker_output::grammar`), choosing a token (`sampler`), when a
-//! grammar applies (`constraint`).
+//! Not here: parsing and matching text (`gbnf`), choosing a token (the engine), when a grammar applies (`rule`).
 
 use std::sync::Arc;
 
-use llama_cpp_2::model::LlamaModel;
-use llama_cpp_2::token::LlamaToken;
 use llguidance::toktrie::{Recognizer, SimpleVob, TokEnv, TokTrie};
 use warmpath_common::ids::Token;
-use warmpath_worker_output::grammar::{ByName, Exhausted, Grammar, GrammarMatcher, GrammarPosition};
 
-use super::arguments::{ArgumentsExtent, BegunArguments, FollowedArguments, FollowedValue};
-use super::json_schema::CompiledSchema;
+use crate::arguments::{ArgumentsExtent, BegunArguments, FollowedArguments, FollowedValue};
+use crate::compiler::CompiledSchema;
+use crate::gbnf::{ByName, Exhausted, Grammar, GrammarMatcher, GrammarPosition};
 
 /// Maximum work for adding a token. Source: docs/decisions/0032; some 4 ms.
 const TOKEN_FUEL: u64 = 500_000;
@@ -30,15 +27,12 @@ const MASKS_MAX: usize = 8;
 
 /// Control tokens that are part of the response's text, with their spelling, ascending.
 #[derive(Default)]
-pub(crate) struct SpelledTokens(Vec<(Token, Vec<u8>)>);
+pub struct SpelledTokens(Vec<(Token, Vec<u8>)>);
 
 impl SpelledTokens {
-    /// Returns the control tokens among `tokens`, with their spelling.
-    pub(crate) fn new(model: &LlamaModel, tokens: &[Token]) -> Self {
-        let vocab = model.vocab();
-        let spelled = tokens.iter().map(|token| (*token, LlamaToken(token.cast_signed())));
-        let control = spelled.filter(|(_, id)| vocab.is_control(*id) && !vocab.is_eog(*id));
-        Self(control.map(|(token, id)| (token, vocab.token_to_piece(id, true, None))).collect())
+    /// Returns control tokens with their spelling, ascending.
+    pub fn new(tokens: Vec<(Token, Vec<u8>)>) -> Self {
+        Self(tokens)
     }
 
     fn of(&self, token: Token) -> Option<&[u8]> {
@@ -48,7 +42,7 @@ impl SpelledTokens {
 }
 
 /// Grammar state of one response.
-pub(crate) struct FollowedGrammar {
+pub struct FollowedGrammar {
     follower: GrammarMatcher,
     vocabulary: TokEnv,
     spelled: SpelledTokens,
@@ -66,7 +60,7 @@ impl FollowedGrammar {
     /// spelling.
     ///
     /// Errors: the message that the grammar takes too much work, for the client.
-    pub(crate) fn begin(
+    pub fn begin(
         grammar: &Arc<Grammar>,
         vocabulary: &TokEnv,
         spelled: SpelledTokens,
@@ -80,13 +74,13 @@ impl FollowedGrammar {
     /// Advances by text that the prompt already has; returns whether the grammar allows it.
     ///
     /// Errors: the message that the grammar takes too much work, for the client.
-    pub(crate) fn take_text(&mut self, text: &[u8]) -> Result<bool, String> {
+    pub fn take_text(&mut self, text: &[u8]) -> Result<bool, String> {
         self.follower.refuel(MASK_FUEL);
         self.follower.take_text(text).map_err(described)
     }
 
     /// Advances by the last part of a token that was chosen before the grammar applied; returns whether it is allowed.
-    pub(crate) fn take_part(&mut self, token: Token, bytes: &[u8]) -> bool {
+    pub fn take_part(&mut self, token: Token, bytes: &[u8]) -> bool {
         let is_end = self.vocabulary.tok_trie().eos_tokens().contains(&token);
         !is_end && (bytes.is_empty() || self.go_on(token, bytes) == Ok(true))
     }
@@ -94,7 +88,7 @@ impl FollowedGrammar {
     /// Returns whether a token may come next.
     ///
     /// Errors: the grammar takes too much work.
-    pub(crate) fn allows(&mut self, token: Token) -> Result<bool, String> {
+    pub fn allows(&mut self, token: Token) -> Result<bool, String> {
         let vocabulary = Arc::clone(&self.vocabulary);
         let trie = vocabulary.tok_trie();
         self.look_for_value();
@@ -208,7 +202,7 @@ impl FollowedGrammar {
     /// Returns the tokens that may come next, including those that end a response if it may end.
     ///
     /// Errors: the grammar takes too much work.
-    pub(crate) fn allowed(&mut self) -> Result<&SimpleVob, String> {
+    pub fn allowed(&mut self) -> Result<&SimpleVob, String> {
         if let Some(mask) = self.allowed_of_value()? {
             return Ok(self.value_mask.insert(mask));
         }
@@ -305,7 +299,7 @@ impl FollowedGrammar {
     /// Advances by a chosen token that is allowed; one that ends the response changes nothing.
     ///
     /// Errors: the reason why the response cannot continue, for the client.
-    pub(crate) fn take(&mut self, token: Token) -> Result<(), String> {
+    pub fn take(&mut self, token: Token) -> Result<(), String> {
         let trie = self.vocabulary.tok_trie();
         if trie.eos_tokens().contains(&token) {
             return Ok(());
@@ -348,7 +342,7 @@ impl FollowedGrammar {
 }
 
 /// Returns the client's message for a grammar that takes too much work.
-pub(crate) fn described(exhausted: Exhausted) -> String {
+pub fn described(exhausted: Exhausted) -> String {
     exhausted.to_string()
 }
 

@@ -6,7 +6,7 @@
 //! which the engine starts to follow the schema. Formats whose arguments are not a JSON object are in `parameters` and
 //! `forms`.
 //!
-//! Not here: following schemas (`engine`), schemas' keywords (`schema`).
+//! Not here: following schemas (`compiler`), schemas' keywords (`schema`).
 
 use serde_json::{Map, Value, json};
 

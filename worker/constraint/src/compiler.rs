@@ -1,16 +1,15 @@
-//! JSON schemas as masks over the vocabulary, by llguidance's parser: compiled by the caller, advanced by the engine.
+//! Compiler of rules for one model's vocabulary, and JSON schemas as masks over it, by llguidance's parser.
 //!
 //! The vocabulary becomes a trie once per model, in the background. A schema is compiled on a separate thread with a
 //! deep stack; each choice of a response then starts with a copy of the parser. The work of a step is limited. A step
 //! that exceeds the limits, or panics, fails only its own response.
 //!
-//! Not here: the accepted schemas (`schema`), the choice among the allowed tokens (`sampler`).
+//! Not here: the accepted schemas (`schema`), the choice among the allowed tokens (the engine).
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use llama_cpp_2::model::LlamaModel;
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie};
@@ -18,9 +17,9 @@ use llguidance::{ParserFactory, TokenParser};
 use moka::sync::Cache;
 use serde_json::{Value, json};
 use warmpath_common::ids::Token;
-use warmpath_prompt::Separators;
 
-use super::arguments::bracketed;
+use crate::arguments::bracketed;
+use crate::gbnf::{Grammar, GrammarVocabulary};
 use crate::schema::{CallText, ValueGrammar, check_products};
 
 /// White space between the parts of a response: none, a space, or a line break with indentation.
@@ -61,15 +60,34 @@ const ARGUMENTS_KEPT_BYTES_MAX: u64 = 256 << 20;
 /// kB) take 27 MB while they are compiled (docs/decisions/0023), of which some of the lexer's is counted by itself.
 const BYTES_PER_TEXT_BYTE: usize = 64;
 
+/// Maximum memory of cached grammars. Units: bytes. Source: room for some 200 grammars of 60 kB, which take 0.3 MB
+/// each, or for six of the largest, which take 10 MB.
+const GRAMMARS_KEPT_BYTES_MAX: u64 = 64 << 20;
+
 /// Number of tokens between two checks of the lexer's memory. Source: so few tokens add little compared with the limit.
 const LOOK_TOKENS: u32 = 32;
 
-/// Compiler of schemas for one model's vocabulary.
-pub struct SchemaCompiler {
+/// Separators in JSON.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Separators {
+    /// Between items and members.
+    pub item: &'static str,
+    /// Between a member's name and its value.
+    pub key: &'static str,
+}
+
+/// Function that returns the token with a text, such as `<think>`, if a single token has it.
+type TokenByText = Box<dyn Fn(&str) -> Option<Token> + Send + Sync>;
+
+/// Compiler of schemas and grammars for one model's vocabulary. It caches what clients send with every request.
+pub struct RuleCompiler {
     factory: ParserFactory,
+    token_by_text: TokenByText,
     /// Tokens with a curly bracket, ascending.
     bracketed: Arc<[Token]>,
     arguments: KnownSchemas,
+    /// Compiled grammars by the hash of their text.
+    grammars: Cache<blake3::Hash, Arc<Grammar>>,
 }
 
 /// Cache of compiled schemas of arguments by the hash of their text.
@@ -109,33 +127,24 @@ impl KnownSchema {
     }
 }
 
-impl SchemaCompiler {
-    /// Builds the trie of a vocabulary.
+impl RuleCompiler {
+    /// Builds the trie of a vocabulary from the texts of its tokens, which are empty for control tokens and those that
+    /// end a response, so that no schema can allow them by their text; `ends` has the tokens that end a response.
     ///
-    /// Cost: some 0.6 s and 60 MB for 150,000 tokens. Errors: the vocabulary has no token that ends a response.
-    pub(crate) fn new(model: &LlamaModel) -> Result<Self, String> {
-        let vocab = model.vocab();
-        let ends: Vec<Token> =
-            vocab.tokens().filter(|token| vocab.is_eog(*token)).map(|token| token.0.unsigned_abs()).collect();
-        // Control tokens and those that end a response have no bytes here, so no schema can allow them by their text.
-        let spelled = |token| match vocab.is_eog(token) || vocab.is_control(token) {
-            true => Vec::new(),
-            false => Some(vocab.token_to_piece(token, false, None)).filter(|bytes| is_text(bytes)).unwrap_or_default(),
-        };
-        Self::of(&vocab.tokens().map(spelled).collect::<Vec<_>>(), &ends)
-    }
-
-    /// Builds the trie of tokens from their texts; `ends` has the tokens that end a response.
-    ///
-    /// Errors: `ends` is empty.
-    pub fn of(words: &[Vec<u8>], ends: &[Token]) -> Result<Self, String> {
+    /// Cost: some 0.6 s and 60 MB for 150,000 tokens. Errors: `ends` is empty.
+    pub fn new(
+        mut words: Vec<Vec<u8>>,
+        ends: &[Token],
+        token_by_text: impl Fn(&str) -> Option<Token> + Send + Sync + 'static,
+    ) -> Result<Self, String> {
         let Some(first_end) = ends.first().copied() else {
             return Err("the model's vocabulary has no token that ends an answer".to_owned());
         };
         let n_vocab = Token::try_from(words.len()).expect("tokens are numbered by a u32");
         let info = TokRxInfo::new(n_vocab, first_end);
+        words.iter_mut().filter(|word| !is_text(word)).for_each(Vec::clear);
         let build = || {
-            let trie = TokTrie::from(&info, words).with_eos_tokens(ends);
+            let trie = TokTrie::from(&info, &words).with_eos_tokens(ends);
             let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
             let slices = SlicedBiasComputer::json_slices();
             ParserFactory::new(&env, InferenceCapabilities::default(), &slices).map_err(described)
@@ -144,17 +153,40 @@ impl SchemaCompiler {
         let mut factory = guarded(build).map_err(|_| unusable.to_owned())?;
         *factory.quiet().limits_mut() = limits();
         let bracketed = bracketed(factory.tok_env().tok_trie());
-        Ok(Self { factory, bracketed, arguments: KnownSchemas::new(ARGUMENTS_KEPT_BYTES_MAX) })
+        let weigh = |_: &blake3::Hash, grammar: &Arc<Grammar>| u32::try_from(grammar.n_bytes()).unwrap_or(u32::MAX);
+        Ok(Self {
+            factory,
+            token_by_text: Box::new(token_by_text),
+            bracketed,
+            arguments: KnownSchemas::new(ARGUMENTS_KEPT_BYTES_MAX),
+            grammars: Cache::builder().max_capacity(GRAMMARS_KEPT_BYTES_MAX).weigher(weigh).build(),
+        })
     }
 
     /// Returns the tokens with a curly bracket, ascending.
-    pub(crate) fn bracketed(&self) -> &Arc<[Token]> {
+    pub fn bracketed(&self) -> &Arc<[Token]> {
         &self.bracketed
     }
 
     /// Returns the vocabulary, with its trie.
-    pub(crate) fn vocabulary(&self) -> &TokEnv {
+    pub fn vocabulary(&self) -> &TokEnv {
         self.factory.tok_env()
+    }
+
+    /// Returns a compiled GBNF grammar, which may name `n_beyond` tokens beyond the vocabulary.
+    ///
+    /// Errors: the parser's message, for the client.
+    ///
+    /// Cost: microseconds for a cached grammar, milliseconds for others, some 0.15 s for the largest.
+    pub fn grammar(&self, text: &str, n_beyond: usize) -> Result<Arc<Grammar>, String> {
+        let compile = || {
+            let n_vocab = u32::try_from(self.vocabulary().tok_trie().vocab_size() + n_beyond).unwrap_or(u32::MAX);
+            let tokens = GrammarVocabulary { n_vocab, named: &*self.token_by_text };
+            Grammar::new(text, tokens).map(Arc::new).map_err(|error| format!("the grammar does not parse: {error}"))
+        };
+        let key = blake3::Hasher::new().update(&n_beyond.to_le_bytes()).update(text.as_bytes()).finalize();
+        let compiled = self.grammars.try_get_with(key, compile);
+        compiled.map_err(|reason: Arc<String>| String::clone(&reason))
     }
 
     /// Compiles a normalized schema of arguments like [`Self::compile`], and caches it, because clients send their
@@ -314,7 +346,7 @@ impl PartialEq for CompiledSchema {
 }
 
 /// Tokens that may come next.
-pub(crate) enum Allowed {
+pub enum Allowed {
     /// Any of these tokens, including those that end a response if it may end.
     Tokens(SimpleVob),
     /// Only the tokens that end a response, because it is complete.
@@ -323,7 +355,7 @@ pub(crate) enum Allowed {
 
 impl Allowed {
     /// Returns the tokens.
-    pub(crate) fn into_mask(self) -> SimpleVob {
+    pub fn into_mask(self) -> SimpleVob {
         let (Self::Tokens(mask) | Self::Ends(mask)) = self;
         mask
     }
@@ -339,7 +371,7 @@ impl Constraint {
     /// Returns the tokens that may come next.
     ///
     /// Errors: the reason why they cannot be determined within the limits, for the client.
-    pub(crate) fn allowed(&mut self) -> Result<Allowed, String> {
+    pub fn allowed(&mut self) -> Result<Allowed, String> {
         if self.parser.stopped() {
             return Ok(Allowed::Ends(self.parser.token_env.tok_trie().eos_token_set()));
         }
@@ -349,7 +381,7 @@ impl Constraint {
     /// Advances by a chosen token that is allowed; one that ends the response changes nothing.
     ///
     /// Errors: like [`Constraint::allowed`].
-    pub(crate) fn take(&mut self, token: Token) -> Result<(), String> {
+    pub fn take(&mut self, token: Token) -> Result<(), String> {
         if self.parser.stopped() || self.parser.token_env.tok_trie().eos_tokens().contains(&token) {
             return Ok(());
         }
@@ -381,7 +413,7 @@ impl Constraint {
     }
 
     /// Returns whether a text may come next.
-    pub(crate) fn fits(&self, text: &[u8]) -> bool {
+    pub fn fits(&self, text: &[u8]) -> bool {
         Self { parser: self.parser.deep_clone(), n_tokens: self.n_tokens }.take_text(text).is_ok()
     }
 
@@ -391,14 +423,14 @@ impl Constraint {
     }
 
     /// Returns whether a token has text other than white space.
-    pub(crate) fn begins_text(&self, token: Token) -> bool {
+    pub fn begins_text(&self, token: Token) -> bool {
         let trie = self.parser.token_env.tok_trie();
         let begins_with_space = trie.token(token).first().is_some_and(u8::is_ascii_whitespace);
         !begins_with_space && !trie.eos_tokens().contains(&token)
     }
 
     /// Returns the tokens that end a response.
-    pub(crate) fn ends(&self) -> &[Token] {
+    pub fn ends(&self) -> &[Token] {
         self.parser.token_env.tok_trie().eos_tokens()
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A grammar repeats a definition at each reference to it, so a short schema can have an endless grammar. Every visited
 //! schema, written text and copied definition is charged. A grammar gets half of what is left, so one that is too large
-//! leaves something to the next one. Not here: the size of the schema itself (`schema`), compiling (`engine`).
+//! leaves something to the next one. Not here: the size of the schema itself (`schema`), compiling (`compiler`).
 
 use std::cell::Cell;
 

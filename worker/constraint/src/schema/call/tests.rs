@@ -1,4 +1,4 @@
-//! Tests of the limits of a call's grammar. The texts that it accepts are tested beside the compiler (`engine`).
+//! Tests of the limits of a call's grammar. The texts that it accepts are tested beside the compiler.
 
 use super::*;
 

@@ -5,7 +5,7 @@
 //! so that it parses exactly the texts that this grammar allows.
 //!
 //! Not here: arguments that are one JSON object, or between marks that are in llama.cpp's grammar (`tools`), compiling
-//! (`engine::json_schema`).
+//! (`compiler`).
 
 mod text;
 

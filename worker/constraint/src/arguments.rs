@@ -5,15 +5,15 @@
 //! the opening bracket to the closing one. If each argument is written separately, only the argument's constraint
 //! applies, up to the argument's closing mark, and then the grammar continues after the placeholder.
 //!
-//! Not here: the grammar around them (`grammar`), the schemas (`constraint`).
+//! Not here: the grammar around them (`followed`), the schemas (`compiler`).
 
 use std::sync::Arc;
 
 use llguidance::toktrie::{SimpleVob, TokTrie};
 use warmpath_common::ids::Token;
 
-use super::constraint::unfollowed;
-use super::json_schema::{CompiledSchema, Constraint, SchemaCompiler};
+use crate::compiler::{CompiledSchema, Constraint, RuleCompiler};
+use crate::rule::unfollowed;
 
 /// Schemas of arguments, by their placeholder tokens in a grammar.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -38,12 +38,12 @@ pub enum ArgumentsExtent {
 
 impl ArgumentSchemas {
     /// Returns the schema of an object, given its placeholder.
-    pub(crate) fn object(&self, token: Token) -> Option<&CompiledSchema> {
+    pub fn object(&self, token: Token) -> Option<&CompiledSchema> {
         (self.extent == ArgumentsExtent::Object).then(|| self.of(token)).flatten()
     }
 
     /// Returns the schema of a single argument, given its placeholder.
-    pub(crate) fn value(&self, token: Token) -> Option<&CompiledSchema> {
+    pub fn value(&self, token: Token) -> Option<&CompiledSchema> {
         (self.extent == ArgumentsExtent::Value).then(|| self.of(token)).flatten()
     }
 
@@ -53,30 +53,30 @@ impl ArgumentSchemas {
 }
 
 /// State of the arguments of one response's calls.
-pub(crate) struct FollowedArguments {
-    pub(crate) schemas: Arc<ArgumentSchemas>,
+pub struct FollowedArguments {
+    pub schemas: Arc<ArgumentSchemas>,
     /// Tokens with a curly bracket, ascending.
-    pub(crate) bracketed: Arc<[Token]>,
+    pub bracketed: Arc<[Token]>,
     /// Arguments that are being written.
-    pub(crate) begun: Option<BegunArguments>,
+    pub begun: Option<BegunArguments>,
     /// Single argument that is being written or may begin.
-    pub(crate) value: Option<FollowedValue>,
+    pub value: Option<FollowedValue>,
 }
 
 impl FollowedArguments {
     /// Returns the state of a response without arguments that follow a schema.
-    pub(crate) fn none(compiler: &SchemaCompiler) -> Self {
+    pub fn none(compiler: &RuleCompiler) -> Self {
         Self::new(compiler, Arc::default())
     }
 
     /// Returns the state of a response at its start.
-    pub(crate) fn new(compiler: &SchemaCompiler, schemas: Arc<ArgumentSchemas>) -> Self {
+    pub fn new(compiler: &RuleCompiler, schemas: Arc<ArgumentSchemas>) -> Self {
         Self { schemas, bracketed: Arc::clone(compiler.bracketed()), begun: None, value: None }
     }
 }
 
 /// Arguments that have begun and are not complete.
-pub(crate) struct BegunArguments {
+pub struct BegunArguments {
     constraint: Constraint,
     brackets: Brackets,
     /// Tokens that the schema allows next; `None` until they are needed.
@@ -87,7 +87,7 @@ impl BegunArguments {
     /// Returns arguments that begin with `text`; `None` if the text also closes them.
     ///
     /// Errors: the schema does not allow the text, or checking it exceeds the limits.
-    pub(crate) fn with(schema: &CompiledSchema, text: &[u8]) -> Result<Option<Self>, String> {
+    pub fn with(schema: &CompiledSchema, text: &[u8]) -> Result<Option<Self>, String> {
         let mut constraint = schema.begin();
         let mut brackets = Brackets::default();
         let closed_at = brackets.closed_at(text);
@@ -98,7 +98,7 @@ impl BegunArguments {
     /// Returns whether the schema allows a token next; text after the closing bracket is not checked.
     ///
     /// Errors: like [`Constraint::allowed`].
-    pub(crate) fn allows(&mut self, token: Token, bytes: &[u8]) -> Result<bool, String> {
+    pub fn allows(&mut self, token: Token, bytes: &[u8]) -> Result<bool, String> {
         match self.own_part(bytes) {
             Some(own) => Ok(self.constraint.fits(own)),
             None => Ok(self.allowed()?.is_allowed(token)),
@@ -109,7 +109,7 @@ impl BegunArguments {
     /// bracket.
     ///
     /// Errors: like [`Constraint::allowed`].
-    pub(crate) fn allowed(&mut self) -> Result<&mut SimpleVob, String> {
+    pub fn allowed(&mut self) -> Result<&mut SimpleVob, String> {
         let mask = match self.mask.take() {
             Some(mask) => mask,
             None => self.constraint.allowed().map_err(unfollowed)?.into_mask(),
@@ -119,7 +119,7 @@ impl BegunArguments {
 
     /// Returns a token's part up to the bracket that closes the arguments, if more text follows that bracket; `None`
     /// for other tokens.
-    pub(crate) fn own_part<'b>(&self, bytes: &'b [u8]) -> Option<&'b [u8]> {
+    pub fn own_part<'b>(&self, bytes: &'b [u8]) -> Option<&'b [u8]> {
         let idx = self.brackets.clone().closed_at(bytes).filter(|idx| idx + 1 < bytes.len())?;
         Some(&bytes[..=idx])
     }
@@ -127,7 +127,7 @@ impl BegunArguments {
     /// Adds an allowed token; returns whether it closes the arguments.
     ///
     /// Errors: like [`Constraint::take`].
-    pub(crate) fn take(&mut self, token: Token, bytes: &[u8]) -> Result<bool, String> {
+    pub fn take(&mut self, token: Token, bytes: &[u8]) -> Result<bool, String> {
         self.mask = None;
         match self.own_part(bytes).map(<[u8]>::to_vec) {
             Some(own) => self.constraint.take_text(&own),
@@ -139,11 +139,11 @@ impl BegunArguments {
 }
 
 /// A single argument that is being written or may begin.
-pub(crate) struct FollowedValue {
+pub struct FollowedValue {
     /// Placeholder token in the grammar.
-    pub(crate) named: Token,
+    pub named: Token,
     /// Whether it has begun.
-    pub(crate) is_begun: bool,
+    pub is_begun: bool,
     constraint: Constraint,
     /// Tokens that may come next; `None` until they are needed.
     mask: Option<SimpleVob>,
@@ -151,14 +151,14 @@ pub(crate) struct FollowedValue {
 
 impl FollowedValue {
     /// Returns an argument that may begin.
-    pub(crate) fn at_start(named: Token, schema: &CompiledSchema) -> Self {
+    pub fn at_start(named: Token, schema: &CompiledSchema) -> Self {
         Self { named, is_begun: false, constraint: schema.begin(), mask: None }
     }
 
     /// Returns whether a token may come next; control tokens count by the bytes that spell them.
     ///
     /// Errors: like [`Constraint::allowed`].
-    pub(crate) fn allows(&mut self, token: Token, control: Option<&[u8]>) -> Result<bool, String> {
+    pub fn allows(&mut self, token: Token, control: Option<&[u8]>) -> Result<bool, String> {
         match control {
             Some(bytes) => Ok(self.constraint.fits(bytes)),
             None => Ok(self.allowed()?.is_allowed(token)),
@@ -168,7 +168,7 @@ impl FollowedValue {
     /// Returns the tokens that may come next, without control tokens.
     ///
     /// Errors: like [`Constraint::allowed`].
-    pub(crate) fn allowed(&mut self) -> Result<&SimpleVob, String> {
+    pub fn allowed(&mut self) -> Result<&SimpleVob, String> {
         let mask = match self.mask.take() {
             Some(mask) => mask,
             None => self.constraint.allowed().map_err(unfollowed)?.into_mask(),
@@ -179,7 +179,7 @@ impl FollowedValue {
     /// Adds bytes, which are the text of `token` if that is given; returns whether the argument is complete.
     ///
     /// Errors: like [`Constraint::take`], or the bytes are not allowed.
-    pub(crate) fn take(&mut self, token: Option<Token>, bytes: &[u8]) -> Result<bool, String> {
+    pub fn take(&mut self, token: Option<Token>, bytes: &[u8]) -> Result<bool, String> {
         (self.mask, self.is_begun) = (None, true);
         match token {
             Some(token) => self.constraint.take(token),
@@ -190,13 +190,13 @@ impl FollowedValue {
     }
 
     /// Returns whether these bytes may come next.
-    pub(crate) fn fits(&self, bytes: &[u8]) -> bool {
+    pub fn fits(&self, bytes: &[u8]) -> bool {
         self.constraint.fits(bytes)
     }
 }
 
 /// Returns the tokens with a curly bracket, ascending. Only these can begin or close arguments.
-pub(crate) fn bracketed(trie: &TokTrie) -> Arc<[Token]> {
+pub fn bracketed(trie: &TokTrie) -> Arc<[Token]> {
     let n_vocab = Token::try_from(trie.vocab_size()).expect("tokens are numbered by a u32");
     (0..n_vocab).filter(|token| trie.token(*token).iter().any(|byte| matches!(byte, b'{' | b'}'))).collect()
 }

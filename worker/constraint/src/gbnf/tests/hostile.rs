@@ -4,7 +4,7 @@
 //! which other matchers follow exceed it.
 
 use super::{FUEL, compile};
-use crate::grammar::GrammarMatcher;
+use crate::gbnf::GrammarMatcher;
 
 /// Number of tokens of a response, if the grammar allows that many.
 const ANSWER_TOKENS: usize = 300;

@@ -2,8 +2,8 @@
 //!
 //! A schema is rebuilt from the keywords that are enforced exactly. Annotations are dropped, references are counted and
 //! renamed, and every keyword that a response could violate is refused with its path. So the compiler's input is small,
-//! and the compiler supports all of it. Not here: compiling and following (`engine::json_schema`), the fields
-//! (`response_format`).
+//! and the compiler supports all of it. Not here: compiling and following (`compiler`), the requests' fields
+//! (the worker).
 
 mod call;
 mod constants;

@@ -3,7 +3,7 @@
 //!
 //! If the text does not match the grammar at a call's start, for example because the model writes calls in its own
 //! format, the grammar is dropped and the response continues without it. Not here: recognizing the start of a call
-//! (`tool_call_detector`), matching a grammar (`grammar`).
+//! (`tool_call_detector`), matching a grammar (`followed`).
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use warmpath_worker_output::tool_call_detector::{
     CallDetection, Pattern, ReasoningMarks, StartTrigger, ToolCallDetector,
 };
 
-use super::arguments::ArgumentSchemas;
-use super::grammar::FollowedGrammar;
+use crate::arguments::ArgumentSchemas;
+use crate::followed::FollowedGrammar;
 
 /// Constraints of a response's tool calls.
 #[derive(Debug, Clone, PartialEq)]
@@ -52,13 +52,13 @@ pub struct CallStart {
 }
 
 /// A grammar of tool calls that waits for a call.
-pub(crate) struct WaitingGrammar {
+pub struct WaitingGrammar {
     followed: Box<FollowedGrammar>,
     watch: ToolCallDetector,
 }
 
 /// State of a waiting grammar after a token.
-pub(crate) enum Waited {
+pub enum Waited {
     /// No call has started yet.
     Waits(Box<WaitingGrammar>),
     /// A call has started and matches the grammar so far.
@@ -71,7 +71,7 @@ impl WaitingGrammar {
     /// Returns a waiting grammar.
     ///
     /// Errors: the reason why it cannot be used.
-    pub(crate) fn new(followed: Box<FollowedGrammar>, start: &CallStart) -> Result<Self, String> {
+    pub fn new(followed: Box<FollowedGrammar>, start: &CallStart) -> Result<Self, String> {
         let CallStart { words, patterns, marks, prefix } = start;
         let starts = if patterns.is_empty() {
             StartTrigger::Words(words.clone())
@@ -86,7 +86,7 @@ impl WaitingGrammar {
     }
 
     /// Advances by the response's next token, whose text is `piece`.
-    pub(crate) fn push(mut self: Box<Self>, token: Token, piece: &[u8]) -> Waited {
+    pub fn push(mut self: Box<Self>, token: Token, piece: &[u8]) -> Waited {
         match self.watch.push(token, piece) {
             CallDetection::Nothing => Waited::Waits(self),
             CallDetection::Full => Waited::Dropped,

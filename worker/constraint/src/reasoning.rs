@@ -4,29 +4,37 @@
 //! opens the reasoning, in addition to the tokens that the rule allows. If the token that ends the reasoning has more
 //! text, the rule applies to that text.
 //!
-//! Not here: how reasoning is separated from content for the client (`lifecycle::output_parser`).
+//! Not here: how reasoning is separated from content for the client (the worker's `output_parser`).
 
 use warmpath_common::ids::Token;
 use warmpath_worker_output::tool_call_detector::{CallDetection, ReasoningMarks, StartTrigger, ToolCallDetector};
 
-use super::constraint::ResponseRule;
-use super::schema_or_call::SchemaOrCall;
-use crate::engine::api::ReasoningFirst;
+use crate::rule::ResponseRule;
+use crate::schema_or_call::SchemaOrCall;
+
+/// Marks of reasoning that may precede a constrained text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReasoningFirst {
+    /// Token that opens reasoning; `None` if the prompt has opened it.
+    pub opening: Option<Token>,
+    /// Texts that close reasoning.
+    pub ends: Vec<String>,
+}
 
 /// A response before its rule applies.
-pub(crate) struct Reasoning {
+pub struct Reasoning {
     /// Token that would open reasoning; `None` once the response has begun.
-    pub(crate) opening: Option<Token>,
+    pub opening: Option<Token>,
     ends: Vec<String>,
     /// Texts that begin a call. If such a text ends the reasoning, it is part of the constrained text.
     calls: Vec<String>,
     watch: ToolCallDetector,
     /// The rule that will apply.
-    pub(crate) then: SchemaOrCall,
+    pub then: SchemaOrCall,
 }
 
 /// State after a token.
-pub(crate) enum ReasoningStep {
+pub enum ReasoningStep {
     GoesOn(Box<Reasoning>),
     /// The reasoning has ended, and this rule applies from now on.
     IsOver(ResponseRule),
@@ -34,7 +42,7 @@ pub(crate) enum ReasoningStep {
 
 impl Reasoning {
     /// Returns the state at a response's start; `calls` has the texts that begin a tool call.
-    pub(crate) fn new(first: &ReasoningFirst, calls: Vec<String>, then: SchemaOrCall) -> Self {
+    pub fn new(first: &ReasoningFirst, calls: Vec<String>, then: SchemaOrCall) -> Self {
         let ReasoningFirst { opening, ends } = first.clone();
         let watch = ToolCallDetector::new(StartTrigger::Words(ends.clone()), ReasoningMarks::default(), "");
         Self { opening, ends, calls, watch, then }
@@ -43,7 +51,7 @@ impl Reasoning {
     /// Advances by the response's next token, whose text is `piece`.
     ///
     /// Errors: the token ends the reasoning, and the rule does not allow the rest of its text.
-    pub(crate) fn push(mut self: Box<Self>, token: Token, piece: &[u8]) -> Result<ReasoningStep, String> {
+    pub fn push(mut self: Box<Self>, token: Token, piece: &[u8]) -> Result<ReasoningStep, String> {
         let rule = match self.opening.take() {
             Some(opening) if opening == token => return Ok(ReasoningStep::GoesOn(self)),
             Some(_) => self.then.take(token)?,

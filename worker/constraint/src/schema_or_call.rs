@@ -3,17 +3,17 @@
 //! A token is allowed if the schema or the grammar of calls allows it. In most formats the first token decides. Calls
 //! that begin like JSON, as in Llama 3.1's format, are matched against both until only one matches.
 //!
-//! Not here: reasoning before the response (`reasoning`), matching a schema or grammar (`json_schema`, `grammar`).
+//! Not here: reasoning before the response (`reasoning`), matching a schema or grammar (`compiler`, `followed`).
 
 use llguidance::toktrie::SimpleVob;
 use warmpath_common::ids::Token;
 
-use super::constraint::{ResponseRule, unfollowed};
-use super::grammar::FollowedGrammar;
-use super::json_schema::{Allowed, Constraint};
+use crate::compiler::{Allowed, Constraint};
+use crate::followed::FollowedGrammar;
+use crate::rule::{ResponseRule, unfollowed};
 
 /// A schema, and the grammar of tool calls if these are possible, too.
-pub(crate) struct SchemaOrCall {
+pub struct SchemaOrCall {
     schema: Box<Constraint>,
     call: Option<Box<FollowedGrammar>>,
     /// Whether the response has begun. Before that, a grammar of optional calls also allows white space and an empty
@@ -23,24 +23,24 @@ pub(crate) struct SchemaOrCall {
 
 impl SchemaOrCall {
     /// Returns the state of a response at its start.
-    pub(crate) fn new(schema: Box<Constraint>, call: Option<Box<FollowedGrammar>>) -> Self {
+    pub fn new(schema: Box<Constraint>, call: Option<Box<FollowedGrammar>>) -> Self {
         Self { schema, call, is_begun: false }
     }
 
     /// Returns the rule that the response follows from now on.
-    pub(crate) fn into_rule(self) -> ResponseRule {
+    pub fn into_rule(self) -> ResponseRule {
         if self.call.is_some() { ResponseRule::SchemaOrCall(Box::new(self)) } else { ResponseRule::Schema(self.schema) }
     }
 
     /// Returns the tokens that end a response.
-    pub(crate) fn ends(&self) -> &[Token] {
+    pub fn ends(&self) -> &[Token] {
         self.schema.ends()
     }
 
     /// Returns the tokens that may come next.
     ///
     /// Errors: the reason why they cannot be determined within the limits, for the client.
-    pub(crate) fn allowed(&mut self) -> Result<Allowed, String> {
+    pub fn allowed(&mut self) -> Result<Allowed, String> {
         let allowed = self.schema.allowed().map_err(unfollowed)?;
         let Some(call) = &mut self.call else { return Ok(allowed) };
         let mut mask: SimpleVob = allowed.into_mask();
@@ -57,7 +57,7 @@ impl SchemaOrCall {
     /// Advances by an allowed token; returns the rule that applies after it.
     ///
     /// Errors: like [`Self::allowed`].
-    pub(crate) fn take(mut self, token: Token) -> Result<ResponseRule, String> {
+    pub fn take(mut self, token: Token) -> Result<ResponseRule, String> {
         let may_begin = std::mem::replace(&mut self.is_begun, true) || self.schema.begins_text(token);
         if let Some(mut call) = self.call.take()
             && may_begin
@@ -77,7 +77,7 @@ impl SchemaOrCall {
     /// Advances by text that is already part of the response; returns the rule that applies after it.
     ///
     /// Errors: like [`Self::allowed`], or neither the schema nor the grammar allows the text.
-    pub(crate) fn take_text(mut self, text: &[u8]) -> Result<ResponseRule, String> {
+    pub fn take_text(mut self, text: &[u8]) -> Result<ResponseRule, String> {
         self.is_begun = !text.is_empty();
         let mut call = self.call.take();
         if !text.is_empty()

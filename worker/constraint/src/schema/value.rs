@@ -4,7 +4,7 @@
 //! mark. Other values are JSON and use the compiler's support of schemas. If the parser would read `12` as a number
 //! although the argument may be a string, strings that look like numbers are excluded.
 //!
-//! Not here: the marks (`tools::parameters`), compiling (`engine::json_schema`).
+//! Not here: the marks (`tools::parameters`), compiling (`compiler`).
 
 mod search;
 

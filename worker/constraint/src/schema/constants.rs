@@ -27,7 +27,7 @@ pub(super) fn list(budget: &mut Budget, value: &Value, at: &At<'_>) -> Result<Va
 }
 
 /// Returns whether a character must be written as `\u` and digits, which responses never contain
-/// (`engine::json_schema`).
+/// (`compiler`).
 fn is_unspellable(c: char) -> bool {
     c.is_ascii_control() && !matches!(c, '\u{8}' | '\u{c}' | '\n' | '\r' | '\t')
 }
