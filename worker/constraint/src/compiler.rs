@@ -20,7 +20,7 @@ use warmpath_common::ids::Token;
 
 use crate::arguments::bracketed;
 use crate::gbnf::{Grammar, GrammarVocabulary};
-use crate::schema::{CallText, ValueGrammar, check_products};
+use crate::schema::{ValueGrammar, check_products};
 
 /// White space between the parts of a response: none, a space, or a line break with indentation.
 ///
@@ -203,18 +203,8 @@ impl RuleCompiler {
     ///
     /// Errors: the reason, for the client.
     pub fn compile_value(&self, value: &ValueGrammar, separators: Separators) -> Result<CompiledSchema, String> {
-        self.compile_lark(value.lark(|schema| with_options(schema, Some(separators)).to_string()), &value.schema)
-    }
-
-    /// Compiles the constraint of all arguments of a call, and caches it.
-    ///
-    /// Errors: the reason, for the client.
-    pub fn compile_call(&self, call: &CallText, separators: Separators) -> Result<CompiledSchema, String> {
-        self.compile_lark(call.lark(|schema| with_options(schema, Some(separators)).to_string()), &call.schema)
-    }
-
-    fn compile_lark(&self, lark: String, schema: &Value) -> Result<CompiledSchema, String> {
-        self.arguments.get(&lark, || self.compile_grammar(TopLevelGrammar::from_lark(lark.clone()), schema))
+        let lark = value.lark(|schema| with_options(schema, Some(separators)).to_string());
+        self.arguments.get(&lark, || self.compile_grammar(TopLevelGrammar::from_lark(lark.clone()), &value.schema))
     }
 
     /// Compiles a normalized schema.

@@ -5,7 +5,6 @@
 //! and the compiler supports all of it. Not here: compiling and following (`compiler`), the requests' fields
 //! (the worker).
 
-mod call;
 mod constants;
 mod definitions;
 mod formats;
@@ -24,12 +23,11 @@ use std::fmt;
 
 use serde_json::{Map, Value, json};
 
-pub use call::{ArgumentForm, CallText, check_apart};
 pub use definitions::Definitions;
 pub use grammar_budget::GrammarBudget;
 use node::SchemaNode;
 pub use patterns::check_products;
-pub use value::{Typing, ValueGrammar};
+pub use value::{Typing, ValueGrammar, check_apart};
 
 /// Maximum number of schemas in a schema, including nested and referenced ones, each counted once.
 ///

@@ -1,7 +1,7 @@
 //! The format of a response whose tool calls must follow the tools' schemas.
 //!
-//! Templates write a call's arguments as one JSON object, as separate values between marks, or in their own format. A
-//! schema that cannot be enforced is refused if a call is required. Otherwise llama.cpp's looser grammar is used for
+//! Templates write a call's arguments as one JSON object or as separate values between marks. In other formats
+//! llama.cpp's own grammar is followed. A schema that cannot be enforced is refused if a call is required. Otherwise llama.cpp's looser grammar is used for
 //! that tool, and a header of the response names the tool. A schema that llama.cpp cannot convert either, or only to a
 //! grammar that cannot be followed, is replaced by one that it can. If there is none, calls are not constrained. Not
 //! here: marks in grammars and following schemas
@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use warmpath_common::openai::ChatPrompt;
-use warmpath_constraint::schema::{CallText, Definitions, GrammarBudget, SchemaError, ValueGrammar, check_apart};
-use warmpath_constraint::tools::{arguments, forms, parameters};
+use warmpath_constraint::schema::{Definitions, GrammarBudget, SchemaError, ValueGrammar, check_apart};
+use warmpath_constraint::tools::{arguments, parameters};
 use warmpath_constraint::{ArgumentSchemas, ArgumentsExtent, CompiledSchema, Separators};
 use warmpath_llama_chat::ToolChoice;
 use warmpath_prompt::{AnswerFormat, FormatWish, Prompt, PromptError, end_if_cancelled};
@@ -102,7 +102,7 @@ impl ToolsRequest<'_> {
         if tools.is_empty() {
             return Ok(CallFormat { format: self.format(tools)?, ..CallFormat::default() });
         }
-        for form in [Self::as_objects, Self::in_own_form, Self::apart] {
+        for form in [Self::as_objects, Self::apart] {
             let Some(mut calls) = form(self)? else { continue };
             let Some(kept) = &calls.kept else { return Ok(calls) };
             match self.generator.engine.check_grammar(&kept.grammar, kept.schemas.schemas.len()) {
@@ -249,41 +249,6 @@ impl ToolsRequest<'_> {
             grammar,
             schemas: Arc::new(ArgumentSchemas { first, extent: ArgumentsExtent::Object, schemas }),
         });
-        Ok(Some(CallFormat { format, kept, unconstrained: self.named(others) }))
-    }
-
-    /// Returns the format of calls in one of the supported formats of templates; `None` if the template has another
-    /// one.
-    fn in_own_form(&self) -> Result<Option<CallFormat>, NoFormat> {
-        let (tools, first) = (&self.wish.tools, self.generator.common.model.n_vocab);
-        let Ok(Some(format)) = self.tried(forms::probes(tools)) else { return Ok(None) };
-        let form = format.grammar().and_then(|grammar| forms::form(grammar.text, tools));
-        let Some(form) = form else { return Ok(None) };
-        let (kept, others) = self.compiled(|_, tool| {
-            let schema = self.schema(tool)?;
-            let keywords = schema.as_object().expect("a normalized schema of arguments is an object");
-            check_apart(keywords).map_err(|error| self.fields.not_kept(tool, &error))?;
-            let text = CallText::new(schema, form, &self.budget);
-            let text = text.map_err(|error| self.fields.not_kept(tool, &error))?;
-            let compiler = self.generator.engine.compiler();
-            let compiled = compiler.and_then(|compiler| compiler.compile_call(&text, separators(&format)));
-            let compiled = compiled.map_err(|reason| self.fields.refused(tool, &reason))?;
-            Ok((text.parser_schema, compiled))
-        })?;
-        let mut parser_tools = tools.clone();
-        let (mut places, mut schemas) = (Vec::new(), Vec::new());
-        for (idx, (parameters, compiled)) in kept {
-            parser_tools[idx]["function"]["parameters"] = parameters;
-            places.push(idx);
-            schemas.push(compiled);
-        }
-        let format = self.format(&parser_tools)?;
-        let grammar = format.as_ref().and_then(AnswerFormat::grammar);
-        let Some(grammar) = grammar.and_then(|grammar| forms::fill(grammar.text, form, (tools, &places), first)) else {
-            return Ok(None);
-        };
-        let schemas = Arc::new(ArgumentSchemas { first, extent: ArgumentsExtent::Value, schemas });
-        let kept = Some(KeptArguments { grammar, schemas });
         Ok(Some(CallFormat { format, kept, unconstrained: self.named(others) }))
     }
 

@@ -47,11 +47,6 @@ impl GrammarBudget {
         self.is_spent.set(false);
     }
 
-    /// Returns whether this grammar was too large.
-    pub(super) fn is_spent(&self) -> bool {
-        self.is_spent.get()
-    }
-
     /// Charges for the visit of a schema.
     ///
     /// Errors: like [`Self::take`].
@@ -90,8 +85,8 @@ mod tests {
     #[test]
     fn a_budget_that_is_used_up_exactly_is_not_spent() {
         let budget = GrammarBudget::default();
-        assert!(budget.take(GRAMMAR_BYTES_MAX).is_ok() && !budget.is_spent());
-        assert!(budget.take(1).is_err() && budget.is_spent());
+        assert!(budget.take(GRAMMAR_BYTES_MAX).is_ok() && !budget.is_spent.get());
+        assert!(budget.take(1).is_err() && budget.is_spent.get());
     }
 
     #[test]

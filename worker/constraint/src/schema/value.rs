@@ -15,8 +15,7 @@ use serde_json::{Map, Value, json};
 
 use super::definitions::without_definitions;
 use super::{Definitions, GrammarBudget, SchemaError};
-pub(super) use search::escaped;
-use search::search;
+use search::{escaped, search};
 
 /// Maximum number of nested references that are followed to find a value's types.
 ///
@@ -97,15 +96,15 @@ impl ValueGrammar {
     }
 }
 
-pub(super) const NULL: u8 = 1;
-pub(super) const BOOLEAN: u8 = 2;
-pub(super) const INTEGER: u8 = 4;
-pub(super) const FRACTION: u8 = 8;
-pub(super) const NUMBER: u8 = INTEGER | FRACTION;
-pub(super) const STRING: u8 = 16;
-pub(super) const ARRAY: u8 = 32;
-pub(super) const OBJECT: u8 = 64;
-pub(super) const ALL: u8 = 127;
+const NULL: u8 = 1;
+const BOOLEAN: u8 = 2;
+const INTEGER: u8 = 4;
+const FRACTION: u8 = 8;
+const NUMBER: u8 = INTEGER | FRACTION;
+const STRING: u8 = 16;
+const ARRAY: u8 = 32;
+const OBJECT: u8 = 64;
+const ALL: u8 = 127;
 
 fn type_named(name: &str) -> u8 {
     match name {
@@ -146,16 +145,16 @@ fn structured(schema: &Value, types: u8) -> Option<Value> {
 }
 
 /// Reads a normalized schema.
-pub(super) struct SchemaReader<'a> {
+struct SchemaReader<'a> {
     definitions: Option<&'a Map<String, Value>>,
-    pub budget: &'a GrammarBudget,
+    budget: &'a GrammarBudget,
     /// Types of each schema by its address, so that each is read once.
     known: RefCell<HashMap<usize, u8>>,
 }
 
 impl<'a> SchemaReader<'a> {
     /// Returns the reader of a schema that has its definitions.
-    pub fn new(schema: &'a Value, budget: &'a GrammarBudget) -> Self {
+    fn new(schema: &'a Value, budget: &'a GrammarBudget) -> Self {
         let definitions = schema.get("$defs").and_then(Value::as_object);
         Self { definitions, budget, known: RefCell::default() }
     }
@@ -163,7 +162,7 @@ impl<'a> SchemaReader<'a> {
     /// Returns the types that a value may have; more than these if the schema leads to itself or is too deep.
     ///
     /// Cost: O(schemas) for all calls together.
-    pub fn types(&self, schema: &'a Value) -> u8 {
+    fn types(&self, schema: &'a Value) -> u8 {
         self.types_within(schema, 0)
     }
 
@@ -237,7 +236,7 @@ impl<'a> SchemaReader<'a> {
     /// Returns the expression of a schema's values of a type; `None` if there are none.
     ///
     /// Errors: the part of the schema that cannot be enforced in a text, or an expression beyond the budget.
-    pub fn of(&self, schema: &'a Value, kind: u8, depth: usize) -> Result<Option<String>, SchemaError> {
+    fn of(&self, schema: &'a Value, kind: u8, depth: usize) -> Result<Option<String>, SchemaError> {
         self.budget.visit()?;
         let types = self.types(schema) & kind;
         if types == 0 {
@@ -301,7 +300,7 @@ impl<'a> SchemaReader<'a> {
     }
 
     /// Returns the definition that a reference leads to.
-    pub fn found(&self, reference: &str) -> Option<&'a Value> {
+    fn found(&self, reference: &str) -> Option<&'a Value> {
         self.definitions?.get(reference.trim_start_matches("#/$defs/"))
     }
 }
@@ -345,8 +344,33 @@ fn format_s(name: &str) -> Option<&'static str> {
     })
 }
 
-pub(super) fn refuse(path: &str, reason: &str) -> SchemaError {
+fn refuse(path: &str, reason: &str) -> SchemaError {
     SchemaError { path: path.to_owned(), reason: reason.to_owned() }
+}
+
+/// Checks that an object's normalized schema has no condition on several properties apart from `required`.
+///
+/// Errors: the keyword of such a condition.
+pub fn check_apart(schema: &Map<String, Value>) -> Result<(), SchemaError> {
+    let properties = schema.get("properties").and_then(Value::as_object);
+    let required: Vec<&Value> = schema.get("required").and_then(Value::as_array).into_iter().flatten().collect();
+    let n_properties = properties.map_or(0, Map::len) as u64;
+    for (keyword, value) in schema {
+        let is_kept = match keyword.as_str() {
+            "type" | "properties" | "additionalProperties" | "$defs" => true,
+            "required" => required.iter().all(|name| {
+                name.as_str().is_some_and(|name| properties.is_some_and(|properties| properties.contains_key(name)))
+            }),
+            "minProperties" => value.as_u64().is_some_and(|least| least <= required.len() as u64),
+            "maxProperties" => value.as_u64().is_some_and(|most| most >= n_properties),
+            _ => false,
+        };
+        if !is_kept {
+            let reason = "it is not supported by this model's chat template, which writes the arguments one by one";
+            return Err(refuse(keyword, reason));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -3,8 +3,7 @@
 //!
 //! llama.cpp's converter ignores unsupported parts of a schema. So it gets tools whose arguments are a marker word
 //! each. In its grammar each marker is replaced by balanced brackets or a placeholder token beyond the vocabulary, at
-//! which the engine starts to follow the schema. Formats whose arguments are not a JSON object are in `parameters` and
-//! `forms`.
+//! which the engine starts to follow the schema. Formats whose arguments are not a JSON object are in `parameters`.
 //!
 //! Not here: following schemas (`compiler`), schemas' keywords (`schema`).
 

@@ -37,8 +37,9 @@ pub fn names(tool: &Value) -> Vec<&str> {
 
 /// Returns tools with made-up parameters, all of them integers, and one more tool.
 pub fn probes(tools: &[Value]) -> Vec<Value> {
-    let own = word(tools.len(), 0);
-    let properties = json!({"s": {"type": "string"}, own: {"type": "integer"}});
+    let (plain, nested) = (word(tools.len(), 0), word(tools.len(), 1));
+    let inner = json!({"type": "object", "properties": {"i": {"type": "integer"}}});
+    let properties = json!({"s": {"type": "string"}, plain: {"type": "integer"}, nested: inner});
     let parameters = json!({"type": "object", "properties": properties});
     let probe = json!({"type": "function", "function": {"name": PROBE, "description": "", "parameters": parameters}});
     let marked = tools.iter().enumerate().map(|(idx, tool)| marked(idx, tool, |_| "integer"));
@@ -75,8 +76,11 @@ pub fn framing(grammar: &str, tools: &[Value]) -> Option<Framing> {
     let closes_of = |(idx, tool): (usize, &Value)| {
         (0..names(tool).len()).map(|at| closing(&Argument::find(grammar, &word(idx, at))?)).collect::<Option<Vec<_>>>()
     };
-    // The added tool has arguments even if no other tool has any.
-    closing(&Argument::find(grammar, &word(tools.len(), 0))?)?;
+    // The added tool has arguments even if no other tool has any. Where its object is no single value, the format writes
+    // the parts of values one by one, too.
+    for at in [0, 1] {
+        closing(&Argument::find(grammar, &word(tools.len(), at))?)?;
+    }
     let closes = tools.iter().enumerate().map(closes_of).collect::<Option<Vec<_>>>()?;
     let has_rule = |name: &str| grammar.lines().any(|line| line.starts_with(&format!("{name} ::= ")));
     let typing = if TYPED_STRINGS.into_iter().any(has_rule) { Typing::Text } else { Typing::String };
@@ -196,7 +200,7 @@ fn literal_bytes(text: &str) -> Option<usize> {
 }
 
 /// Returns a text as a literal of a grammar.
-pub(super) fn quoted(text: &str) -> String {
+fn quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for c in text.chars() {
         match c {
@@ -239,6 +243,7 @@ mod tests {
     const PROBED: &str = r#"tool-f-arg-warmpath-0-0- ::= ("<p=" "warmpath-0-0." ">\n") (tool-f-arg-0-schema "\n</p>\n")
 tool-f-arg-warmpath-0-1- ::= "<p=" "warmpath-0-1." ">\n" integer "\n</p>\n"
 tool-probe-arg-warmpath-1-0- ::= "<p=" "warmpath-1-0." ">\n" integer "\n</p>\n"
+tool-probe-arg-warmpath-1-1- ::= "<p=" "warmpath-1-1." ">\n" tool-probe-arg-1-schema "\n</p>\n"
 xml-arg-string ::= ac-1"#;
 
     #[test]

@@ -18,7 +18,7 @@ pub(super) fn search(pattern: &str) -> Result<String, String> {
 }
 
 /// Returns a text as an expression.
-pub(in crate::schema) fn escaped(text: &str) -> String {
+pub(super) fn escaped(text: &str) -> String {
     in_lark(&format!("(?:{})", regex_syntax::escape(text)))
 }
 

@@ -120,3 +120,16 @@ fn a_filter_that_contains_filters_is_kept() {
     let text = lark(schema, Typing::Text).expect("it is kept");
     assert!(text.starts_with("start: VALUE | json CLOSE\n"), "{text}");
 }
+
+#[test]
+fn keywords_about_several_arguments_are_refused_except_required() {
+    let check = |schema: Value, expected: Option<&str>| {
+        let found = check_apart(schema.as_object().expect("an object")).err().map(|error| error.path);
+        assert_eq!(found.as_deref(), expected, "{schema}");
+    };
+    let properties = json!({"a": true});
+    check(json!({"type": "object", "properties": properties, "required": ["a"], "minProperties": 1}), None);
+    check(json!({"properties": properties, "required": ["b"]}), Some("required"));
+    check(json!({"properties": properties, "minProperties": 1}), Some("minProperties"));
+    check(json!({"properties": properties, "anyOf": [{"required": ["a"]}]}), Some("anyOf"));
+}
