@@ -24,7 +24,7 @@ impl ChatTemplates {
     /// Compiles a template; `bos` and `eos` are the texts that it writes for these tokens.
     ///
     /// Cost: some ten renderings. Errors: `Refused` if llama.cpp's Jinja engine cannot read it.
-    pub fn compile(source: &str, (bos, eos): (&str, &str)) -> Result<Self, ChatError> {
+    pub fn compile(source: &str, bos: &str, eos: &str) -> Result<Self, ChatError> {
         if source.is_empty() {
             return Err(ChatError::Refused { reason: "the template is empty".to_owned() });
         }

@@ -98,7 +98,7 @@ const FAMILIES: &[Family] = &[
 fn templates(name: &str) -> ChatTemplates {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/fixtures/templates");
     let source = std::fs::read_to_string(folder.join(format!("{name}.jinja")));
-    ChatTemplates::compile(&source.expect("run `make fixtures` to fetch the templates"), ("<s>", "</s>")).unwrap()
+    ChatTemplates::compile(&source.expect("run `make fixtures` to fetch the templates"), "<s>", "</s>").unwrap()
 }
 
 fn tools() -> Vec<Value> {
@@ -237,9 +237,9 @@ fn deeply_nested_answers_are_read_up_to_the_limit_and_refused_beyond() {
 
 #[test]
 fn errors_of_llama_cpp_keep_their_reason() {
-    assert!(matches!(ChatTemplates::compile("", ("", "")), Err(ChatError::Refused { .. })));
-    assert!(matches!(ChatTemplates::compile("{% if %}", ("", "")), Err(ChatError::Refused { .. })));
-    assert!(matches!(ChatTemplates::compile("a\0b", ("", "")), Err(ChatError::Refused { .. })));
+    assert!(matches!(ChatTemplates::compile("", "", ""), Err(ChatError::Refused { .. })));
+    assert!(matches!(ChatTemplates::compile("{% if %}", "", ""), Err(ChatError::Refused { .. })));
+    assert!(matches!(ChatTemplates::compile("a\0b", "", ""), Err(ChatError::Refused { .. })));
     assert!(matches!(templates(FAMILIES[1].template).format("{"), Err(ChatError::Refused { .. })));
 }
 

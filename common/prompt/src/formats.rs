@@ -213,7 +213,7 @@ impl Formats {
     }
 
     fn compile(&self, source: &str) -> Result<ChatTemplates, ChatError> {
-        ChatTemplates::compile(source, (&self.bos_text, &self.eos_text))
+        ChatTemplates::compile(source, &self.bos_text, &self.eos_text)
     }
 }
 

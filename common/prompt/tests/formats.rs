@@ -84,7 +84,7 @@ fn the_prompt_is_the_one_that_llama_cpp_renders_and_ends_as_its_format_says() {
         let options = PromptOptions { chat_template: Some(source.clone()), ..PromptOptions::default() };
         let maker = PromptMaker::open(&fixtures().join("vocab/starcoder.gguf"), options).unwrap();
         let info = maker.vocabulary().clone();
-        let templates = ChatTemplates::compile(&source, (&info.bos_text, &info.eos_text)).unwrap();
+        let templates = ChatTemplates::compile(&source, &info.bos_text, &info.eos_text).unwrap();
         for (case, messages, tools) in conversations() {
             let continues = case == "goes on";
             let inputs = FormatInputs {

@@ -100,7 +100,7 @@ impl BegunArguments {
     /// Errors: like [`Constraint::allowed`].
     pub fn allows(&mut self, token: Token, bytes: &[u8]) -> Result<bool, String> {
         match self.own_part(bytes) {
-            Some(own) => Ok(self.constraint.fits(own)),
+            Some(object) => Ok(self.constraint.fits(object)),
             None => Ok(self.allowed()?.is_allowed(token)),
         }
     }
@@ -130,7 +130,7 @@ impl BegunArguments {
     pub fn take(&mut self, token: Token, bytes: &[u8]) -> Result<bool, String> {
         self.mask = None;
         match self.own_part(bytes).map(<[u8]>::to_vec) {
-            Some(own) => self.constraint.take_text(&own),
+            Some(object) => self.constraint.take_text(&object),
             None => self.constraint.take(token),
         }
         .map_err(unfollowed)?;

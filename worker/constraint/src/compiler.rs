@@ -102,7 +102,7 @@ struct KnownSchema {
 impl KnownSchemas {
     /// Returns an empty cache of this size. Units: bytes.
     fn new(bytes_max: u64) -> Self {
-        let weigh = |_: &blake3::Hash, known: &KnownSchema| u32::try_from(known.n_bytes()).unwrap_or(u32::MAX);
+        let weigh = |_: &blake3::Hash, entry: &KnownSchema| u32::try_from(entry.n_bytes()).unwrap_or(u32::MAX);
         Self(Cache::builder().max_capacity(bytes_max).weigher(weigh).build())
     }
 
@@ -115,8 +115,8 @@ impl KnownSchemas {
         compile: impl FnOnce() -> Result<CompiledSchema, String>,
     ) -> Result<CompiledSchema, String> {
         let compile = || Ok(KnownSchema { compiled: compile()?, text_bytes: text.len() });
-        let known = self.0.try_get_with(blake3::hash(text.as_bytes()), compile);
-        known.map(|known| known.compiled).map_err(|reason: Arc<String>| String::clone(&reason))
+        let entry = self.0.try_get_with(blake3::hash(text.as_bytes()), compile);
+        entry.map(|entry| entry.compiled).map_err(|reason: Arc<String>| String::clone(&reason))
     }
 }
 
@@ -222,19 +222,19 @@ impl RuleCompiler {
             let job = thread.spawn_scoped(scope, || {
                 guarded(|| {
                     check_products(schema)?;
-                    let mut fresh = self.factory.create_parser(grammar).map_err(described)?;
-                    fresh.start_without_prompt();
+                    let mut parser = self.factory.create_parser(grammar).map_err(described)?;
+                    parser.start_without_prompt();
                     // The first mask shows whether any response is possible, and fills the lexer's caches.
-                    let mut tried = fresh.deep_clone();
-                    tried.compute_mask().map_err(described)?;
-                    check_memory(&tried)?;
-                    Ok(fresh)
+                    let mut trial = parser.deep_clone();
+                    trial.compute_mask().map_err(described)?;
+                    check_memory(&trial)?;
+                    Ok(parser)
                 })
             });
             job.map(|job| job.join())
         });
         match compiled {
-            Ok(Ok(Ok(fresh))) => Ok(CompiledSchema(Arc::new(fresh))),
+            Ok(Ok(Ok(parser))) => Ok(CompiledSchema(Arc::new(parser))),
             Ok(Ok(Err(reason))) => Err(format!("the schema cannot be followed: {reason}")),
             Ok(Err(_)) => Err("the schema cannot be followed: its compiler failed".to_owned()),
             Err(error) => Err(format!("there is no thread to compile the schema: {error}")),

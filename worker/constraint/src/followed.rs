@@ -5,6 +5,7 @@
 //!
 //! Not here: parsing and matching text (`gbnf`), choosing a token (the engine), when a grammar applies (`rule`).
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use llguidance::toktrie::{Recognizer, SimpleVob, TokEnv, TokTrie};
@@ -25,19 +26,18 @@ const MASK_FUEL: u64 = 1_500_000;
 /// positions; a mask for 150,000 tokens takes 19 kB.
 const MASKS_MAX: usize = 8;
 
-/// Control tokens that are part of the response's text, with their spelling, ascending.
+/// Control tokens that are part of the response's text, with their spelling.
 #[derive(Default)]
-pub struct SpelledTokens(Vec<(Token, Vec<u8>)>);
+pub struct SpelledTokens(BTreeMap<Token, Vec<u8>>);
 
 impl SpelledTokens {
-    /// Returns control tokens with their spelling, ascending.
-    pub fn new(tokens: Vec<(Token, Vec<u8>)>) -> Self {
+    /// Returns control tokens with their spelling.
+    pub fn new(tokens: BTreeMap<Token, Vec<u8>>) -> Self {
         Self(tokens)
     }
 
     fn of(&self, token: Token) -> Option<&[u8]> {
-        let idx = self.0.binary_search_by_key(&token, |(token, _)| *token).ok()?;
-        Some(&self.0[idx].1)
+        self.0.get(&token).map(Vec::as_slice)
     }
 }
 
@@ -121,8 +121,8 @@ impl FollowedGrammar {
         }
         let named = self.follower.places().iter().flat_map(|place| self.follower.named_at(*place));
         let schemas = &self.arguments.schemas;
-        let found = named.filter_map(|token| Some((token, schemas.value(token)?))).next();
-        self.arguments.value = found.map(|(token, schema)| FollowedValue::at_start(token, schema));
+        let mut starts = named.filter_map(|token| Some((token, schemas.value(token)?)));
+        self.arguments.value = starts.next().map(|(token, schema)| FollowedValue::at_start(token, schema));
     }
 
     /// Returns the tokens that may come next at a position where a single argument may begin or continue; `None` at
@@ -215,9 +215,9 @@ impl FollowedGrammar {
             self.masks.clear();
         }
         let places = self.follower.places();
-        if let Some(idx) = self.masks.iter().position(|(known, _)| known == places) {
-            let known = self.masks.remove(idx);
-            self.masks.push(known);
+        if let Some(idx) = self.masks.iter().position(|(of_mask, _)| of_mask == places) {
+            let mask = self.masks.remove(idx);
+            self.masks.push(mask);
         } else {
             let places = places.to_vec();
             let mask = self.mask(&places)?;
@@ -320,6 +320,7 @@ impl FollowedGrammar {
             return Ok(true);
         }
         self.follower.refuel(TOKEN_FUEL);
+        // Arguments may begin within this token: their schema is known only before the grammar advances.
         let begins = match self.arguments.begun {
             Some(_) => None,
             None => self.beginning(bytes).map_err(described)?,

@@ -57,8 +57,9 @@ impl Reasoning {
             Some(_) => self.then.take(token)?,
             None => match self.watch.push(token, piece) {
                 CallDetection::Call(tokens) => {
-                    let rest = self.behind(&tokens);
-                    self.then.take_text(&rest)?
+                    let text: Vec<u8> = tokens.into_iter().flat_map(|(_, bytes)| bytes).collect();
+                    let text = self.behind(&text).to_vec();
+                    self.then.take_text(&text)?
                 }
                 CallDetection::Nothing | CallDetection::Full => return Ok(ReasoningStep::GoesOn(self)),
             },
@@ -66,11 +67,10 @@ impl Reasoning {
         Ok(ReasoningStep::IsOver(rule))
     }
 
-    /// Returns the text after the end of the reasoning, without leading space; `tokens` begin with the end.
-    fn behind(&self, tokens: &[(Token, Vec<u8>)]) -> Vec<u8> {
-        let text: Vec<u8> = tokens.iter().flat_map(|(_, bytes)| bytes).copied().collect();
+    /// Returns the part of a text after the end of the reasoning, with which it begins, without leading space.
+    fn behind<'t>(&self, text: &'t [u8]) -> &'t [u8] {
         let ends = self.ends.iter().filter(|end| text.starts_with(end.as_bytes()) && !self.calls.contains(end));
         let n_end = ends.map(String::len).max().unwrap_or_default();
-        text[n_end..].trim_ascii_start().to_vec()
+        text[n_end..].trim_ascii_start()
     }
 }

@@ -72,8 +72,8 @@ pub fn normalize(schema: &Value) -> Result<Value, SchemaError> {
         let idx = defs.len();
         let pointer = walk.targets[idx].clone();
         let at = At { parent: None, segment: pointer.trim_start_matches(['#', '/']), depth: 0 };
-        let found = pointer::find(schema, &pointer).ok_or_else(|| at.refuse("the reference leads nowhere"))?;
-        defs.insert(idx.to_string(), walk.schema(found, &at)?);
+        let definition = pointer::find(schema, &pointer).ok_or_else(|| at.refuse("the reference leads nowhere"))?;
+        defs.insert(idx.to_string(), walk.schema(definition, &at)?);
     }
     if !defs.is_empty()
         && let Value::Object(root) = &mut root

@@ -1,17 +1,16 @@
 //! The format of a response whose tool calls must follow the tools' schemas.
 //!
 //! Templates write a call's arguments as one JSON object or as separate values between marks. In other formats
-//! llama.cpp's own grammar is followed. A schema that cannot be enforced is refused if a call is required. Otherwise llama.cpp's looser grammar is used for
-//! that tool, and a header of the response names the tool. A schema that llama.cpp cannot convert either, or only to a
-//! grammar that cannot be followed, is replaced by one that it can. If there is none, calls are not constrained. Not
-//! here: marks in grammars and following schemas
-//! (`warmpath-constraint`).
+//! llama.cpp's own grammar is followed. A schema that cannot be enforced is refused if a call is required. Otherwise
+//! llama.cpp's looser grammar is used for that tool, and a header of the response names the tool. A schema that
+//! llama.cpp cannot convert either, or only to a grammar that cannot be followed, is replaced by one that it can. If
+//! there is none, calls are not constrained. Not here: marks in grammars and following schemas (`warmpath-constraint`).
 
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use warmpath_common::openai::ChatPrompt;
-use warmpath_constraint::schema::{Definitions, GrammarBudget, SchemaError, ValueGrammar, check_apart};
+use warmpath_constraint::schema::{Definitions, GrammarBudget, SchemaError, Typing, ValueGrammar, check_apart};
 use warmpath_constraint::tools::{arguments, parameters};
 use warmpath_constraint::{ArgumentSchemas, ArgumentsExtent, CompiledSchema, Separators};
 use warmpath_llama_chat::ToolChoice;
@@ -70,25 +69,28 @@ struct ToolsRequest<'a> {
 /// Errors: `Field` for a schema that cannot be enforced or converted to a grammar, if a call is required.
 pub(super) fn calls(
     generator: &Generator,
-    (chat, prompt): (&ChatPrompt, &Prompt),
-    (wish, fields): (&FormatWish, &ToolFields),
+    chat: &ChatPrompt,
+    prompt: &Prompt,
+    wish: &FormatWish,
+    fields: &ToolFields,
 ) -> Result<CallFormat, RequestError> {
-    let asked = ToolsRequest { generator, chat, prompt, wish, fields, budget: GrammarBudget::default() };
-    let (given, first) = match asked.calls() {
+    let request = ToolsRequest { generator, chat, prompt, wish, fields, budget: GrammarBudget::default() };
+    let (offered, first) = match request.calls() {
         Ok(calls) => return Ok(calls),
         Err(NoFormat::Unconvertible { tools, first, .. }) => (tools, first),
         Err(NoFormat::Refused(error)) => return Err(error),
     };
-    let (tools, loosened) = asked.convertible(&given, first)?;
-    let loosened = asked.named(loosened);
+    let (tools, loosened) = request.convertible(&offered, first)?;
+    let loosened = request.named(loosened);
     let wish = FormatWish { tools, ..wish.clone() };
-    let again = ToolsRequest { wish: &wish, budget: GrammarBudget::default(), ..asked };
-    let mut calls = match again.calls() {
+    // With schemas that llama.cpp can convert, the tools have a format.
+    let retry = ToolsRequest { wish: &wish, budget: GrammarBudget::default(), ..request };
+    let mut calls = match retry.calls() {
         Ok(calls) => calls,
-        Err(NoFormat::Unconvertible { first, reason, .. }) if again.is_required() => {
+        Err(NoFormat::Unconvertible { first, reason, .. }) if retry.is_required() => {
             return Err(fields.refused(&wish.tools[first], &reason));
         }
-        Err(NoFormat::Unconvertible { .. }) => again.unconstrained()?,
+        Err(NoFormat::Unconvertible { .. }) => retry.unconstrained()?,
         Err(NoFormat::Refused(error)) => return Err(error),
     };
     calls.unconstrained.retain(|name| !loosened.contains(name));
@@ -139,14 +141,14 @@ impl ToolsRequest<'_> {
     }
 
     /// Returns the request's tools with schemas that llama.cpp can convert, and the indexes of those whose schemas were
-    /// loosened for that. `given` are the tools that llama.cpp was given; it can convert those before `first`.
+    /// loosened for that. `offered` are the tools that llama.cpp got; it can convert those before `first`.
     ///
     /// Errors: `Field` if a schema would have to be loosened although a call is required.
-    fn convertible(&self, given: &[Value], first: usize) -> Result<(Vec<Value>, Vec<usize>), RequestError> {
+    fn convertible(&self, offered: &[Value], first: usize) -> Result<(Vec<Value>, Vec<usize>), RequestError> {
         let (mut tools, mut loosened) = (self.wish.tools.clone(), Vec::new());
         for (idx, tool) in tools.iter_mut().enumerate().skip(first) {
             end_if_cancelled();
-            let Some(reason) = self.unconvertible(&given[idx]) else { continue };
+            let Some(reason) = self.unconvertible(&offered[idx]) else { continue };
             if let Some(normalized) = self.normalized(tool) {
                 *tool = normalized;
             } else if self.is_required() {
@@ -258,7 +260,8 @@ impl ToolsRequest<'_> {
         let Ok(Some(probed)) = self.tried(parameters::probes(tools)) else { return Ok(None) };
         let framing = probed.grammar().and_then(|grammar| parameters::framing(grammar.text, tools));
         let Some(framing) = framing else { return Ok(None) };
-        let (kept, others) = self.compiled(|idx, tool| self.values((idx, tool), &framing, separators(&probed)))?;
+        let (kept, others) =
+            self.compiled(|idx, tool| self.values(tool, &framing.closes[idx], framing.typing, separators(&probed)))?;
         let (mut marked, mut simplified) = (tools.clone(), tools.clone());
         let (mut places, mut schemas) = (Vec::new(), Vec::new());
         for (idx, values) in kept {
@@ -284,8 +287,9 @@ impl ToolsRequest<'_> {
     /// of a cancelled request ends before the next argument.
     fn values(
         &self,
-        (idx, tool): (usize, &Value),
-        framing: &parameters::Framing,
+        tool: &Value,
+        closes: &[String],
+        typing: Typing,
         separators: Separators,
     ) -> Result<Vec<(bool, CompiledSchema)>, RequestError> {
         let whole = self.schema(tool)?;
@@ -296,9 +300,8 @@ impl ToolsRequest<'_> {
         let write = |(at, name): (usize, &str)| {
             end_if_cancelled();
             let not_kept = |error: SchemaError| self.fields.not_kept(tool, &error.below(&format!("properties.{name}")));
-            let part = (&keywords["properties"][name], &definitions);
-            let end = (framing.closes[idx][at].as_str(), framing.typing);
-            ValueGrammar::new(part, end, &self.budget).map_err(not_kept)
+            let schema = &keywords["properties"][name];
+            ValueGrammar::new(schema, &definitions, &closes[at], typing, &self.budget).map_err(not_kept)
         };
         let compile = |grammar: ValueGrammar| {
             end_if_cancelled();

@@ -31,7 +31,7 @@ pub fn read(generator: &Generator, chat: &ChatPrompt, tools: &ToolFields) -> Res
     let slot = generator.slot_context();
     let prompt = generator.common.prompts.chat_within(chat, slot.context_tokens as usize);
     let prompt = prompt.map_err(|error| RequestError::of_chat(error, slot))?;
-    let CallFormat { format, kept, unconstrained } = arguments::calls(generator, (chat, &prompt), (&wish, tools))?;
+    let CallFormat { format, kept, unconstrained } = arguments::calls(generator, chat, &prompt, &wish, tools)?;
     let breakpoints = breakpoints(generator, chat, &prompt.tokens);
     let answer = format.map(|format| {
         let calls = format.grammar().map(|grammar| call_grammar(&format, grammar, kept));

@@ -20,7 +20,7 @@ const COST_MAX: u64 = 20_000_000;
 /// Maximum depth of a schema, with references followed. Source: serde_json parses 128 levels.
 const DEPTH_MAX: usize = 192;
 
-/// Longest name of a property. Units: bytes. Source: rules are named by it.
+/// Longest name of a property. Units: bytes. Source: llama.cpp puts it into the names of rules.
 const PROPERTY_BYTES_MAX: usize = 256;
 
 /// Cost of a schema without its name. Source: some ten allocations.

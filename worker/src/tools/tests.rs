@@ -284,7 +284,7 @@ fn accepts_ordinary_schemas() {
 fn the_largest_accepted_schemas_compile_quickly() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../demo/src/model/chat_template.jinja");
     let source = std::fs::read_to_string(path).expect("the template is there");
-    let templates = ChatTemplates::compile(&source, ("", "")).expect("it compiles");
+    let templates = ChatTemplates::compile(&source, "", "").expect("it compiles");
     let largest = |schema: &dyn Fn(usize) -> Value| {
         let is_let_in =
             |n: &usize| fields(json!({"tools": [tool("a", schema(*n))]})).resolve(&[], ReasoningOutput::Apart).is_ok();

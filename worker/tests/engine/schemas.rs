@@ -1,6 +1,7 @@
 //! Responses that follow JSON schemas: a thousand random ones, validated by another implementation, and hostile ones.
 //!
-//! Not here: the fields of requests (`worker/tests/http`), the supported part of a schema (`worker/constraint/src/schema`).
+//! Not here: the fields of requests (`worker/tests/http`), the supported part of a schema
+//! (`worker/constraint/src/schema`).
 
 use futures::StreamExt;
 use rand::{RngExt, SeedableRng};

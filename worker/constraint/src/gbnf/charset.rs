@@ -13,7 +13,7 @@ const LAST: u32 = 0x10_FFFF;
 const TEXT: [(u32, u32); 2] = [(1, 0xD7FF), (0xE000, LAST)];
 
 /// Returns whether a text may contain one of the code points in a range.
-pub(super) fn is_text((first, last): (u32, u32)) -> bool {
+pub(super) fn is_text(first: u32, last: u32) -> bool {
     TEXT.iter().any(|(from, to)| first.max(*from) <= last.min(*to))
 }
 
@@ -45,16 +45,16 @@ impl CharSet {
 
     /// Returns the set of all characters that are in none of `ranges`.
     pub(super) fn without(ranges: &[(u32, u32)]) -> Self {
-        let mut rest = Vec::new();
+        let mut gaps = Vec::new();
         let mut next = 0;
         for (from, to) in &Self::of(ranges).ranges {
             if next < *from {
-                rest.push((next, from - 1));
+                gaps.push((next, from - 1));
             }
             next = to + 1;
         }
-        rest.push((next, LAST));
-        Self::of(&rest)
+        gaps.push((next, LAST));
+        Self::of(&gaps)
     }
 
     /// Returns whether the set is empty.
@@ -64,7 +64,7 @@ impl CharSet {
 
     /// Returns whether the set has a code point from `first` to `last`; the range is empty if its end is below its
     /// start.
-    pub(super) fn meets(&self, (first, last): (u32, u32)) -> bool {
+    pub(super) fn meets(&self, first: u32, last: u32) -> bool {
         let idx = self.ranges.partition_point(|(_, to)| *to < first);
         first <= last && self.ranges.get(idx).is_some_and(|(from, _)| *from <= last)
     }
@@ -72,10 +72,10 @@ impl CharSet {
     /// Returns whether the set contains either all characters beyond ASCII or none of them.
     pub(super) fn is_alike_beyond_ascii(&self) -> bool {
         let beyond = Self::of(&[(0x80, LAST)]);
-        !self.meets((0x80, LAST)) || beyond.ranges.iter().all(|range| self.covers(*range))
+        !self.meets(0x80, LAST) || beyond.ranges.iter().all(|(first, last)| self.covers(*first, *last))
     }
 
-    fn covers(&self, (first, last): (u32, u32)) -> bool {
+    fn covers(&self, first: u32, last: u32) -> bool {
         self.ranges.iter().any(|(from, to)| *from <= first && last <= *to)
     }
 
@@ -155,8 +155,8 @@ mod tests {
         for c in (0..=0x200).chain(0xD600..0xE100).chain(0x10_FF00..=0x10_FFFF) {
             let is_text = c != 0 && char::from_u32(c).is_some();
             let is_in = is_text && ranges.iter().any(|(from, to)| (*from..=*to).contains(&c));
-            assert_eq!(set.meets((c, c)), is_in, "{c:x}");
-            assert_eq!(rest.meets((c, c)), is_text && !is_in, "{c:x}");
+            assert_eq!(set.meets(c, c), is_in, "{c:x}");
+            assert_eq!(rest.meets(c, c), is_text && !is_in, "{c:x}");
         }
     }
 

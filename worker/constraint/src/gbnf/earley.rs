@@ -161,7 +161,7 @@ impl Automaton {
         }
         let grammar = Arc::clone(&self.grammar);
         let next = self.advance(row, |symbol| match symbol {
-            Symbol::Chars(set) => grammar.sets[set as usize].meets((c, c)),
+            Symbol::Chars(set) => grammar.sets[set as usize].meets(c, c),
             _ => false,
         })?;
         let known = next.unwrap_or(NONE);
@@ -183,14 +183,14 @@ impl Automaton {
         })
     }
 
-    /// Returns whether a character of a range beyond ASCII may come next.
-    pub(super) fn allows_one_of(&mut self, row: RowId, range: (u32, u32)) -> Result<bool, Exhausted> {
+    /// Returns whether a character from `first` to `last`, all of them beyond ASCII, may come next.
+    pub(super) fn allows_one_of(&mut self, row: RowId, first: u32, last: u32) -> Result<bool, Exhausted> {
         if self.grammar.is_alike_beyond_ascii {
-            return Ok(is_text(range) && self.step(row, FIRST_BEYOND_ASCII)?.is_some());
+            return Ok(is_text(first, last) && self.step(row, FIRST_BEYOND_ASCII)?.is_some());
         }
         let terminals = &self.rows[row as usize].terminals;
         let meets = |item: &EarleyItem| match self.grammar.symbol(item.dot) {
-            Symbol::Chars(set) => self.grammar.sets[set as usize].meets(range),
+            Symbol::Chars(set) => self.grammar.sets[set as usize].meets(first, last),
             _ => false,
         };
         let (is_allowed, n_items) = (terminals.iter().any(meets), terminals.len());

@@ -109,14 +109,10 @@ fn compile(drafts: Drafts) -> Result<Grammar, String> {
         let name = name_of(rule);
         format!("the rule `{name}` may begin with itself (left recursion); write `{name} ::= x (y x)*` instead")
     })?;
-    Ok(lay_out(&rules, |rule| (is_nullable[rule], ranks[rule]), (sets, root)))
+    Ok(lay_out(&rules, &is_nullable, &ranks, sets, root))
 }
 
-fn lay_out(
-    rules: &[Vec<Vec<Symbol>>],
-    props: impl Fn(usize) -> (bool, u32),
-    (sets, root): (Vec<CharSet>, u32),
-) -> Grammar {
+fn lay_out(rules: &[Vec<Vec<Symbol>>], is_nullable: &[bool], ranks: &[u32], sets: Vec<CharSet>, root: u32) -> Grammar {
     let mut bounds: Vec<u32> = sets.iter().flat_map(CharSet::bounds).collect();
     bounds.sort_unstable();
     bounds.dedup();
@@ -136,8 +132,7 @@ fn lay_out(
             });
             starts.push(start);
         }
-        let (is_nullable, rank) = props(idx);
-        laid.push(LoweredRule { starts: from..starts.len(), is_nullable, rank });
+        laid.push(LoweredRule { starts: from..starts.len(), is_nullable: is_nullable[idx], rank: ranks[idx] });
     }
     Grammar { places, rules: laid, sets, root, bounds, is_alike_beyond_ascii, starts }
 }

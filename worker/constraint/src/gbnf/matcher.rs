@@ -100,7 +100,8 @@ impl GrammarMatcher {
                 Ok(self.automaton.step(row, c)?.map(|row| GrammarPosition { row, partial: None }))
             }
             Some(Decoded::Begun(partial)) => {
-                let is_allowed = self.automaton.allows_one_of(row, partial.range())?;
+                let (first, last) = partial.range();
+                let is_allowed = self.automaton.allows_one_of(row, first, last)?;
                 Ok(is_allowed.then_some(GrammarPosition { row, partial: Some(partial) }))
             }
         }

@@ -128,14 +128,14 @@ impl<'a> GrammarReader<'a> {
             return Err(self.expected(&format!("`::=` after `{}`", quoted(name))));
         }
         self.space(LineBreaks::GoOn);
-        let mut open = vec![OpenRule::new(rule)];
-        while self.part(&mut open)? {
+        let mut groups = vec![OpenRule::new(rule)];
+        while self.part(&mut groups)? {
             if self.drafts.n_symbols > SYMBOLS_MAX {
                 return Err(format!("its repetitions expand to more than {SYMBOLS_MAX} symbols"));
             }
         }
-        let Some(whole) = open.pop().filter(|_| open.is_empty()) else { return Err(self.expected("`)`")) };
-        self.drafts.close(whole);
+        let Some(group) = groups.pop().filter(|_| groups.is_empty()) else { return Err(self.expected("`)`")) };
+        self.drafts.close(group);
         match self.peek() {
             None | Some('\r' | '\n') => Ok(()),
             Some(_) => Err(self.expected("a new line, or the end")),
@@ -143,10 +143,10 @@ impl<'a> GrammarReader<'a> {
     }
 
     /// Parses one part of the innermost group; returns whether there was one.
-    fn part(&mut self, open: &mut Vec<OpenRule>) -> Read<bool> {
+    fn part(&mut self, groups: &mut Vec<OpenRule>) -> Read<bool> {
         let Some(c) = self.peek() else { return Ok(false) };
-        let n_open = open.len();
-        let Some(inner) = open.last_mut() else { return Ok(false) };
+        let n_open = groups.len();
+        let Some(inner) = groups.last_mut() else { return Ok(false) };
         match c {
             '"' | '[' | '<' | '!' | '.' => {
                 inner.last = inner.current.len();
@@ -180,14 +180,14 @@ impl<'a> GrammarReader<'a> {
             '(' => {
                 self.at += 1;
                 let rule = self.drafts.part_of(inner.rule);
-                open.push(OpenRule::new(rule));
+                groups.push(OpenRule::new(rule));
                 self.space(LineBreaks::GoOn);
                 return Ok(true);
             }
             ')' if n_open > 1 => {
                 self.at += 1;
-                if let Some(group) = open.pop()
-                    && let Some(outer) = open.last_mut()
+                if let Some(group) = groups.pop()
+                    && let Some(outer) = groups.last_mut()
                 {
                     outer.last = outer.current.len();
                     self.push(Symbol::Rule(group.rule), &mut outer.current);
@@ -196,7 +196,7 @@ impl<'a> GrammarReader<'a> {
             }
             _ => return Ok(false),
         }
-        self.space(lines(open.len()));
+        self.space(lines(groups.len()));
         Ok(true)
     }
 
@@ -242,8 +242,8 @@ impl<'a> GrammarReader<'a> {
         let mut ranges = Vec::new();
         while !self.skip("]") {
             let first = self.character()?;
-            let rest = &self.text[self.at..];
-            let last = if rest.starts_with('-') && !rest.starts_with("-]") {
+            let text = &self.text[self.at..];
+            let last = if text.starts_with('-') && !text.starts_with("-]") {
                 self.at += 1;
                 self.character()?
             } else {
@@ -286,10 +286,10 @@ impl<'a> GrammarReader<'a> {
 
     /// Parses `<text>` or `<[id]>`.
     fn token(&mut self) -> Read<Token> {
-        let rest = &self.text[self.at..];
-        let end = rest.find('>').filter(|_| rest.starts_with('<'));
+        let input = &self.text[self.at..];
+        let end = input.find('>').filter(|_| input.starts_with('<'));
         let Some(end) = end else { return Err(self.expected("a token, as `<text>` or `<[number]>`")) };
-        let text = &rest[..=end];
+        let text = &input[..=end];
         let token = match text.strip_prefix("<[") {
             Some(id) => id.strip_suffix("]>").filter(|id| is_number(id)).and_then(|id| id.parse().ok()),
             None => (self.tokens.named)(text),
@@ -351,10 +351,10 @@ impl<'a> GrammarReader<'a> {
     }
 
     fn while_in(&mut self, belongs: impl Fn(char) -> bool) -> &'a str {
-        let rest = &self.text[self.at..];
-        let len = rest.find(|c| !belongs(c)).unwrap_or(rest.len());
+        let text = &self.text[self.at..];
+        let len = text.find(|c| !belongs(c)).unwrap_or(text.len());
         self.at += len;
-        &rest[..len]
+        &text[..len]
     }
 
     fn peek(&self) -> Option<char> {
@@ -378,10 +378,10 @@ impl<'a> GrammarReader<'a> {
     }
 
     fn expected(&self, what: &str) -> String {
-        let rest = self.text[self.at..].lines().next().unwrap_or_default();
-        match rest.trim() {
+        let line = self.text[self.at..].lines().next().unwrap_or_default();
+        match line.trim() {
             "" => format!("{what} is missing at the end of the line"),
-            rest => format!("{what} is missing before `{}`", quoted(rest)),
+            line => format!("{what} is missing before `{}`", quoted(line)),
         }
     }
 }
@@ -409,10 +409,10 @@ impl Drafts {
         u32::try_from(self.rules.len()).expect("there are fewer rules than symbols, which are counted")
     }
 
-    fn close(&mut self, mut open: OpenRule) {
+    fn close(&mut self, mut group: OpenRule) {
         self.n_symbols += 1;
-        open.done.push(open.current);
-        self.rules[open.rule as usize].alternatives = Some(open.done);
+        group.done.push(group.current);
+        self.rules[group.rule as usize].alternatives = Some(group.done);
     }
 
     fn chars(&mut self, set: CharSet) -> Symbol {
@@ -425,41 +425,41 @@ impl Drafts {
     }
 
     /// Repeats the last expression at least `min` and at most `max` times.
-    fn repeat(&mut self, open: &mut OpenRule, min: usize, max: Option<usize>) -> Read<()> {
+    fn repeat(&mut self, group: &mut OpenRule, min: usize, max: Option<usize>) -> Read<()> {
         let n_turns = max.unwrap_or(min + 1);
         self.n_symbols += 4 * n_turns + 4;
         if self.n_symbols > SYMBOLS_MAX {
             return Err(format!("its repetitions expand to more than {SYMBOLS_MAX} symbols"));
         }
         // A part of several symbols becomes a rule, so that each repetition is one symbol.
-        let unit = match &open.current[open.last..] {
+        let unit = match &group.current[group.last..] {
             [only] => *only,
             several => {
                 let alternatives = Some(vec![several.to_vec()]);
-                let rule = self.part_of(open.rule);
+                let rule = self.part_of(group.rule);
                 self.rules[rule as usize].alternatives = alternatives;
                 Symbol::Rule(rule)
             }
         };
-        open.current.truncate(open.last);
-        open.current.extend(std::iter::repeat_n(unit, min));
+        group.current.truncate(group.last);
+        group.current.extend(std::iter::repeat_n(unit, min));
         match max {
-            // rest ::= unit rest | ""
+            // tail ::= unit tail | ""
             None => {
-                let rest = self.part_of(open.rule);
-                self.rules[rest as usize].alternatives = Some(vec![vec![unit, Symbol::Rule(rest)], Vec::new()]);
-                open.current.push(Symbol::Rule(rest));
+                let tail = self.part_of(group.rule);
+                self.rules[tail as usize].alternatives = Some(vec![vec![unit, Symbol::Rule(tail)], Vec::new()]);
+                group.current.push(Symbol::Rule(tail));
             }
-            // One rule for each optional repetition, the last one first: rest ::= unit (the rest after it) | ""
+            // One rule for each optional repetition, the last one first: tail ::= unit (the tail after it) | ""
             Some(_) => {
-                let mut rest = None;
+                let mut tail = None;
                 for _ in min..n_turns {
-                    let rule = self.part_of(open.rule);
-                    let turn = [unit].into_iter().chain(rest.map(Symbol::Rule)).collect();
+                    let rule = self.part_of(group.rule);
+                    let turn = [unit].into_iter().chain(tail.map(Symbol::Rule)).collect();
                     self.rules[rule as usize].alternatives = Some(vec![turn, Vec::new()]);
-                    rest = Some(rule);
+                    tail = Some(rule);
                 }
-                open.current.extend(rest.map(Symbol::Rule));
+                group.current.extend(tail.map(Symbol::Rule));
             }
         }
         Ok(())

@@ -45,12 +45,12 @@ impl<'a> Definitions<'a> {
     /// Errors: the copies are beyond the budget.
     pub(super) fn complete(&self, mut part: Value, budget: &GrammarBudget) -> Result<Value, SchemaError> {
         let mut copies = Map::new();
-        let mut open = references(&part);
-        while let Some(name) = open.pop() {
+        let mut names = references(&part);
+        while let Some(name) = names.pop() {
             let Some(definition) = self.by_name.get(name).filter(|_| !copies.contains_key(name)) else { continue };
             budget.copy(definition.n_bytes)?;
             copies.insert(name.to_owned(), definition.schema.clone());
-            open.extend(definition.references.iter().copied());
+            names.extend(definition.references.iter().copied());
         }
         if !copies.is_empty() {
             part["$defs"] = Value::Object(copies);
@@ -63,8 +63,8 @@ impl<'a> Definitions<'a> {
 pub(super) fn without_definitions(schema: &Value) -> Value {
     match schema {
         Value::Object(keywords) => {
-            let own = keywords.iter().filter(|(keyword, _)| keyword.as_str() != "$defs");
-            Value::Object(own.map(|(keyword, value)| (keyword.clone(), value.clone())).collect())
+            let keywords = keywords.iter().filter(|(keyword, _)| keyword.as_str() != "$defs");
+            Value::Object(keywords.map(|(keyword, value)| (keyword.clone(), value.clone())).collect())
         }
         // `false` allows no value; the equivalent object is an empty `enum`.
         Value::Bool(false) => Value::Object(Map::from_iter([("enum".to_owned(), Value::Array(Vec::new()))])),
@@ -75,15 +75,15 @@ pub(super) fn without_definitions(schema: &Value) -> Value {
 /// Returns the names of the definitions that a schema refers to, each once; a constant can look like a reference.
 fn references(schema: &Value) -> Vec<&str> {
     let mut names: Vec<&str> = Vec::new();
-    let mut open = vec![schema];
-    while let Some(value) = open.pop() {
+    let mut schemas = vec![schema];
+    while let Some(value) = schemas.pop() {
         match value {
             Value::Object(keywords) => {
                 let reference = keywords.get("$ref").and_then(Value::as_str);
                 names.extend(reference.and_then(|reference| reference.strip_prefix(REFERENCE_START)));
-                open.extend(keywords.values());
+                schemas.extend(keywords.values());
             }
-            Value::Array(items) => open.extend(items),
+            Value::Array(items) => schemas.extend(items),
             _ => {}
         }
     }

@@ -79,7 +79,7 @@ impl<'a> SchemaNode<'a> {
     /// properties.
     pub(super) fn rebuild(mut self, walk: &mut SchemaWalk<'_>) -> Result<Map<String, Value>, SchemaError> {
         for (keyword, value) in self.keywords {
-            self.take(walk, (keyword, value))?;
+            self.take(walk, keyword, value)?;
         }
         self.check_counts()?;
         let draft_4 = |keyword: &str| self.keywords.get(keyword) == Some(&Value::Bool(true));
@@ -87,7 +87,7 @@ impl<'a> SchemaNode<'a> {
         Ok(self.out)
     }
 
-    fn take(&mut self, walk: &mut SchemaWalk<'_>, (keyword, value): (&str, &Value)) -> Result<(), SchemaError> {
+    fn take(&mut self, walk: &mut SchemaWalk<'_>, keyword: &str, value: &Value) -> Result<(), SchemaError> {
         let at = self.at.then(keyword);
         let kept = match keyword {
             "type" => types(value, &at)?,
@@ -147,9 +147,9 @@ impl<'a> SchemaNode<'a> {
         }
         let prefix = schemas(walk, value, &at)?;
         self.out.insert("prefixItems".to_owned(), prefix);
-        if let Some(rest) = self.keywords.get("additionalItems") {
-            let rest = walk.schema(rest, &self.at.then("additionalItems"))?;
-            self.out.insert("items".to_owned(), rest);
+        if let Some(items) = self.keywords.get("additionalItems") {
+            let items = walk.schema(items, &self.at.then("additionalItems"))?;
+            self.out.insert("items".to_owned(), items);
         }
         Ok(())
     }
@@ -372,11 +372,11 @@ fn with_dots_as_classes(pattern: &str) -> String {
 ///
 /// Source: llguidance 1.9.1, for `^[^"]$` and `"\\""`.
 fn excludes_what_is_escaped(pattern: &str) -> bool {
-    let mut rest = pattern;
-    while let Some(start) = rest.find("[^") {
-        rest = &rest[start + 2..];
-        let end = rest.char_indices().skip(1).find(|(idx, c)| *c == ']' && !rest[..*idx].ends_with('\\'));
-        let class = &rest[..end.map_or(rest.len(), |(idx, _)| idx)];
+    let mut tail = pattern;
+    while let Some(start) = tail.find("[^") {
+        tail = &tail[start + 2..];
+        let end = tail.char_indices().skip(1).find(|(idx, c)| *c == ']' && !tail[..*idx].ends_with('\\'));
+        let class = &tail[..end.map_or(tail.len(), |(idx, _)| idx)];
         let names = ["\"", "\\\\", "\\x", "\\u", "\\p", "\\P", "\\W", "\\D", "\\S", "["];
         let chars: Vec<char> = class.chars().collect();
         let spans = |c: char| chars.windows(3).any(|w| w[1] == '-' && w[0] <= c && c <= w[2]);

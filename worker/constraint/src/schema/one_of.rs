@@ -50,8 +50,8 @@ impl<'a> Conditions<'a> {
     fn of(root: &'a Value, mut schema: &'a Value) -> Self {
         for _ in 0..HOPS_MAX {
             let target = schema.get("$ref").and_then(Value::as_str).and_then(pointer::canonical);
-            let Some(found) = target.and_then(|target| pointer::find(root, &target)) else { break };
-            schema = found;
+            let Some(definition) = target.and_then(|target| pointer::find(root, &target)) else { break };
+            schema = definition;
         }
         let keywords = schema.as_object();
         let get = |keyword: &str| keywords.and_then(|keywords| keywords.get(keyword));

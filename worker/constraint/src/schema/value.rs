@@ -49,8 +49,10 @@ impl ValueGrammar {
     ///
     /// Errors: the part of the schema that cannot be enforced in a text, or a grammar beyond the budget.
     pub fn new(
-        (schema, definitions): (&Value, &Definitions<'_>),
-        (close, typing): (&str, Typing),
+        schema: &Value,
+        definitions: &Definitions<'_>,
+        close: &str,
+        typing: Typing,
         budget: &GrammarBudget,
     ) -> Result<Self, SchemaError> {
         budget.visit()?;
@@ -135,9 +137,9 @@ fn type_of(value: &Value) -> u8 {
 fn structured(schema: &Value, types: u8) -> Option<Value> {
     let names = [(ARRAY, "array"), (OBJECT, "object")];
     let names: Vec<&str> = names.into_iter().filter(|(bit, _)| types & bit != 0).map(|(_, name)| name).collect();
-    let mut own = schema.clone();
-    let definitions = own.as_object_mut().and_then(|keywords| keywords.remove("$defs"));
-    let mut all = json!({"allOf": [own, {"type": names}]});
+    let mut inner = schema.clone();
+    let definitions = inner.as_object_mut().and_then(|keywords| keywords.remove("$defs"));
+    let mut all = json!({"allOf": [inner, {"type": names}]});
     if let Some(definitions) = definitions {
         all["$defs"] = definitions;
     }
@@ -200,7 +202,7 @@ impl<'a> SchemaReader<'a> {
                         schemas.iter().fold(ALL, |types, schema| types & self.types_within(schema, depth))
                     }
                     ("$ref", Value::String(name)) => {
-                        self.found(name).map_or(ALL, |found| self.types_within(found, depth))
+                        self.found(name).map_or(ALL, |definition| self.types_within(definition, depth))
                     }
                     _ => ALL,
                 }
@@ -266,13 +268,13 @@ impl<'a> SchemaReader<'a> {
                     format!("({})", all.join(" & "))
                 }
                 ("$ref", Value::String(name)) => {
-                    let Some(found) = self.found(name) else { continue };
-                    let Some(term) = self.of(found, kind, depth + 1)? else { return Ok(None) };
+                    let Some(definition) = self.found(name) else { continue };
+                    let Some(term) = self.of(definition, kind, depth + 1)? else { return Ok(None) };
                     term
                 }
                 ("pattern", Value::String(pattern)) if kind == STRING => {
-                    let found = search(pattern).map_err(|reason| refuse("pattern", &reason))?;
-                    format!("/{found}/")
+                    let expression = search(pattern).map_err(|reason| refuse("pattern", &reason))?;
+                    format!("/{expression}/")
                 }
                 ("minLength", least) if kind == STRING => format!("/(?s:.{{{least},}})/"),
                 ("maxLength", most) if kind == STRING => format!("/(?s:.{{0,{most}}})/"),

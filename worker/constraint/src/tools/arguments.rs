@@ -18,7 +18,7 @@ warmpath-part ::= [^"{}] | warmpath-text | warmpath-arguments
 warmpath-text ::= "\"" ( [^"\\] | "\\" . )* "\""
 "#;
 
-/// Returns the tools, with a marker in place of the arguments of those at these indexes.
+/// Returns tools of which those at `places` have a marker instead of arguments.
 pub fn marked(tools: &[Value], places: &[usize]) -> Vec<Value> {
     let mut tools = tools.to_vec();
     for idx in places {

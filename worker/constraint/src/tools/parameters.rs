@@ -76,7 +76,7 @@ pub fn framing(grammar: &str, tools: &[Value]) -> Option<Framing> {
     let closes_of = |(idx, tool): (usize, &Value)| {
         (0..names(tool).len()).map(|at| closing(&Argument::find(grammar, &word(idx, at))?)).collect::<Option<Vec<_>>>()
     };
-    // The added tool has arguments even if no other tool has any. Where its object is no single value, the format writes
+    // The added tool has arguments even if no other tool has any. If its object is no single value, the format writes
     // the parts of values one by one, too.
     for at in [0, 1] {
         closing(&Argument::find(grammar, &word(tools.len(), at))?)?;

@@ -6,7 +6,7 @@ use super::*;
 fn lark(schema: Value, typing: Typing) -> Result<String, String> {
     let schema = crate::schema::normalize(&schema).expect("the schema is valid");
     let (definitions, budget) = (Definitions::of(&schema), GrammarBudget::default());
-    let grammar = ValueGrammar::new((&schema, &definitions), ("\n</p>", typing), &budget);
+    let grammar = ValueGrammar::new(&schema, &definitions, "\n</p>", typing, &budget);
     Ok(grammar.map_err(|error| error.path)?.lark(Value::to_string))
 }
 
@@ -77,11 +77,11 @@ fn the_arguments_of_one_tool_share_the_budget() {
     let budget = GrammarBudget::default();
     let schema = crate::schema::normalize(&doubling(8, json!({"type": "string"}))).expect("the schema is valid");
     let definitions = Definitions::of(&schema);
-    let write = || ValueGrammar::new((&schema, &definitions), ("</p>", Typing::String), &budget);
+    let write = || ValueGrammar::new(&schema, &definitions, "</p>", Typing::String, &budget);
     let n_kept = std::iter::repeat_with(write).take_while(Result::is_ok).count();
     assert!((10..1000).contains(&n_kept), "{n_kept}");
     let plain = json!({"type": "string"});
-    let plain = ValueGrammar::new((&plain, &definitions), ("</p>", Typing::String), &budget);
+    let plain = ValueGrammar::new(&plain, &definitions, "</p>", Typing::String, &budget);
     assert!(plain.is_err(), "nothing is left");
 }
 
@@ -99,7 +99,7 @@ fn definitions_that_are_copied_for_each_argument_have_a_limit() {
         let schema = crate::schema::normalize(&schema).expect("the schema is valid");
         let (definitions, budget) = (Definitions::of(&schema), GrammarBudget::default());
         budget.begin();
-        let write = |schema: &Value| ValueGrammar::new((schema, &definitions), ("</p>", Typing::Text), &budget);
+        let write = |schema: &Value| ValueGrammar::new(schema, &definitions, "</p>", Typing::Text, &budget);
         let properties = schema["properties"].as_object().expect("they are named");
         properties.values().take_while(|schema| write(schema).is_ok()).count()
     };
