@@ -79,7 +79,7 @@ try:
     clients.get(package, langchain)()
 except Exception:
     gaps = [after - before for before, after in zip(times, times[1:])]
-    result = [len(times), sum(gap < WAIT_S for gap in gaps)]
+    result = [len(times), any(gap < WAIT_S for gap in gaps)]
     print(package, version(package), "with openai", version("openai"), file=sys.stderr)
     print("requests at", *(f"{moment - times[0]:.1f}" for moment in times), "s", file=sys.stderr)
     print(json.dumps(result), flush=True)
@@ -90,14 +90,14 @@ check() {
     "$work/uv/bin/uv" venv --quiet --no-project --python python3 "$work/$package"
     "$work/uv/bin/uv" pip install --quiet --python "$work/$package/bin/python" "$package" "openai==$openai" tenacity==9.2.1
     name=${package%%==*}
-    seen=$(CREWAI_DISABLE_TELEMETRY=true OTEL_SDK_DISABLED=true LITELLM_LOCAL_MODEL_COST_MAP=True OPENAI_API_KEY=none \
-        "$work/$package/bin/python" -W ignore "$work/ask.py" "$name" 2>"$work/log" | tail -1)
+    seen=$("$work/$package/bin/python" -W ignore "$work/ask.py" "$name" 2>"$work/log" | tail -1)
     tail -2 "$work/log"
-    echo "requests, and how many of them came before the time that the answer named: $seen"
+    echo "requests, and whether one came before the time that the answer named: $seen"
     [ "$seen" = "$expected" ] || { echo "the behaviour has changed"; exit 1; }
 }
-check langchain-openai==1.7.4 3.57.0 "[3, 0]"
-check litellm==1.110.2 3.57.0 "[5, 2]"
-check crewai==1.15.30 2.54.0 "[9, 2]"
-check llama-index-llms-openai-like==0.8.1 2.54.0 "[12, 0]"
-echo "seen: 3, 5, 9 and 12 requests of one call each; four of them do not wait"
+export CREWAI_DISABLE_TELEMETRY=true OTEL_SDK_DISABLED=true LITELLM_LOCAL_MODEL_COST_MAP=True OPENAI_API_KEY=none
+check langchain-openai==1.7.4 3.57.0 "[3, false]"
+check litellm==1.110.2 3.57.0 "[5, true]"
+check crewai==1.15.30 2.54.0 "[9, true]"
+check llama-index-llms-openai-like==0.8.1 2.54.0 "[12, false]"
+echo "seen: 3, 5, 9 and 12 requests of one call each; two packages do not always wait"

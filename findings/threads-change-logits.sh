@@ -62,7 +62,7 @@ for kind, flash, n_prompt, expected in CASES:
     furthest = max(abs(one - other) for one, other in zip(logprobs[:same_until], logprobs_of_two))
     print(
         f"{kind} cache, flash attention {'on' if flash else 'off'}, a prompt of {n_prompt} tokens, one and two threads:",
-        "alike" if at is None else f"other log probabilities from token {n_prompt + at} on, by up to {furthest:.3f}",
+        "alike" if at is None else f"other logits from token {n_prompt + at} on, log probabilities by {furthest:.3f}",
     )
     assert (at is None) == expected, "the behaviour has changed"
     assert at is None or n_prompt + at > 256, "the behaviour has changed"
