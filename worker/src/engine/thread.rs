@@ -1,8 +1,8 @@
 //! The engine thread: its start, its loop and its end.
 //!
-//! Model and context live on the thread's stack, and no other thread accesses the context. The thread sleeps while a step
-//! would do nothing; otherwise it reads its commands between two steps. What ends a wait is a command or a known time:
-//! the disk, readers, the encoder and other workers send a wake. Not here: a step (`step`).
+//! Model and context live on the thread's stack, and no other thread accesses the context. The thread sleeps while a
+//! step would do nothing; otherwise it reads its commands between two steps. A command or a known time ends a wait: the
+//! disk, readers, the encoder and other workers send a wake. Not here: a step (`step`).
 
 use std::cell::OnceCell;
 use std::sync::atomic::Ordering;

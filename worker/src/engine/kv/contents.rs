@@ -1,7 +1,7 @@
 //! Contents of the cache for the admin API: totals, tenants, entries, pins.
 //!
-//! Not here: the queries of the admin API (`handle::commands`), a slot's state (`saved_slot`), the store's own decisions
-//! (`warmpath_worker_core::chunk_index`).
+//! Not here: the queries of the admin API (`handle::commands`), a slot's state (`saved_slot`), the store's own
+//! decisions (`warmpath_worker_core::chunk_index`).
 
 use std::collections::{BTreeMap, HashSet};
 

@@ -118,7 +118,7 @@ fn parse_unknown<'s>(state: &'s [u8], partial: &[u8], block_tokens: u32) -> Resu
     Err(error)
 }
 
-/// Removes all tokens after the first `n_kept` from a slot; returns a state of each of the given ranges, for [`append`].
+/// Removes all tokens after the first `n_kept` from a slot; returns a state of each of these ranges, for [`append`].
 ///
 /// Cost: an export: of the removed tokens in a shared buffer, otherwise of all tokens.
 /// Errors: `Move`, `Codec`; the slot is then empty.
