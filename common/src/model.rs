@@ -219,6 +219,38 @@ pub struct KvTransfer {
 }
 
 impl ModelInfo {
+    /// Returns the declaration of a model without a name that generates text, has these sizes and nothing further.
+    pub fn text(
+        fingerprint: Fingerprint,
+        block_size_tokens: u32,
+        context_tokens: u32,
+        n_slots: u16,
+        n_vocab: u32,
+    ) -> Self {
+        Self {
+            names: Vec::new(),
+            fingerprint,
+            kv_fingerprint: fingerprint,
+            chat_template_fingerprint: fingerprint,
+            chat_template_kwargs: "{}".to_owned(),
+            hash_version: crate::block_hash::HASH_VERSION,
+            block_size_tokens,
+            add_bos: false,
+            add_eos: false,
+            context_tokens,
+            n_ctx_train: None,
+            n_slots,
+            memory: MemoryKind::Full,
+            n_vocab,
+            capabilities: vec![Capability::Completion, Capability::Chat],
+            embedding: None,
+            adapters: Vec::new(),
+            adapter_in_force: None,
+            kv_transfer: None,
+            media: None,
+        }
+    }
+
     /// Returns whether the worker supports `wanted`; true if it is `None`.
     pub fn can(&self, wanted: Option<Capability>) -> bool {
         wanted.is_none_or(|wanted| self.capabilities.contains(&wanted))
@@ -236,27 +268,6 @@ pub(crate) mod testing {
 
     /// Returns a valid model declaration.
     pub(crate) fn model() -> ModelInfo {
-        ModelInfo {
-            names: vec!["m".into()],
-            fingerprint: Fingerprint([1; 32]),
-            kv_fingerprint: Fingerprint([2; 32]),
-            chat_template_fingerprint: Fingerprint([3; 32]),
-            chat_template_kwargs: "{}".to_owned(),
-            hash_version: crate::block_hash::HASH_VERSION,
-            block_size_tokens: 32,
-            add_bos: false,
-            add_eos: false,
-            context_tokens: 8192,
-            n_ctx_train: None,
-            n_slots: 4,
-            memory: MemoryKind::Full,
-            n_vocab: 1000,
-            capabilities: vec![Capability::Completion],
-            embedding: None,
-            adapters: Vec::new(),
-            adapter_in_force: None,
-            kv_transfer: None,
-            media: None,
-        }
+        ModelInfo { names: vec!["m".into()], ..ModelInfo::text(Fingerprint([1; 32]), 32, 8192, 4, 1000) }
     }
 }

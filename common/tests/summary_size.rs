@@ -4,36 +4,15 @@
 
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{SlotId, WorkerUid};
-use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo};
+use warmpath_common::model::{Fingerprint, ModelInfo};
 use warmpath_common::summary::{Load, Resume, Run, RunState, Snapshot, Stamp, Tier};
 
 const N_RUNS: u64 = 1_000;
 const BLOCKS_PER_RUN: u64 = 100;
 
 fn snapshot() -> Snapshot {
-    let print = Fingerprint([7; 32]);
-    let model = ModelInfo {
-        names: vec!["model".to_owned()],
-        fingerprint: print,
-        kv_fingerprint: print,
-        chat_template_fingerprint: print,
-        chat_template_kwargs: "{}".to_owned(),
-        hash_version: 1,
-        block_size_tokens: 32,
-        add_bos: false,
-        add_eos: false,
-        context_tokens: 8192,
-        n_ctx_train: None,
-        n_slots: 4,
-        memory: MemoryKind::Full,
-        n_vocab: 150_000,
-        capabilities: vec![Capability::Completion, Capability::Chat],
-        embedding: None,
-        adapters: Vec::new(),
-        adapter_in_force: None,
-        kv_transfer: None,
-        media: None,
-    };
+    let model =
+        ModelInfo { names: vec!["model".to_owned()], ..ModelInfo::text(Fingerprint([7; 32]), 32, 8192, 4, 150_000) };
     // Keys spread over all 64 bits, as hashes do.
     let key = |n: u64| BlockKey(n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let run = |run_idx: u64| Run {

@@ -3,33 +3,19 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::{Capability, Fingerprint, KvTransfer, MediaReading, MemoryKind, Modalities};
+use crate::model::{Fingerprint, KvTransfer, MediaReading, Modalities};
 
 fn model() -> ModelInfo {
     ModelInfo {
         names: vec!["tiny".into()],
-        fingerprint: Fingerprint([1; 32]),
         kv_fingerprint: Fingerprint([2; 32]),
         chat_template_fingerprint: Fingerprint([3; 32]),
-        chat_template_kwargs: "{}".to_owned(),
-        hash_version: 1,
-        block_size_tokens: 32,
-        add_bos: false,
-        add_eos: false,
-        context_tokens: 2048,
-        n_ctx_train: None,
-        n_slots: 4,
-        memory: MemoryKind::Full,
-        n_vocab: 1000,
-        capabilities: vec![Capability::Completion, Capability::Chat],
-        embedding: None,
-        adapters: Vec::new(),
-        adapter_in_force: None,
         kv_transfer: Some(KvTransfer { layout: Fingerprint([4; 32]), bytes_per_token: 23_040 }),
         media: Some(MediaReading {
             fingerprint: Fingerprint([5; 32]),
             modalities: Modalities { vision: true, audio: false },
         }),
+        ..ModelInfo::text(Fingerprint([1; 32]), 32, 2048, 4, 1000)
     }
 }
 

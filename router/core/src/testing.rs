@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use warmpath_common::ids::WorkerUid;
-use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo};
+use warmpath_common::model::{Fingerprint, ModelInfo};
 use warmpath_common::summary::{Load, Rates};
 
 use crate::WorkerIdx;
@@ -12,28 +12,7 @@ use crate::fleet::{ConnectionState, KnownBlocks, WorkerView};
 
 /// Returns a valid model declaration.
 pub(crate) fn model() -> ModelInfo {
-    ModelInfo {
-        names: vec!["m".into()],
-        fingerprint: Fingerprint([1; 32]),
-        kv_fingerprint: Fingerprint([2; 32]),
-        chat_template_fingerprint: Fingerprint([3; 32]),
-        chat_template_kwargs: "{}".to_owned(),
-        hash_version: warmpath_common::block_hash::HASH_VERSION,
-        block_size_tokens: 32,
-        add_bos: true,
-        add_eos: false,
-        context_tokens: 8192,
-        n_ctx_train: None,
-        n_slots: 4,
-        memory: MemoryKind::Full,
-        n_vocab: 1000,
-        capabilities: vec![Capability::Completion, Capability::Chat],
-        embedding: None,
-        adapters: Vec::new(),
-        adapter_in_force: None,
-        kv_transfer: None,
-        media: None,
-    }
+    ModelInfo { names: vec!["m".into()], add_bos: true, ..ModelInfo::text(Fingerprint([1; 32]), 32, 8192, 4, 1000) }
 }
 
 /// Returns the load of an idle worker that computes 1,000 tokens a second.

@@ -1,9 +1,9 @@
 //! Models that the workers serve, and their correct answers.
 
-use warmpath_common::block_hash::{BlockHash, ChainRoot, HASH_VERSION};
+use warmpath_common::block_hash::{BlockHash, ChainRoot};
 use warmpath_common::ids::Token;
 use warmpath_common::mix::mix;
-use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo};
+use warmpath_common::model::{Fingerprint, ModelInfo};
 
 /// Longest sequence. Units: tokens.
 pub const CONTEXT_TOKENS: u32 = 256;
@@ -72,27 +72,11 @@ impl Build {
 
     /// Returns the declaration that the worker sends to routers.
     pub fn declared(&self) -> ModelInfo {
+        let Self { model, block_size_tokens, n_slots, kv_layout } = *self;
         ModelInfo {
-            names: vec![self.model.name().into()],
-            fingerprint: self.model.fingerprint(),
-            kv_fingerprint: Fingerprint([self.kv_layout; 32]),
-            chat_template_fingerprint: Fingerprint([7; 32]),
-            chat_template_kwargs: "{}".to_owned(),
-            hash_version: HASH_VERSION,
-            block_size_tokens: self.block_size_tokens,
-            add_bos: false,
-            add_eos: false,
-            context_tokens: CONTEXT_TOKENS,
-            n_ctx_train: None,
-            n_slots: self.n_slots,
-            memory: MemoryKind::Full,
-            n_vocab: 1000,
-            capabilities: vec![Capability::Completion, Capability::Chat],
-            embedding: None,
-            adapters: Vec::new(),
-            adapter_in_force: None,
-            kv_transfer: None,
-            media: None,
+            names: vec![model.name().into()],
+            kv_fingerprint: Fingerprint([kv_layout; 32]),
+            ..ModelInfo::text(model.fingerprint(), block_size_tokens, CONTEXT_TOKENS, n_slots, 1000)
         }
     }
 }

@@ -11,8 +11,7 @@ use bytes::Bytes;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::{mpsc, watch};
 use tracing::{debug, info, warn};
-use warmpath_common::block_hash::HASH_VERSION;
-use warmpath_common::model::{Capability, Fingerprint, KvTransfer, MemoryKind, ModelInfo, Pooling};
+use warmpath_common::model::{Capability, Fingerprint, KvTransfer, ModelInfo, Pooling};
 use warmpath_common::openai::ChatPrompt;
 use warmpath_common::summary::Stamp;
 use warmpath_gguf::VocabularyChanges;
@@ -291,27 +290,15 @@ fn projector(computes: &Computes) -> Option<&Arc<Projector>> {
 fn declare(config: &Config, parts: &LoadedParts) -> ModelInfo {
     let vocabulary = parts.prompts.vocabulary();
     let trained = |n_ctx_train: u32| (n_ctx_train > 0).then_some(n_ctx_train);
+    let engine = &config.engine;
     let common = ModelInfo {
         names: config.identity.model_names.clone(),
-        fingerprint: Fingerprint([0; 32]),
-        kv_fingerprint: Fingerprint([0; 32]),
         chat_template_fingerprint: parts.prompts.chat_template_fingerprint(),
         chat_template_kwargs: parts.prompts.chat_template_kwargs().to_json(),
-        hash_version: HASH_VERSION,
-        block_size_tokens: config.engine.block_size_tokens,
         add_bos: vocabulary.add_bos,
         add_eos: vocabulary.add_eos,
-        context_tokens: 0,
-        n_ctx_train: None,
-        n_slots: config.engine.n_slots,
-        memory: MemoryKind::Full,
-        n_vocab: vocabulary.n_vocab,
-        capabilities: Vec::new(),
-        embedding: None,
-        adapters: Vec::new(),
-        adapter_in_force: None,
-        kv_transfer: None,
         media: projector(&parts.computes).map(|projector| projector.reading()),
+        ..ModelInfo::text(Fingerprint([0; 32]), engine.block_size_tokens, 0, engine.n_slots, vocabulary.n_vocab)
     };
     match &parts.computes {
         Computes::Engine(engine) => {

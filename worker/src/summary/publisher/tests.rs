@@ -2,7 +2,7 @@
 
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{RequestId, SlotId, WorkerUid};
-use warmpath_common::model::{Capability, Fingerprint, MemoryKind};
+use warmpath_common::model::Fingerprint;
 use warmpath_common::summary::{Change, Digest, Frame, FrameBody, Load, Resume, Run, RunState, Tier};
 use warmpath_worker_core::pending_prefills::AnnouncementId;
 use warmpath_worker_core::summary_writer::HEARTBEAT;
@@ -10,29 +10,7 @@ use warmpath_worker_core::summary_writer::HEARTBEAT;
 use super::*;
 
 fn model() -> ModelInfo {
-    let fingerprint = Fingerprint([7; 32]);
-    ModelInfo {
-        names: vec!["m".to_owned()],
-        fingerprint,
-        kv_fingerprint: fingerprint,
-        chat_template_fingerprint: fingerprint,
-        chat_template_kwargs: "{}".to_owned(),
-        hash_version: 1,
-        block_size_tokens: 32,
-        add_bos: true,
-        add_eos: false,
-        context_tokens: 512,
-        n_ctx_train: None,
-        n_slots: 2,
-        memory: MemoryKind::Full,
-        n_vocab: 300,
-        capabilities: vec![Capability::Completion, Capability::Chat],
-        embedding: None,
-        adapters: Vec::new(),
-        adapter_in_force: None,
-        kv_transfer: None,
-        media: None,
-    }
+    ModelInfo { names: vec!["m".to_owned()], ..ModelInfo::text(Fingerprint([7; 32]), 32, 512, 2, 300) }
 }
 
 fn start() -> (SummaryPublisher, mpsc::UnboundedSender<EngineUpdate>) {
