@@ -342,6 +342,14 @@ pub enum DecodeError {
     },
 }
 
+/// Returns a frame's bytes after their length as a big-endian u32, as a stream carries them.
+///
+/// Panics: if there are 4 GiB of them; a frame has at most [`FRAME_BYTES_MAX`].
+pub fn with_length(content: &[u8]) -> Vec<u8> {
+    let n_bytes = u32::try_from(content.len()).expect("a frame is below 1 MiB");
+    [&n_bytes.to_be_bytes()[..], content].concat()
+}
+
 impl Frame {
     /// Returns the frame's bytes, without the length that precedes them in a stream.
     pub fn encode(&self) -> Vec<u8> {

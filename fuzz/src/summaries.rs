@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use warmpath_common::summary::{Frame, Stamp};
+use warmpath_common::summary::{Frame, Stamp, with_length};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::summary_reader::{FrameEffect, SummaryReader};
 use warmpath_router_core::fleet::summary_stream::{StreamLimits, SummaryStream};
@@ -54,9 +54,7 @@ fn framed(content: &[u8]) -> Vec<u8> {
             let again = Frame::decode(&frame.encode()).expect("an encoded frame can be decoded");
             assert_eq!(format!("{again:?}"), format!("{frame:?}"), "a frame, encoded and decoded");
         }
-        let length = u32::try_from(section.len()).expect("an input is short");
-        stream.extend(length.to_be_bytes());
-        stream.extend_from_slice(section);
+        stream.extend(with_length(section));
     }
     stream
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use warmpath_common::summary::{Digest, Frame, FrameBody, Load, Stamp};
+use warmpath_common::summary::{Digest, Frame, FrameBody, Load, Stamp, with_length};
 use warmpath_router_core::WorkerIdx;
 
 use super::rng::SeededRng;
@@ -263,9 +263,7 @@ impl Connection {
     fn forged(&mut self, load: Option<Load>, digest: Option<Digest>) -> Vec<u8> {
         self.last += 1;
         let stamp = Stamp { seq: self.last, ..self.boot };
-        let content = Frame { stamp, body: FrameBody::Update { changes: Vec::new(), load, digest } }.encode();
-        let length = u32::try_from(content.len()).expect("a frame is short").to_be_bytes();
-        [&length[..], &content].concat()
+        with_length(&Frame { stamp, body: FrameBody::Update { changes: Vec::new(), load, digest } }.encode())
     }
 }
 

@@ -16,6 +16,7 @@ use warmpath_common::ids::RequestId;
 use warmpath_common::model::ModelInfo;
 use warmpath_common::summary::{
     Change, Digest, Frame, FrameBody, KEYS_PER_FRAME_MAX, Load, ReplayBuffer, ReplayLimits, Snapshot, Stamp,
+    with_length,
 };
 
 use self::published::Published;
@@ -308,11 +309,8 @@ fn split(change: Change) -> Vec<Change> {
     }
 }
 
-/// Returns the frame's bytes after their length as a big-endian u32.
 fn on_wire(frame: &Frame) -> FrameBytes {
-    let content = frame.encode();
-    let n_bytes = u32::try_from(content.len()).expect("a frame is below 1 MiB");
-    [&n_bytes.to_be_bytes()[..], &content].concat().into()
+    with_length(&frame.encode()).into()
 }
 
 #[cfg(test)]

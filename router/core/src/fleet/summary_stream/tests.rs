@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::WorkerUid;
-use warmpath_common::summary::{Change, Resume, Run, RunState, Snapshot, Stamp, Tier};
+use warmpath_common::summary::{Change, Resume, Run, RunState, Snapshot, Stamp, Tier, with_length};
 
 use super::*;
 use crate::testing::{idle, model};
@@ -27,11 +27,7 @@ fn update(seq: u64, n_keys: u64) -> Frame {
 
 /// Returns frames as they are sent.
 fn sent(frames: &[Frame]) -> Vec<u8> {
-    let framed = |frame: &Frame| {
-        let content = frame.encode();
-        [&u32::try_from(content.len()).expect("a frame is short").to_be_bytes()[..], &content].concat()
-    };
-    frames.iter().flat_map(framed).collect()
+    frames.iter().flat_map(|frame| with_length(&frame.encode())).collect()
 }
 
 fn snapshot() -> Vec<Frame> {
