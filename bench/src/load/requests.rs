@@ -102,9 +102,9 @@ impl Requests {
         let (pass, request) = self.nth(nth);
         let pass_seed = mix(self.seed ^ mix(pass));
         let scaled = |n_tokens: u32| (f64::from(n_tokens) * self.scale) as usize;
-        let mut texts = Vec::with_capacity(request.ids.len());
+        let mut texts = Vec::with_capacity(request.ids().len());
         let mut begin = 0_u32;
-        for id in &request.ids {
+        for id in request.ids() {
             let end = begin.saturating_add(self.trace.block_tokens).min(request.prompt_tokens);
             let n_tokens = scaled(end) - scaled(begin);
             if n_tokens > 0 {

@@ -97,7 +97,7 @@ fn follow_ups(trace: &Trace, scene: &Scene, history: &History) -> Option<[Follow
 /// Returns the outcome of a run.
 pub fn outcome(trace: &Trace, scene: &Scene, (history, lru): (&History, LruHits), ttft_limit: Duration) -> Outcome {
     let served: Vec<Served> = history.served.iter().flatten().copied().collect();
-    let n_blocks: usize = trace.requests.iter().map(|request| request.ids.len()).sum();
+    let n_blocks: usize = trace.requests.iter().map(|request| request.ids().len()).sum();
     let cached_tokens: u64 = served.iter().map(|served| u64::from(served.cached_tokens)).sum();
     let hit_blocks = cached_tokens / u64::from(trace.block_tokens);
     let mut work_s = vec![0.0; scene.workers.len()];

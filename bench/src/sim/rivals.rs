@@ -16,7 +16,6 @@ use warmpath_router_core::ledger::recent_work::{RecentWork, WorkSenders};
 use warmpath_router_core::routing::choose::{Candidate, PromptView, add_pressure};
 use warmpath_router_core::routing::cost::{Speeds, Unreported, WorkerLoad};
 
-use super::router::FleetShape;
 use super::trace::{Request, mix};
 
 /// Kind of rule.
@@ -87,7 +86,8 @@ pub struct Seen<'a> {
 /// One router's rule with the state of its requests.
 pub struct Rival {
     kind: Kind,
-    shape: FleetShape,
+    n_slots: u16,
+    block_tokens: u32,
     accounts: Vec<Account>,
     /// Worker that each block was last sent to, for [`Kind::Sticky`].
     homes: HashMap<u32, WorkerIdx>,
@@ -142,10 +142,10 @@ struct Booked {
 
 impl Rival {
     /// Returns a rule without any requests.
-    pub fn new(kind: Kind, shape: FleetShape) -> Self {
-        let accounts = (0..shape.n_workers).map(|_| Account::default()).collect();
+    pub fn new(kind: Kind, n_workers: u32, n_slots: u16, block_tokens: u32) -> Self {
+        let accounts = (0..n_workers).map(|_| Account::default()).collect();
         let (pending, reuse, recent_work) = (PendingPrefixes::default(), ReuseRatio::default(), RecentWork::default());
-        Self { kind, shape, accounts, homes: HashMap::new(), pending, reuse, recent_work }
+        Self { kind, n_slots, block_tokens, accounts, homes: HashMap::new(), pending, reuse, recent_work }
     }
 
     /// Chooses a worker; returns it with the number of tokens that are expected to be reused.
@@ -206,7 +206,7 @@ impl Rival {
         WorkerLoad {
             load: &worker.load,
             unreported: self.accounts[worker.idx.0 as usize].unreported,
-            n_slots: self.shape.n_slots,
+            n_slots: self.n_slots,
             speeds: Speeds::measured_or(&worker.load.rates, assumed),
         }
     }
@@ -226,12 +226,12 @@ impl Rival {
         account.unreported.prefill_tokens += prefill_tokens;
         account.prefill_tokens += prefill_tokens;
         if self.kind == Kind::Sticky {
-            self.homes.extend(seen.request.ids.iter().map(|id| (*id, worker)));
+            self.homes.extend(seen.request.ids().iter().map(|id| (*id, worker)));
         }
     }
 
     fn whole_blocks<'r>(&self, request: &'r Request) -> &'r [u32] {
-        &request.ids[..(request.prompt_tokens / self.shape.block_tokens) as usize]
+        &request.ids()[..(request.prompt_tokens / self.block_tokens) as usize]
     }
 
     fn n_requests(&self, candidate: &Candidate<'_>) -> u64 {
@@ -251,7 +251,7 @@ impl Rival {
         match self.kind {
             Kind::BoundedHash => self.bounded(seen, candidates),
             Kind::Sticky => {
-                let mut known = seen.request.ids.iter().skip(COMMON_BLOCKS).rev();
+                let mut known = seen.request.ids().iter().skip(COMMON_BLOCKS).rev();
                 let home = known.find_map(|id| self.homes.get(id));
                 let at_home = candidates.iter().find(|c| Some(&c.worker.idx) == home);
                 at_home.or_else(|| least(candidates, |c| self.tokens_ahead(c)))
@@ -266,7 +266,7 @@ impl Rival {
                 let account = &self.accounts[c.worker.idx.0 as usize];
                 let n_blocks = account.active.n_with(self.whole_blocks(seen.request));
                 let prefill = account.prefill_tokens as f64 + uncached(c);
-                prefill / f64::from(self.shape.block_tokens) + n_blocks as f64
+                prefill / f64::from(self.block_tokens) + n_blocks as f64
             }),
             Kind::LlmdScorers => self.llmd(candidates),
         }
@@ -275,7 +275,7 @@ impl Rival {
     fn bounded<'c, 'a>(&self, seen: &Seen<'_>, candidates: &'c [Candidate<'a>]) -> Option<&'c Candidate<'a>> {
         let n_all: u64 = candidates.iter().map(|c| self.n_requests(c)).sum();
         let bound = (BOUND * (n_all + 1) as f64 / candidates.len() as f64).ceil();
-        let family = seen.request.ids.iter().take(COMMON_BLOCKS + 1).fold(0, |hash, id| mix(hash ^ u64::from(*id)));
+        let family = seen.request.ids().iter().take(COMMON_BLOCKS + 1).fold(0, |hash, id| mix(hash ^ u64::from(*id)));
         let within = candidates.iter().filter(|c| ((self.n_requests(c) + 1) as f64) <= bound);
         within.max_by_key(|c| mix(family ^ mix(u64::from(c.worker.idx.0))))
     }
@@ -299,7 +299,7 @@ impl Rival {
         let fewest = candidates.iter().map(queued).fold(f64::INFINITY, f64::min);
         let tokens_max = |c: &Candidate<'_>| {
             let blocks = c.worker.blocks.n_blocks as f64;
-            blocks * f64::from(self.shape.block_tokens) + c.worker.load.free_cells as f64
+            blocks * f64::from(self.block_tokens) + c.worker.load.free_cells as f64
         };
         least(candidates, |c| {
             let prefix = f64::from(c.work.cached_tokens) / f64::from(c.work.prompt_tokens);

@@ -9,9 +9,8 @@ use std::time::{Duration, Instant};
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng as _;
-use warmpath_common::block_hash::HASH_VERSION;
 use warmpath_common::ids::{RequestId, WorkerUid};
-use warmpath_common::model::{Capability, Fingerprint, KvTransfer, MemoryKind, ModelInfo};
+use warmpath_common::model::{Fingerprint, KvTransfer, ModelInfo};
 use warmpath_common::summary::{Change, Load};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::{ConnectionState, FleetView, KnownBlocks, WorkerView};
@@ -130,7 +129,9 @@ impl Router {
             Policy::Offered(policy) => own(policy, Rule::Offered),
             Policy::Simple(policy) => own(Offered::default(), Rule::Simple(policy)),
             Policy::Without(term) => own(Offered::default(), Rule::Without(term)),
-            Policy::Rival(kind) => Books::Rival(Box::new(Rival::new(kind, shape))),
+            Policy::Rival(kind) => {
+                Books::Rival(Box::new(Rival::new(kind, shape.n_workers, shape.n_slots, shape.block_tokens)))
+            }
         };
         let rng = ChaCha8Rng::seed_from_u64(seed);
         Self { fleet, model, writer, index, books, rng, start: Instant::now(), block_tokens: shape.block_tokens }
@@ -254,29 +255,12 @@ impl Router {
 
 /// Returns the model that every simulated worker declares.
 fn model(shape: FleetShape) -> ModelInfo {
+    let kv_transfer =
+        |network: Network| KvTransfer { layout: Fingerprint([4; 32]), bytes_per_token: network.bytes_per_token };
     ModelInfo {
         names: vec!["simulated".into()],
-        fingerprint: Fingerprint([1; 32]),
-        kv_fingerprint: Fingerprint([2; 32]),
-        chat_template_fingerprint: Fingerprint([3; 32]),
-        chat_template_kwargs: "{}".to_owned(),
-        hash_version: HASH_VERSION,
-        block_size_tokens: shape.block_tokens,
-        add_bos: false,
-        add_eos: false,
-        context_tokens: u32::MAX,
-        n_ctx_train: None,
-        n_slots: shape.n_slots,
-        memory: MemoryKind::Full,
-        n_vocab: u32::MAX,
-        capabilities: vec![Capability::Completion, Capability::Chat],
-        embedding: None,
-        adapters: Vec::new(),
-        adapter_in_force: None,
-        kv_transfer: shape
-            .network
-            .map(|network| KvTransfer { layout: Fingerprint([4; 32]), bytes_per_token: network.bytes_per_token }),
-        media: None,
+        kv_transfer: shape.network.map(kv_transfer),
+        ..ModelInfo::text(Fingerprint([1; 32]), shape.block_tokens, u32::MAX, shape.n_slots, u32::MAX)
     }
 }
 

@@ -29,7 +29,7 @@ const ANSWER_TOKENS: u32 = 256;
 ///
 /// Errors: none that a trace of whole blocks could cause.
 pub fn add(trace: &mut Trace, n_bursts: usize) -> anyhow::Result<()> {
-    let used = trace.requests.iter().flat_map(|request| &request.ids).max();
+    let used = trace.requests.iter().flat_map(Request::ids).max();
     let mut next_id = used.map_or(0, |last| last + 1);
     let mut blocks = |n_tokens: u32, block_tokens: u32| {
         let first = next_id;

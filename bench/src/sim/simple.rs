@@ -50,7 +50,7 @@ pub fn choose(
         Simple::Prefix => of_longest_prefix(candidates, ties),
         Simple::Random => candidates.get((rng.next_u64() % candidates.len().max(1) as u64) as usize),
         Simple::Hash { n_blocks } => {
-            let first = request.ids.iter().take(n_blocks);
+            let first = request.ids().iter().take(n_blocks);
             let conversation = first.fold(0, |hash, id| trace::mix(hash ^ u64::from(*id)));
             candidates.iter().max_by_key(|candidate| rendezvous(conversation, &candidate.worker.name))
         }

@@ -317,7 +317,7 @@ fn what_a_slow_clock_has_put_together_comes_apart_and_stays_in_order() {
     trace.spread(3.0, 1);
     let times: Vec<f64> = trace.requests.iter().map(|request| request.at_s).collect();
     assert!(times.windows(2).all(|pair| pair[0] < pair[1]), "{times:?}");
-    let of_first_tick = trace.requests[..20].iter().all(|request| request.ids[0] < 20 && request.at_s < 3.0);
+    let of_first_tick = trace.requests[..20].iter().all(|request| request.ids()[0] < 20 && request.at_s < 3.0);
     assert!(of_first_tick && times[0] < 0.6 && times[19] > 2.4, "{times:?}");
 }
 
@@ -332,8 +332,11 @@ fn siblings_come_together_and_through_one_router_go_together() {
         let first = of_burst(burst).next().expect("a burst has siblings");
         assert_eq!(of_burst(burst).count(), 16);
         assert!(of_burst(burst).all(|request| request.at_s - first.at_s < 0.05 && request.at_s < duration_s));
-        assert!(of_burst(burst).all(|request| request.ids[..32] == first.ids[..32]));
-        assert_eq!(of_burst(burst).map(|request| request.ids[32]).collect::<std::collections::BTreeSet<_>>().len(), 16);
+        assert!(of_burst(burst).all(|request| request.ids()[..32] == first.ids()[..32]));
+        assert_eq!(
+            of_burst(burst).map(|request| request.ids()[32]).collect::<std::collections::BTreeSet<_>>().len(),
+            16
+        );
     }
     let run = |args: SimArgs| simulate(&args, &[args.policy]).expect("the fleet is well formed").remove(0);
     let one = run(SimArgs { bursts: 5, routers: 1, load: 0.1, ..args(TraceShape::Chat) });

@@ -7,10 +7,16 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use warmpath_common::block_hash::{BlockHash, BlockKey};
+
+use crate::simulated::kv::Prompt;
+
+/// Root of every chain: the traces have one model and one tenant.
+const ROOT: BlockHash = BlockHash([0; 32]);
 
 /// One request as a line of a trace file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -37,10 +43,8 @@ pub struct Request {
     pub prompt_tokens: u32,
     /// Length of the response, at least 1. Units: tokens.
     pub answer_tokens: u32,
-    /// Ids of the blocks, which the worker's cache takes for tokens.
-    pub ids: Vec<u32>,
-    /// Block hashes for the worker's cache.
-    pub chain: Vec<BlockHash>,
+    /// Prompt for the worker's cache, with the ids of the blocks as tokens.
+    pub prompt: Arc<Prompt>,
     /// Block keys for the router's index.
     pub keys: Vec<BlockKey>,
     /// Burst of siblings to which the request belongs, if any.
@@ -92,7 +96,7 @@ impl Trace {
 
     /// Returns the number of distinct blocks.
     pub fn n_unique_blocks(&self) -> usize {
-        let ids = self.requests.iter().flat_map(|request| &request.ids);
+        let ids = self.requests.iter().flat_map(Request::ids);
         ids.collect::<std::collections::HashSet<_>>().len()
     }
 
@@ -130,16 +134,21 @@ impl Request {
             line.hash_ids.len()
         );
         let chain: Vec<BlockHash> = line.hash_ids.iter().copied().map(hash_of).collect();
+        let prompt = Prompt { tokens: line.hash_ids, chain, root: ROOT };
         Ok(Self {
             at_s: line.timestamp / 1e3,
             prompt_tokens: line.input_length,
             answer_tokens: line.output_length.max(1),
-            keys: chain.iter().map(BlockHash::key).collect(),
-            chain,
-            ids: line.hash_ids,
+            keys: prompt.keys().collect(),
+            prompt: Arc::new(prompt),
             burst: None,
             previous_blocks: line.previous_blocks,
         })
+    }
+
+    /// Returns the ids of the blocks.
+    pub fn ids(&self) -> &[u32] {
+        &self.prompt.tokens
     }
 
     /// Returns how many of the prompt's blocks can be reused at most; its last token is always computed.

@@ -23,7 +23,8 @@ use super::policy::Policy;
 use super::router::{FleetShape, Receipt, Router};
 use super::trace::Trace;
 use super::worker::{self, Worker};
-use crate::event_queue::EventQueue;
+use crate::simulated::engine::Progress;
+use crate::simulated::event_queue::EventQueue;
 
 /// Shortest time between two announcements of a worker that contain its load only; changes of blocks are announced
 /// immediately.
@@ -210,7 +211,7 @@ pub fn run(trace: &Trace, scene: &Scene) -> History {
 impl World<'_> {
     fn begin(&mut self) {
         for (idx, host) in self.hosts.iter().enumerate().filter(|(_, host)| host.is_up) {
-            let load = host.worker.load(self.trace);
+            let load = host.worker.load();
             self.routers.iter_mut().for_each(|router| router.apply_load(worker_idx(idx), (&load, &[]), Duration::ZERO));
         }
         for change in &self.scene.changes {
@@ -239,8 +240,8 @@ impl World<'_> {
                 self.routers.iter_mut().for_each(|router| router.apply_load(worker_idx(worker), (load, counted), now));
             }
             Event::Fetched { worker, boot, request, n_blocks } if self.hosts[worker].boot == boot => {
-                let ends = self.hosts[worker].worker.fetched(self.trace, (request, n_blocks), self.now);
-                self.step_planned(worker, ends);
+                let end = self.hosts[worker].worker.fetched(self.trace, request, n_blocks, self.now);
+                self.step_planned(worker, end);
             }
             Event::Prefetched { worker, boot, prefix } if self.hosts[worker].boot == boot => {
                 self.prefetched(worker, &prefix);
@@ -279,16 +280,16 @@ impl World<'_> {
         state.predicted_tokens = sent.cached_tokens;
         (state.hinted, state.fetched) = (sent.transfer, None);
         if let Some(n_blocks) = sent.transfer.and_then(|transfer| self.begin_fetch(request, transfer)) {
-            self.hosts[worker].worker.fetch(self.trace, (request, id), n_blocks);
+            self.hosts[worker].worker.fetch(self.trace, request, id, n_blocks);
             return self.want_push(worker);
         }
-        let ends = self.hosts[worker].worker.submit(self.trace, (request, id), self.now);
-        self.step_planned(worker, ends);
+        let end = self.hosts[worker].worker.submit(self.trace, request, id, self.now);
+        self.step_planned(worker, end);
     }
 
-    fn step_planned(&mut self, worker: usize, ends: Option<Duration>) {
-        if let Some(ends) = ends {
-            self.schedule(ends, Event::StepEnds { worker });
+    fn step_planned(&mut self, worker: usize, end: Option<Duration>) {
+        if let Some(end) = end {
+            self.schedule(end, Event::StepEnds { worker });
         }
         self.want_push(worker);
     }
@@ -316,17 +317,17 @@ impl World<'_> {
 
     fn step_ends(&mut self, worker: usize) {
         // A step that was cut short has ended at another time.
-        if self.hosts[worker].worker.step_ends() != Some(self.now) {
+        if self.hosts[worker].worker.step_end() != Some(self.now) {
             return;
         }
-        let (events, next) = self.hosts[worker].worker.end_step(self.trace, self.now);
-        if let Some(ends) = next {
-            self.schedule(ends, Event::StepEnds { worker });
+        let (progress, next_end) = self.hosts[worker].worker.end_step(self.now);
+        if let Some(end) = next_end {
+            self.schedule(end, Event::StepEnds { worker });
         }
-        for event in events {
-            match event {
-                worker::Event::First { request, cached_tokens } => self.first_token(request, cached_tokens),
-                worker::Event::Last { request } => self.release(request),
+        for (request, progress) in progress {
+            match progress {
+                Progress::First { cached_tokens } => self.first_token(request as usize, cached_tokens),
+                Progress::Last { .. } => self.release(request as usize),
             }
         }
         self.want_push(worker);
@@ -376,7 +377,7 @@ impl World<'_> {
         let boot = host.boot;
         let (counted, changes): (Vec<_>, Vec<_>) =
             host.worker.take_changes().into_iter().partition(|change| matches!(change, Change::Accepted(_)));
-        let load = host.worker.load(self.trace);
+        let load = host.worker.load();
         let is_news = load != host.announced_load || !counted.is_empty();
         host.announced_load = load.clone();
         if !changes.is_empty() {
@@ -395,7 +396,7 @@ impl World<'_> {
             FleetEvent::Joins => {
                 host.is_up = true;
                 host.announced_load = Load::default();
-                let load = host.worker.load(self.trace);
+                let load = host.worker.load();
                 self.routers
                     .iter_mut()
                     .for_each(|router| router.apply_load(worker_idx(change.worker), (&load, &[]), now));

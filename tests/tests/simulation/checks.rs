@@ -53,8 +53,8 @@ impl World {
     pub fn check_quiet(&self) {
         for host in &self.hosts {
             let WorkerProcess::Up(worker) = &host.process else { panic!("a worker is not up") };
-            let held = worker.held().expect("no request is left at a worker");
-            assert_eq!(self.boots[&key(host.boot)].announced, held, "{} has announced other blocks", host.boot);
+            let blocks = worker.blocks().expect("no request is left at a worker");
+            assert_eq!(self.boots[&key(host.boot)].announced, blocks, "{} has announced other blocks", host.boot);
         }
         let verdicts = self.verdicts();
         for idx in 0..self.routers.len() {

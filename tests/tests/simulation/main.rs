@@ -14,7 +14,6 @@ mod boot;
 mod checks;
 mod connection;
 mod faults;
-mod kv;
 mod model;
 mod processes;
 mod requests;

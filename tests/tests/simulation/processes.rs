@@ -92,12 +92,12 @@ impl World {
     /// Sends a worker's frames and schedules the end of its step; called after every change of the worker.
     pub fn worker_changed(&mut self, host: usize) {
         self.broadcast(host);
-        let Some(ends) = self.worker_mut(host).and_then(|worker| worker.step_ends()) else { return };
-        let own = &mut self.hosts[host];
-        if own.step != Some(ends) {
-            own.step = Some(ends);
-            let start = own.start;
-            self.at(ends, Event::Step { host, start });
+        let Some(end) = self.worker_mut(host).and_then(|worker| worker.step_end()) else { return };
+        let address = &mut self.hosts[host];
+        if address.step != Some(end) {
+            address.step = Some(end);
+            let start = address.start;
+            self.at(end, Event::Step { host, start });
         }
     }
 

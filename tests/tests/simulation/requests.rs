@@ -6,6 +6,7 @@
 use std::time::{Duration, Instant};
 
 use futures::FutureExt as _;
+use warmpath_bench::simulated::engine::Progress;
 use warmpath_common::block_hash::{BlockKey, block_chain};
 use warmpath_common::ids::{RequestId, Token};
 use warmpath_common::model::{Fingerprint, ModelInfo};
@@ -17,7 +18,7 @@ use warmpath_router_core::overload::retry::{RetryDecision, RetryOptions, Terms, 
 use warmpath_router_core::routing::choose::PromptView;
 
 use super::model::{CONTEXT_TOKENS, Model, root};
-use super::worker::{Job, Progress, Refusal};
+use super::worker::{Job, Refusal};
 use super::world::{Event, WorkerProcess, World};
 
 /// Longest time of a request, from its arrival to its end.

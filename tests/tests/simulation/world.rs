@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use warmpath_bench::event_queue::EventQueue;
+use warmpath_bench::simulated::event_queue::EventQueue;
 use warmpath_common::ids::WorkerUid;
 use warmpath_common::summary::Stamp;
 use warmpath_router::fleet::client::Clients;

@@ -1,0 +1,8 @@
+//! Parts of a simulated fleet in virtual time: the order of events, and a worker's engine with its KV state.
+//!
+//! `warmpath-bench sim` builds a fleet of them to measure times, and the simulation of the protocol
+//! (`tests/tests/simulation`) to check invariants. Both add their routers, networks and clients.
+
+pub mod engine;
+pub mod event_queue;
+pub mod kv;
