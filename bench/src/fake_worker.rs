@@ -1,12 +1,12 @@
-//! A fake worker: holds no blocks and answers every chat immediately.
+//! A fake worker: declares a real worker's model, holds no blocks and answers every chat by a fixed rule.
 //!
-//! It serves `overhead`, where workers must cost no time. The fake worker declares a real worker's model. Like a real
-//! worker, it announces every accepted request, at most once a millisecond: otherwise a router would assume that other
-//! routers exist.
+//! `overhead` and tests use it where workers must cost no time. Like a real worker, it announces every accepted request,
+//! at most once a millisecond: otherwise a router would assume that other routers exist.
+
+pub mod summary;
 
 use std::mem;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,15 +19,14 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::serve::ListenerExt as _;
 use futures::{StreamExt as _, stream};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use warmpath_common::headers::{JOURNAL, REQUEST_ID};
 use warmpath_common::ids::{RequestId, WorkerUid};
 use warmpath_common::journal::{LINE_START, MARK_ALONE};
-use warmpath_common::summary::{
-    self, Change, Digest, Frame, FrameBody, SNAPSHOT_PATH, STREAM_PATH, Snapshot, Stamp, VOCABULARY_PATH,
-};
+use warmpath_common::summary::{Change, Digest, SNAPSHOT_PATH, STREAM_PATH, Snapshot, VOCABULARY_PATH};
 
+use self::summary::FakeSummary;
 use crate::fleet::{Fleet, FleetSpec};
 
 /// Time between two frames of an idle worker.
@@ -38,7 +37,8 @@ const NAMING_INTERVAL: Duration = Duration::from_millis(1);
 /// A real worker's declaration of a model.
 #[derive(Debug, Clone)]
 pub struct Likeness {
-    form: Snapshot,
+    /// The declaration, without blocks.
+    pub snapshot: Snapshot,
     vocabulary: Bytes,
 }
 
@@ -55,43 +55,56 @@ impl Likeness {
             router_args: Vec::new(),
         };
         let real = Fleet::start(spec).await?;
-        let url = real.workers[0].base_url();
+        Self::of_worker(&real.workers[0].base_url()).await
+    }
+
+    /// Reads the declaration of the worker at `url`.
+    ///
+    /// Errors: it does not respond.
+    pub async fn of_worker(url: &str) -> anyhow::Result<Self> {
         let http = reqwest::Client::builder().no_proxy().build()?;
-        let form = http.get(format!("{url}{SNAPSHOT_PATH}")).send().await?.json().await?;
+        let snapshot: Snapshot = http.get(format!("{url}{SNAPSHOT_PATH}")).send().await?.json().await?;
         let vocabulary = http.get(format!("{url}{VOCABULARY_PATH}")).send().await?.bytes().await?;
-        Ok(Self { form, vocabulary })
+        Ok(Self { snapshot: Snapshot { runs: Vec::new(), ..snapshot }, vocabulary })
     }
 
     /// Returns the name of the model.
     pub fn model_name(&self) -> &str {
-        self.form.model.names.first().map_or("model", String::as_str)
+        self.snapshot.model.names.first().map_or("model", String::as_str)
     }
+}
+
+/// Response to every chat.
+#[derive(Debug, Clone)]
+pub enum Answers {
+    /// A whole response.
+    Whole,
+    /// A stream with this number of tokens, each with a write of its own.
+    Streamed(u32),
+    /// A stream of one event, which ends when the value becomes true or its sender is dropped.
+    Held(watch::Receiver<bool>),
 }
 
 /// A fake worker.
 pub struct FakeWorker {
     likeness: Likeness,
-    uid: WorkerUid,
-    /// Tokens of a streamed answer, each with a write of its own; 0 if answers are whole.
-    stream_tokens: u32,
-    /// Number of the last update; a later stream never goes back.
-    seq: AtomicU64,
-    /// Whether a router reads its summary; other gateways do not.
-    has_reader: AtomicBool,
+    answers: Answers,
+    /// The lock is held for one update or one start of a stream.
+    summary: Mutex<FakeSummary>,
     /// Requests that have not been announced yet. The lock is held to add one or to take all.
     unnamed: Mutex<Vec<RequestId>>,
     came: Notify,
 }
 
 impl FakeWorker {
-    /// Returns a worker that streams answers of `stream_tokens`, or returns them whole if that is 0.
-    pub fn new(uid: u64, stream_tokens: u32, likeness: &Likeness) -> Arc<Self> {
+    /// Returns a worker that gives these answers.
+    pub fn new(uid: u64, answers: Answers, likeness: &Likeness) -> Arc<Self> {
+        let mut snapshot = likeness.snapshot.clone();
+        snapshot.stamp.worker_uid = WorkerUid(uid);
         Arc::new(Self {
             likeness: likeness.clone(),
-            uid: WorkerUid(uid),
-            stream_tokens,
-            seq: AtomicU64::new(0),
-            has_reader: AtomicBool::new(false),
+            answers,
+            summary: Mutex::new(FakeSummary::new(snapshot)),
             unnamed: Mutex::default(),
             came: Notify::new(),
         })
@@ -108,12 +121,13 @@ impl FakeWorker {
             let _ = connection.set_nodelay(true);
         });
         let routes = Router::new()
-            .route(STREAM_PATH, get(summary_stream))
+            .route(STREAM_PATH, get(async |State(fake): State<Arc<Self>>| fake.stream()))
             .route(VOCABULARY_PATH, get(async |State(fake): State<Arc<Self>>| fake.likeness.vocabulary.clone()))
             .route("/v1/chat/completions", post(answer))
             .route("/v1/models", get(models))
             .fallback(async || ([(CONTENT_TYPE, "application/json")], "{}"))
             .with_state(Arc::clone(self));
+        tasks.spawn(Arc::clone(self).announce());
         tasks.spawn(async move {
             // The server ends with the task.
             let _ = axum::serve(listener, routes).await;
@@ -121,45 +135,32 @@ impl FakeWorker {
         Ok(url)
     }
 
-    /// Returns the stamp of the next frame.
-    fn stamp(&self) -> Stamp {
-        let seq = self.seq.fetch_add(1, Ordering::SeqCst) + 1;
-        Stamp { worker_uid: self.uid, seq, ..self.likeness.form.stamp }
+    /// Announces accepted requests and sends heartbeats, without end.
+    async fn announce(self: Arc<Self>) {
+        loop {
+            let changes = tokio::select! {
+                () = tokio::time::sleep(HEARTBEAT) => Vec::new(),
+                () = self.came.notified() => {
+                    tokio::time::sleep(NAMING_INTERVAL).await;
+                    mem::take(&mut *self.unnamed()).into_iter().map(Change::Accepted).collect()
+                }
+            };
+            self.summary().update(changes, None, Some(Digest::default()));
+        }
     }
 
-    fn update(&self, changes: Vec<Change>) -> Frame {
-        let digest = Some(Digest::default());
-        Frame { stamp: self.stamp(), body: FrameBody::Update { changes, load: None, digest } }
+    fn stream(&self) -> Response {
+        let summary = self.summary();
+        summary.stream(summary.head(None))
+    }
+
+    fn summary(&self) -> MutexGuard<'_, FakeSummary> {
+        self.summary.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn unnamed(&self) -> MutexGuard<'_, Vec<RequestId>> {
         self.unnamed.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-async fn summary_stream(State(fake): State<Arc<FakeWorker>>) -> Response {
-    fake.has_reader.store(true, Ordering::SeqCst);
-    let snapshot = Snapshot { stamp: fake.stamp(), runs: Vec::new(), ..fake.likeness.form.clone() };
-    let first: Vec<Frame> = snapshot.into_frames();
-    let beats = stream::unfold(fake, move |fake| async move {
-        tokio::select! {
-            () = tokio::time::sleep(HEARTBEAT) => Some((fake.update(Vec::new()), fake)),
-            () = fake.came.notified() => {
-                tokio::time::sleep(NAMING_INTERVAL).await;
-                let named = mem::take(&mut *fake.unnamed());
-                Some((fake.update(named.into_iter().map(Change::Accepted).collect()), fake))
-            }
-        }
-    });
-    let frames = stream::iter(first).chain(beats).map(|frame| Ok::<_, std::convert::Infallible>(framed(&frame)));
-    ([(CONTENT_TYPE, summary::CONTENT_TYPE)], Body::from_stream(frames)).into_response()
-}
-
-/// Returns a frame in the form of a stream: its length, then its bytes.
-pub(crate) fn framed(frame: &Frame) -> Bytes {
-    let bytes = frame.encode();
-    let length = u32::try_from(bytes.len()).expect("a frame is below 1 MiB");
-    Bytes::from([&length.to_be_bytes()[..], &bytes].concat())
 }
 
 /// Returns a list of one model, for gateways that ask for it before they send requests.
@@ -172,21 +173,23 @@ async fn models(State(fake): State<Arc<FakeWorker>>) -> Response {
 async fn answer(State(fake): State<Arc<FakeWorker>>, headers: HeaderMap, _body: Bytes) -> Response {
     const ANSWER: &str = r#"{"id":"1","object":"chat.completion","created":0,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}"#;
     let id = headers.get(REQUEST_ID).and_then(|id| RequestId::new(id.to_str().ok()?));
-    if let Some(id) = id.filter(|_| fake.has_reader.load(Ordering::SeqCst)) {
+    // Gateways other than a router do not read the summary.
+    if let Some(id) = id.filter(|_| fake.summary().has_stream()) {
         fake.unnamed().push(id);
         fake.came.notify_one();
     }
-    match fake.stream_tokens {
-        0 => ([(CONTENT_TYPE, "application/json")], ANSWER).into_response(),
-        n_tokens => streamed(n_tokens, &headers),
+    match &fake.answers {
+        Answers::Whole => ([(CONTENT_TYPE, "application/json")], ANSWER).into_response(),
+        Answers::Streamed(n_tokens) => streamed(*n_tokens, &headers),
+        Answers::Held(is_over) => held(is_over.clone()),
     }
 }
 
 /// Returns a stream of one write for each token, with the journal if the request's headers ask for it.
-fn streamed(n_tokens: u32, asked: &HeaderMap) -> Response {
+fn streamed(n_tokens: u32, headers: &HeaderMap) -> Response {
     const TOKEN: &str = r#"data: {"id":"1","object":"chat.completion.chunk","created":0,"model":"m","choices":[{"index":0,"delta":{"content":"yes"},"finish_reason":null}]}"#;
     const LAST: &str = r#"data: {"id":"1","object":"chat.completion.chunk","created":0,"model":"m","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}"#;
-    let is_journaled = asked.contains_key(JOURNAL);
+    let is_journaled = headers.contains_key(JOURNAL);
     let write = move |n: u32| {
         let (event, line) = match n {
             n if n < n_tokens => (TOKEN, format!("{LINE_START} 0 {}\n", 10_000 + n)),
@@ -205,4 +208,15 @@ fn streamed(n_tokens: u32, asked: &HeaderMap) -> Response {
         response.headers_mut().insert(JOURNAL, HeaderValue::from_static("exact"));
     }
     response
+}
+
+/// Returns a stream of one event, which ends with `is_over`.
+fn held(mut is_over: watch::Receiver<bool>) -> Response {
+    let first = stream::iter([Bytes::from_static(b"data: {\"choices\":[{\"delta\":{\"content\":\"well\"}}]}\n\n")]);
+    let last = stream::once(async move {
+        let _ = is_over.wait_for(|is_over| *is_over).await;
+        Bytes::from_static(b"data: [DONE]\n\n")
+    });
+    let events = first.chain(last).map(Ok::<_, std::convert::Infallible>);
+    ([(CONTENT_TYPE, "text/event-stream")], Body::from_stream(events)).into_response()
 }

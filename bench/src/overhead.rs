@@ -18,7 +18,7 @@ use serde_json::Value as Json;
 use tokio::task::JoinSet;
 
 use crate::corpora::{Corpus, TextKind};
-use crate::fake_worker::{FakeWorker, Likeness};
+use crate::fake_worker::{Answers, FakeWorker, Likeness};
 use crate::figures::{Figures, FiguresArgs, Measure, Row, Unit};
 use crate::fleet::{Server, bin_dir};
 use crate::peers::{self, Gateway};
@@ -104,8 +104,9 @@ pub async fn run(args: &OverheadArgs) -> anyhow::Result<()> {
     let likeness = Likeness::of(&bin_dir, &args.model).await?;
     let mut tasks = JoinSet::new();
     let mut workers = Vec::new();
+    let answers = if args.stream_tokens == 0 { Answers::Whole } else { Answers::Streamed(args.stream_tokens) };
     for uid in 1..=N_WORKERS {
-        workers.push(FakeWorker::new(uid, args.stream_tokens, &likeness).serve(&mut tasks).await?);
+        workers.push(FakeWorker::new(uid, answers.clone(), &likeness).serve(&mut tasks).await?);
     }
     let router = start_router(&bin_dir, &workers, &[]).await?;
     let without_failover = match args.stream_tokens {

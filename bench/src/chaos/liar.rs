@@ -22,10 +22,8 @@ use tokio_util::io::StreamReader;
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::summary::{
     self, Change, Digest, FRAME_BYTES_MAX, Frame, FrameBody, KEYS_PER_FRAME_MAX, Run, SNAPSHOT_PATH, STREAM_PATH,
-    Snapshot, Tier,
+    Snapshot, Tier, with_length,
 };
-
-use crate::fake_worker::framed;
 
 /// Longest body of a request that is passed on.
 const BODY_BYTES_MAX: usize = 16 << 20;
@@ -100,7 +98,7 @@ async fn lie(State(liar): State<Arc<Liar>>, headers: HeaderMap) -> Response {
     let bytes = StreamReader::new(honest.bytes_stream().map_err(std::io::Error::other));
     let frames = FramedRead::new(bytes, codec).map(move |bytes| {
         let frame = Frame::decode(&bytes?).map_err(std::io::Error::other)?;
-        let frames: Vec<Bytes> = lie.frames(frame).iter().map(framed).collect();
+        let frames: Vec<Bytes> = lie.frames(frame).iter().map(|frame| with_length(&frame.encode()).into()).collect();
         Ok::<_, std::io::Error>(Bytes::from(frames.concat()))
     });
     ([(CONTENT_TYPE, summary::CONTENT_TYPE)], Body::from_stream(frames)).into_response()
@@ -207,7 +205,7 @@ impl Lie {
 mod tests {
     use proptest::prelude::*;
     use warmpath_common::ids::WorkerUid;
-    use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo};
+    use warmpath_common::model::{Fingerprint, ModelInfo};
     use warmpath_common::summary::{Load, Resume, RunState, Stamp};
     use warmpath_router_core::fleet::summary_reader::{FrameEffect, SummaryReader};
 
@@ -223,39 +221,15 @@ mod tests {
         }
     }
 
-    fn model() -> ModelInfo {
-        let no_files = Fingerprint([0; 32]);
-        ModelInfo {
-            names: vec!["tiny".to_owned()],
-            fingerprint: no_files,
-            kv_fingerprint: no_files,
-            chat_template_fingerprint: no_files,
-            chat_template_kwargs: "{}".to_owned(),
-            hash_version: 1,
-            block_size_tokens: 16,
-            add_bos: false,
-            add_eos: false,
-            context_tokens: 4096,
-            n_ctx_train: None,
-            n_slots: 4,
-            memory: MemoryKind::Full,
-            n_vocab: 1000,
-            capabilities: vec![Capability::Chat],
-            embedding: None,
-            adapters: Vec::new(),
-            adapter_in_force: None,
-            kv_transfer: None,
-            media: None,
-        }
-    }
-
     /// Returns the frames of a worker that holds some blocks, and stores or removes one with each update.
     fn honest(held: &HashSet<u64>, changes: &[(u64, bool)]) -> Vec<Frame> {
         let mut own: HashSet<BlockKey> = held.iter().copied().map(BlockKey).collect();
         let held: Vec<u64> = held.iter().copied().collect();
         let stamp = Stamp { worker_uid: WorkerUid(1), boot_epoch: 1, seq: 0 };
         let runs = if held.is_empty() { Vec::new() } else { vec![run(&held)] };
-        let mut frames = Snapshot { stamp, model: model(), runs, load: Load::default() }.into_frames();
+        let sizes = ModelInfo::text(Fingerprint([0; 32]), 16, 4096, 4, 1000);
+        let model = ModelInfo { names: vec!["tiny".to_owned()], ..sizes };
+        let mut frames = Snapshot { stamp, model, runs, load: Load::default() }.into_frames();
         for (seq, (key, is_stored)) in (1..).zip(changes) {
             let change = match is_stored {
                 true => Change::Stored(run(&[*key])),

@@ -8,7 +8,7 @@ mod encoded;
 use crate::support::keys::{KeyFile, key};
 use crate::support::stock::FakeStock;
 use crate::support::worker::FakeWorker;
-use crate::support::{TestRouter, chat_body, error_of, header};
+use crate::support::{TestRouter, chat_body, error_of, fleet_of_one, header};
 use encoded::encoded;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -45,8 +45,7 @@ async fn a_body_in_any_coding_reaches_every_kind_of_server_decoded() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_coding_that_is_not_known_is_named_with_those_that_are() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (worker, router) = fleet_of_one().await;
     for coding in ["compress", "gzip, gzip", "snappy"] {
         let response = post(&router, "/v1/chat/completions", coding, b"anything".to_vec()).send().await;
         let response = response.expect("an answer");

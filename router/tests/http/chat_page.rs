@@ -4,7 +4,7 @@
 
 use crate::support::keys::{KeyFile, key};
 use crate::support::worker::FakeWorker;
-use crate::support::{TestRouter, header};
+use crate::support::{TestRouter, fleet_of_one, header};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_chat_page_is_served_without_a_key_and_may_load_nothing_from_elsewhere() {
@@ -32,8 +32,7 @@ async fn the_chat_page_is_served_without_a_key_and_may_load_nothing_from_elsewhe
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_flag_there_is_no_chat_page() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (_worker, router) = fleet_of_one().await;
     for path in ["/", "/chat", "/chat.css", "/chat.js"] {
         assert_eq!(router.get(path).await.0, 404, "{path}");
     }

@@ -4,7 +4,7 @@
 
 use crate::support::stock::FakeStock;
 use crate::support::worker::FakeWorker;
-use crate::support::{TestRouter, chat_body, header};
+use crate::support::{TestRouter, chat_body, fleet_of_one, header};
 use axum::http::HeaderMap;
 use reqwest::{Method, RequestBuilder};
 
@@ -34,8 +34,7 @@ async fn router_less(stock: &FakeStock) -> HeaderMap {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_origin_is_allowed_without_the_flag() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (_worker, router) = fleet_of_one().await;
     let response = preflight(&router, PAGE).send().await.expect("an answer");
     assert_eq!((response.status().as_u16(), allowed(response.headers())), (405, Vec::new()));
     let response = request(&router, PAGE).send().await.expect("an answer");

@@ -2,7 +2,7 @@
 //! the client's dialect.
 
 use crate::support::worker::{Behaviour, FakeWorker};
-use crate::support::{TestRouter, error_of, eventually, header, long_text};
+use crate::support::{TestRouter, error_of, eventually, fleet_of_one, fleet_of_two, header, long_text};
 use serde_json::{Value, json};
 
 const MESSAGES: &str = "/v1/messages";
@@ -29,8 +29,7 @@ async fn anthropic_error(response: reqwest::Response, status: u16) -> (String, S
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_of_every_dialect_go_to_the_worker_that_holds_the_same_chat() {
-    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
-    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let (workers, router) = fleet_of_two().await;
     let text = long_text("blocks");
     workers[1].hold(&text, None, 3);
     let predicted = async || header(&router.chat(&text).await, "x-warmpath-predicted-cached-tokens");
@@ -56,8 +55,7 @@ async fn requests_of_every_dialect_go_to_the_worker_that_holds_the_same_chat() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn small_endpoints_of_the_dialects_reach_a_worker() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (_worker, router) = fleet_of_one().await;
     let answer = router.post("/v1/messages/count_tokens", message("a").to_string()).await;
     assert_eq!(answer.json::<Value>().await.expect("JSON"), json!({"answer": 42}));
     let stored = router.client.get(router.url("/v1/responses/resp_1")).send().await.expect("an answer");
@@ -66,8 +64,7 @@ async fn small_endpoints_of_the_dialects_reach_a_worker() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bad_bodies_are_refused_in_the_dialect_s_words_and_no_worker_sees_them() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (worker, router) = fleet_of_one().await;
     let file = json!({"max_tokens": 1, "messages": [{"role": "user", "content": [{"type": "document"}]}]});
     let system = json!({"max_tokens": 1, "system": 5, "messages": []});
     for (body, says) in [
@@ -123,8 +120,7 @@ async fn the_router_s_own_errors_are_in_the_dialect_s_words() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_is_overloaded_in_anthropic_s_words_is_replaced_by_another() {
-    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
-    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let (workers, router) = fleet_of_two().await;
     workers[0].with(|script| script.behaviour = Behaviour::Refuse(529));
     for _ in 0..4 {
         let answer = router.post(MESSAGES, message("a").to_string()).await;
@@ -135,8 +131,7 @@ async fn a_worker_that_is_overloaded_in_anthropic_s_words_is_replaced_by_another
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_breaks_off_ends_with_the_dialect_s_error_event() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (worker, router) = fleet_of_one().await;
     worker.with(|script| script.behaviour = Behaviour::BreakMidway);
     let last_event = async |path: &str, mut body: Value| {
         body["stream"] = json!(true);

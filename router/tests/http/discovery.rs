@@ -6,8 +6,9 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::support::fake_server::serve_apart;
 use crate::support::worker::FakeWorker;
-use crate::support::{TestRouter, config_of, eventually, header, serve_apart};
+use crate::support::{TestRouter, config_of, eventually, header};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Query, State};

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use crate::support::keys::{KeyFile, key};
 use crate::support::worker::answers::{End, N_TOKENS};
 use crate::support::worker::{Behaviour, FakeWorker, full, idle, model};
-use crate::support::{TestRouter, chat_body, config, error_of, eventually, header};
+use crate::support::{TestRouter, chat_body, config, error_of, eventually, fleet_of_one, header};
 use futures::StreamExt as _;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -144,8 +144,7 @@ async fn an_open_stream_loses_its_failover_where_a_new_body_needs_the_memory() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_with_too_many_values_is_refused_in_each_dialect_and_reaches_no_worker() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (worker, router) = fleet_of_one().await;
     let list = |item: &str| format!("[{}]", vec![item; 300_000].join(","));
     let (objects, numbers) = (list(r#"{"":0}"#), list("0"));
     let messages = r#""messages": [{"role": "user", "content": "hello"}]"#;
@@ -233,7 +232,7 @@ async fn requests_for_a_host_that_is_not_this_router_are_refused_as_each_api_has
 async fn a_prompt_that_fits_no_worker_is_refused_in_each_dialect_and_reaches_none() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     let larger = ModelInfo { context_tokens: 16_384, ..model() };
-    workers[1].with(|script| script.snapshot.model = larger);
+    workers[1].with(|script| script.summary.snapshot.model = larger);
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;
     eventually("the vocabulary is there", || async { router.fleet().await["vocabularies"][0]["state"] == "ready" })
         .await;

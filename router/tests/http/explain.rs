@@ -1,7 +1,9 @@
 //! The router's reports about its decisions: the dry run, and where a conversation broke its prefix.
 
 use crate::support::worker::{FakeWorker, MAKER, chat_keys, full, idle, model};
-use crate::support::{TestRouter, VOCABULARY, chat_body, error_of, eventually, header, long_text};
+use crate::support::{
+    TestRouter, VOCABULARY, chat_body, error_of, eventually, fleet_of_one, fleet_of_two, header, long_text,
+};
 use axum::body::Bytes;
 use serde_json::{Value, json};
 use warmpath_common::ids::RequestId;
@@ -73,8 +75,7 @@ async fn a_dry_run_takes_no_turn() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dry_run_says_why_a_request_would_wait_or_be_refused() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (worker, router) = fleet_of_one().await;
     worker.update(Vec::new(), Some(full(10_000)));
     eventually("no worker has capacity", || async {
         let answer: Value = dry_run(&router, &chat_body("hello", false)).await.json().await.expect("JSON");
@@ -88,8 +89,7 @@ async fn a_dry_run_says_why_a_request_would_wait_or_be_refused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_router_that_knows_of_others_delays_a_long_prompt() {
-    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
-    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let (workers, router) = fleet_of_two().await;
     let slow = Rates { prefill_tokens_per_s: Some(100.0), ..Rates::default() };
     for worker in &workers {
         worker.update(Vec::new(), Some(Load { rates: slow, ..idle() }));
@@ -145,8 +145,7 @@ async fn prefix_break(router: &TestRouter, messages: &[(&str, &str)]) -> String 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_conversation_that_changes_its_past_gets_the_place() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (worker, router) = fleet_of_one().await;
     let (system, question, answer) = (long_text("rules"), long_text("bread"), long_text("flour"));
     let mut turns: Vec<(&str, &str)> = vec![("system", &system), ("user", &question)];
     assert_eq!(prefix_break(&router, &turns).await, "new");
@@ -190,8 +189,7 @@ async fn break_of_session(router: &TestRouter, session: &str, body: &Value) -> S
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_resumed_session_is_recognized_by_its_id_and_its_tools_are_compared() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (worker, router) = fleet_of_one().await;
     let (rules, question) = (long_text("rules"), long_text("bread"));
     let system = json!({"role": "system", "content": rules});
     let asked = |question: &str, tools: &str| {
@@ -225,8 +223,7 @@ async fn a_resumed_session_is_recognized_by_its_id_and_its_tools_are_compared() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sub_agent_with_its_own_system_prompt_breaks_no_prefix() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (_worker, router) = fleet_of_one().await;
     let (system, other, question) = (long_text("rules"), long_text("memory"), long_text("bread"));
     let mut main: Vec<(&str, &str)> = vec![("system", &system), ("user", &question)];
     assert_eq!(prefix_break(&router, &main).await, "new");
@@ -263,7 +260,7 @@ async fn tools_behind_another_system_text_are_reported_unless_they_come_first() 
     for (is_first, n_expected) in [(false, 1.0), (true, 0.0)] {
         let worker = FakeWorker::start(1);
         if is_first {
-            worker.with(|script| (script.vocabulary, script.snapshot.model) = tools_first());
+            worker.with(|script| (script.vocabulary, script.summary.snapshot.model) = tools_first());
         }
         let router = TestRouter::ready(&[&worker], &[]).await;
         for (system, question, tools, is_told) in [
@@ -288,8 +285,7 @@ async fn tools_behind_another_system_text_are_reported_unless_they_come_first() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn broken_prefixes_are_counted_without_a_request_for_them() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (_worker, router) = fleet_of_one().await;
     let response = router.chat(&long_text("bread")).await;
     assert_eq!(header(&response, "x-warmpath-prefix-break"), "");
     router.wait_for_metric("warmpath_router_conversations_total{continuity=\"new\"}", 1.0).await;
@@ -298,7 +294,7 @@ async fn broken_prefixes_are_counted_without_a_request_for_them() {
 #[tokio::test(flavor = "multi_thread")]
 async fn long_chats_have_the_same_tokens_wherever_they_are_prepared() {
     let worker = FakeWorker::start(1);
-    worker.with(|script| script.snapshot.model = ModelInfo { context_tokens: 1 << 20, ..model() });
+    worker.with(|script| script.summary.snapshot.model = ModelInfo { context_tokens: 1 << 20, ..model() });
     let router = TestRouter::ready(&[&worker], &[]).await;
     let chat = |n_messages: usize, n_words: usize| {
         let message = |n: usize| {

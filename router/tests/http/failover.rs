@@ -2,11 +2,12 @@
 //!
 //! Not here: what a worker replays (the worker's tests), real processes (`warmpath-tests`).
 
+use crate::support::fake_server::Seen;
 use crate::support::raw::{RawServer, Script, Step, events};
 use crate::support::worker::answers::{
     End, N_TOKENS, RESPONSE_COMPLETED, RESPONSE_CREATED, RESPONSE_IN_PROGRESS, native_event, response_event,
 };
-use crate::support::worker::{Behaviour, FakeWorker, Seen, full};
+use crate::support::worker::{Behaviour, FakeWorker, full};
 use crate::support::{TestRouter, chat_body, eventually, header as head_of, long_text};
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
@@ -329,7 +330,7 @@ async fn without_another_worker_a_whole_response_ends_with_the_worker_s_error_or
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stock_server_starts_an_unstreamed_response_again() {
     let [first] = workers([Behaviour::JournaledWhole(3, End::Break)]);
-    first.with(|script| script.snapshot.model.names = vec!["raw".to_owned()]);
+    first.with(|script| script.summary.snapshot.model.names = vec!["raw".to_owned()]);
     let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n".to_owned();
     let stock = RawServer::start(Script { head, steps: vec![Step::Send(b"{\"answer\": 9}".to_vec())] }).await;
     let router = TestRouter::ready_for(&[first.url(), stock.flag()], &[]).await;
@@ -346,7 +347,7 @@ async fn a_stock_server_starts_an_unstreamed_response_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stock_server_continues_no_stream() {
     let [first] = workers([Behaviour::Journaled(3, End::Break)]);
-    first.with(|script| script.snapshot.model.names = vec!["raw".to_owned()]);
+    first.with(|script| script.summary.snapshot.model.names = vec!["raw".to_owned()]);
     let stock = RawServer::start(events(&["data: {\"n\": 9}\n\n", "data: [DONE]\n\n"])).await;
     let router = TestRouter::ready_for(&[first.url(), stock.flag()], &[]).await;
     first.hold(&long_text("failover"), None, 0);

@@ -2,7 +2,7 @@
 
 use crate::support::stock::FakeStock;
 use crate::support::worker::{Behaviour, FakeWorker};
-use crate::support::{TestRouter, chat_body, error_of, eventually, header, long_text};
+use crate::support::{TestRouter, chat_body, error_of, eventually, fleet_of_two, header, long_text};
 
 /// Returns the state of each worker's breaker.
 async fn breakers(router: &TestRouter) -> Vec<String> {
@@ -28,8 +28,7 @@ fn failed(failure: &str) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_conversation_leaves_a_worker_that_answers_with_errors() {
     for status in [500, 502, 504, 507, 599] {
-        let workers = [FakeWorker::start(1), FakeWorker::start(2)];
-        let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+        let (workers, router) = fleet_of_two().await;
         let text = long_text("bread");
         hold(&router, &workers[0], &text).await;
         workers[0].with(|script| script.behaviour = Behaviour::Refuse(status));
@@ -72,8 +71,7 @@ async fn failed_requests_succeed_elsewhere_in_every_dialect_and_in_streams() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_error_of_every_worker_is_the_request_s_fault_and_is_passed_on() {
-    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
-    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let (workers, router) = fleet_of_two().await;
     workers.iter().for_each(|worker| worker.with(|script| script.poison = Some(("poison", Behaviour::Refuse(500)))));
     for _ in 0..10 {
         assert_eq!(error_of(router.chat("poison").await, 500).await["message"], "scripted");
@@ -84,8 +82,7 @@ async fn an_error_of_every_worker_is_the_request_s_fault_and_is_passed_on() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unsupported_request_is_no_failure_of_its_worker() {
-    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
-    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let (workers, router) = fleet_of_two().await;
     workers.iter().for_each(|worker| worker.with(|script| script.behaviour = Behaviour::Refuse(501)));
     assert_eq!(error_of(router.chat("hello").await, 501).await["message"], "scripted");
     assert_eq!(workers[0].seen().len() + workers[1].seen().len(), 1);

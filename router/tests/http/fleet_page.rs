@@ -3,7 +3,7 @@
 //! Not here: the page as a reader sees it (`tests/tests/system/fleet_page.rs`, in Chromium).
 
 use crate::support::worker::{Behaviour, FakeWorker};
-use crate::support::{TestRouter, chat_body, eventually, long_text};
+use crate::support::{TestRouter, chat_body, eventually, fleet_of_one, fleet_of_two, long_text};
 use serde_json::{Value, json};
 use warmpath_router::config::DECISIONS_KEPT;
 
@@ -20,8 +20,7 @@ async fn decisions(router: &TestRouter) -> Vec<Value> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_page_is_served_only_to_operators_and_may_load_nothing_from_elsewhere() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (_worker, router) = fleet_of_one().await;
     for (path, kind) in
         [("/", "text/html"), ("/fleet", "text/html"), ("/fleet.css", "text/css"), ("/fleet.js", "text/javascript")]
     {
@@ -42,8 +41,7 @@ async fn the_page_is_served_only_to_operators_and_may_load_nothing_from_elsewher
 
 #[tokio::test(flavor = "multi_thread")]
 async fn decisions_show_worker_and_reason_and_none_of_the_text() {
-    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
-    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let (workers, router) = fleet_of_two().await;
     let text = long_text("confidential matters");
     workers[0].hold(&text, None, 2);
     router.wait_for_metric("warmpath_router_index_blocks", 1.0).await;
@@ -89,8 +87,7 @@ async fn the_result_of_a_decision_is_shown_even_if_no_response_came() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_the_last_decisions_are_kept() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (_worker, router) = fleet_of_one().await;
     for n in 0..DECISIONS_KEPT + 5 {
         let request = router.client.post(router.url("/v1/chat/completions")).header("x-request-id", format!("r{n}"));
         assert_eq!(request.body(chat_body("hello", false)).send().await.expect("an answer").status(), 200);
@@ -103,8 +100,7 @@ async fn only_the_last_decisions_are_kept() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_history_counts_what_the_metrics_count() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (_worker, router) = fleet_of_one().await;
     for _ in 0..3 {
         assert_eq!(router.chat(&long_text("a")).await.status(), 200);
     }

@@ -16,7 +16,7 @@ const IN_FLIGHT: &str = "warmpath_router_requests_in_flight";
 fn loading(uid: u64) -> FakeWorker {
     let worker = FakeWorker::start(uid);
     let model = ModelInfo { names: vec!["big".into()], fingerprint: Fingerprint([uid as u8; 32]), ..model() };
-    worker.with(|script| (script.snapshot.model, script.opening) = (model, Opening::Loading(&["big"])));
+    worker.with(|script| (script.summary.snapshot.model, script.opening) = (model, Opening::Loading(&["big"])));
     worker
 }
 
@@ -210,7 +210,7 @@ async fn a_shutdown_ends_held_requests_at_once_with_an_error() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_s_time_in_the_queue_begins_after_it_was_held() {
     let worker = loading(1);
-    worker.with(|script| script.snapshot.load = full(1 << 20));
+    worker.with(|script| script.summary.snapshot.load = full(1 << 20));
     let router = TestRouter::start(&[&worker], &["--wait", "600", "--queue-timeout", "0.1"]).await;
     eventually("it loads", || async { router.state_of(0).await == "loading" }).await;
     let (held, start) = (chat(&router, Some("big")), Instant::now());

@@ -15,7 +15,7 @@ const N_HINTS: &str = "warmpath_router_kv_transfer_hints_total";
 /// Starts a worker that exchanges state of a layout.
 fn worker(uid: u64, kv_transfer: Option<KvTransfer>) -> FakeWorker {
     let worker = FakeWorker::start(uid);
-    worker.with(|script| script.snapshot.model = ModelInfo { kv_transfer, ..model() });
+    worker.with(|script| script.summary.snapshot.model = ModelInfo { kv_transfer, ..model() });
     worker
 }
 

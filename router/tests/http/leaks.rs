@@ -4,7 +4,7 @@
 
 use crate::support::stock::FakeStock;
 use crate::support::worker::{Behaviour, FakeWorker};
-use crate::support::{TestRouter, chat_body, error_of, header};
+use crate::support::{TestRouter, chat_body, error_of, fleet_of_one, header};
 use serde_json::{Value, json};
 
 /// Returns a whole response, as one text.
@@ -73,8 +73,7 @@ async fn a_worker_is_known_by_the_plain_name_that_it_gives_itself() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_listed_headers_of_a_worker_reach_clients() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (worker, router) = fleet_of_one().await;
     worker.with(|script| {
         script.headers = vec![
             ("set-cookie", "a=b"),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::support::stock::FakeStock;
 use crate::support::worker::{Behaviour, FakeWorker};
-use crate::support::{TestRouter, chat_body, config, config_of, error_of, eventually, header, long_text};
+use crate::support::{TestRouter, chat_body, config, config_of, error_of, eventually, fleet_of_one, header, long_text};
 use futures::StreamExt;
 use tokio::task::JoinHandle;
 use warmpath_router::config::Config;
@@ -103,8 +103,7 @@ async fn an_answer_that_still_arrives_outlives_its_worker_s_summary() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_client_of_the_last_worker_gets_an_error_when_it_is_lost() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (worker, router) = fleet_of_one().await;
     worker.with(|script| script.behaviour = Behaviour::Silent);
     let waiting = send(&router, "hello");
     eventually("the worker has it", || async { worker.seen().len() == 1 }).await;

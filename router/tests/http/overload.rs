@@ -2,7 +2,7 @@
 //! retries.
 
 use crate::support::worker::{Behaviour, FakeWorker, full, idle};
-use crate::support::{TestRouter, chat_body, config, error_of, eventually, header};
+use crate::support::{TestRouter, chat_body, config, error_of, eventually, fleet_of_one, header};
 use reqwest::Response;
 use serde_json::json;
 use tokio::task::JoinHandle;
@@ -37,8 +37,7 @@ async fn waiting(router: &TestRouter, n: usize) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_no_worker_can_start_waits_and_starts_when_one_can() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (worker, router) = fleet_of_one().await;
     report(&router, &worker, 0, full(10_000)).await;
     let waiter = send(&router, "a");
     waiting(&router, 1).await;
@@ -160,7 +159,7 @@ async fn a_worker_that_joins_is_not_flooded() {
     waiting(&router, 12).await;
     new.with(|script| {
         script.behaviour = Behaviour::Hang;
-        script.snapshot.load.rates = Rates::default();
+        script.summary.snapshot.load.rates = Rates::default();
     });
     new.revive();
     waiting(&router, 8).await;

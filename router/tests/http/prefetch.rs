@@ -13,7 +13,7 @@ const NETWORK: [&str; 2] = ["--kv-gbits", "10"];
 fn worker(uid: u64, texts: &[&str]) -> FakeWorker {
     let worker = FakeWorker::start(uid);
     worker.with(|script| {
-        script.snapshot.model = ModelInfo { kv_transfer: Some(LAYOUT), ..model() };
+        script.summary.snapshot.model = ModelInfo { kv_transfer: Some(LAYOUT), ..model() };
         script.hot = texts.iter().map(|text| chat_prefix(text, "")).collect();
     });
     texts.iter().for_each(|text| worker.hold(text, None, 0));
@@ -68,7 +68,7 @@ async fn prefixes_that_only_a_draining_worker_holds_are_divided_among_the_others
     // It holds the start of a prompt.
     other.hold(&texts[1], Some(3), 0);
     let foreign = worker(4, &[]);
-    foreign.with(|script| script.snapshot.model.kv_transfer.as_mut().expect("it exchanges").layout.0[0] ^= 1);
+    foreign.with(|script| script.summary.snapshot.model.kv_transfer.as_mut().expect("it exchanges").layout.0[0] ^= 1);
     let routers = [
         TestRouter::ready(&[&leaving, &stays, &other, &foreign], &NETWORK).await,
         TestRouter::ready(&[&foreign, &other, &stays, &leaving], &NETWORK).await,

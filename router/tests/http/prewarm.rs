@@ -1,7 +1,7 @@
 //! Requests that only fill a worker's cache: routed like any other, and counted apart.
 
 use crate::support::worker::{Behaviour, FakeWorker};
-use crate::support::{TestRouter, eventually, header, long_text};
+use crate::support::{TestRouter, eventually, fleet_of_one, header, long_text};
 use serde_json::json;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -29,8 +29,7 @@ async fn the_request_that_follows_a_prewarm_goes_to_its_worker_even_before_it_en
 
 #[tokio::test(flavor = "multi_thread")]
 async fn prewarms_are_no_part_of_the_figures_of_reuse_and_time() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (_worker, router) = fleet_of_one().await;
     let messages = json!([{"role": "user", "content": "hello"}]);
     let prewarm = json!({"prewarm": true});
     for (path, body) in [

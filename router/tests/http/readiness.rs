@@ -27,7 +27,7 @@ fn loading(uid: u64, names: &'static [&'static str]) -> FakeWorker {
     let worker = FakeWorker::start(uid);
     let names_of_model = names.iter().map(|&name| name.to_owned()).collect();
     let model = ModelInfo { names: names_of_model, fingerprint: Fingerprint([uid as u8; 32]), ..model() };
-    worker.with(|script| (script.snapshot.model, script.opening) = (model, Opening::Loading(names)));
+    worker.with(|script| (script.summary.snapshot.model, script.opening) = (model, Opening::Loading(names)));
     worker
 }
 
@@ -79,7 +79,7 @@ async fn a_restarted_worker_keeps_its_model_known_while_it_loads_unless_the_mode
     let mut worker = FakeWorker::start(1);
     let other = FakeWorker::start(2);
     let another = ModelInfo { names: vec!["other".into()], fingerprint: Fingerprint([9; 32]), ..model() };
-    other.with(|script| script.snapshot.model = another);
+    other.with(|script| script.summary.snapshot.model = another);
     let router = TestRouter::ready(&[&worker, &other], &[]).await;
     assert_eq!(answer(&router, "tiny").await.0, 200);
     worker.kill();
@@ -136,7 +136,7 @@ async fn early_requests_wait_until_all_workers_have_been_contacted() {
     let (held, ready) = (FakeWorker::start(1), FakeWorker::start(2));
     held.with(|script| script.opening = Opening::Held);
     let another = ModelInfo { names: vec!["other".into()], fingerprint: Fingerprint([9; 32]), ..model() };
-    ready.with(|script| script.snapshot.model = another);
+    ready.with(|script| script.summary.snapshot.model = another);
     let router = TestRouter::start(&[&held, &ready], &[]).await;
     eventually("the other worker is ready", || async { router.state_of(1).await == "ready" }).await;
     assert_eq!(router.get("/readyz").await.0, 503);

@@ -3,8 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use crate::support::stock::FakeStock;
-use crate::support::worker::{Behaviour, FakeWorker};
-use crate::support::{TestRouter, chat_body, error_of, header};
+use crate::support::worker::Behaviour;
+use crate::support::{TestRouter, chat_body, error_of, fleet_of_two, header};
 use serde_json::json;
 
 async fn router_of(servers: &[&FakeStock]) -> TestRouter {
@@ -140,8 +140,7 @@ async fn a_request_that_waits_for_its_model_holds_up_no_other_model() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_warmpath_worker_behind_a_gateway_with_a_quota_is_paused_too() {
-    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
-    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let (workers, router) = fleet_of_two().await;
     workers[0].with(|script| {
         script.behaviour = Behaviour::Refuse(429);
         script.retry_after = Some("120".to_owned());

@@ -53,7 +53,7 @@ fn stranger(uid: u64, vocabulary: Bytes) -> FakeWorker {
     worker.with(|script| {
         script.vocabulary = vocabulary;
         let names = vec!["strange".to_owned()];
-        script.snapshot.model = ModelInfo { names, fingerprint: Fingerprint([9; 32]), ..model() };
+        script.summary.snapshot.model = ModelInfo { names, fingerprint: Fingerprint([9; 32]), ..model() };
     });
     worker
 }

@@ -1,16 +1,16 @@
 //! Invalid input and limits: every error is OpenAI's error object, with a fitting status.
 
+use crate::support::fake_server::Seen;
 use crate::support::keys::{KeyFile, key};
-use crate::support::worker::{Behaviour, FakeWorker, Seen, model};
-use crate::support::{TestRouter, chat_body, error_of, header};
+use crate::support::worker::{Behaviour, FakeWorker, model};
+use crate::support::{TestRouter, chat_body, error_of, fleet_of_one, header};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use warmpath_common::model::{Fingerprint, ModelInfo};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bad_bodies_are_refused_with_the_field_s_name_and_no_worker_sees_them() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (worker, router) = fleet_of_one().await;
     let cases = [
         ("chat/completions", "{", 400, None, Some("invalid_json")),
         ("chat/completions", "", 400, None, Some("invalid_json")),
@@ -43,8 +43,7 @@ async fn bad_bodies_are_refused_with_the_field_s_name_and_no_worker_sees_them() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whole_numbers_may_be_written_as_floats() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (_worker, router) = fleet_of_one().await;
     let user = r#""messages": [{"role": "user", "content": "a"}]"#;
     let gap = r#""input_prefix": "a", "input_suffix": "b""#;
     for (path, fields, name, value) in [
@@ -77,8 +76,7 @@ async fn whole_numbers_may_be_written_as_floats() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unknown_model_is_not_found_and_the_known_ones_are_listed() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (_worker, router) = fleet_of_one().await;
     let body = |model: &str| json!({"model": model, "messages": [{"role": "user", "content": "a"}]}).to_string();
     let error = error_of(router.post("/v1/chat/completions", body("other")).await, 404).await;
     assert_eq!((&error["code"], &error["param"]), (&json!("model_not_found"), &json!("model")));
@@ -123,7 +121,7 @@ async fn any_model_name_means_the_only_model_in_every_dialect() {
 async fn any_model_name_means_nothing_where_several_models_are_served() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     let other = ModelInfo { names: vec!["other".into()], fingerprint: Fingerprint([9; 32]), ..model() };
-    workers[1].with(|script| script.snapshot.model = other);
+    workers[1].with(|script| script.summary.snapshot.model = other);
     let router = TestRouter::ready(&workers.each_ref(), &["--any-model-name"]).await;
     let body = json!({"model": "gpt-4o", "messages": [{"role": "user", "content": "a"}]}).to_string();
     let error = error_of(router.post("/v1/chat/completions", body).await, 404).await;
@@ -134,7 +132,7 @@ async fn any_model_name_means_nothing_where_several_models_are_served() {
 async fn models_are_those_of_the_fleet() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     let other = ModelInfo { names: vec!["org/other".into()], fingerprint: Fingerprint([9; 32]), ..model() };
-    workers[1].with(|script| script.snapshot.model = other);
+    workers[1].with(|script| script.summary.snapshot.model = other);
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;
     let (_, list) = router.get("/v1/models").await;
     let names: Vec<_> = list["data"].as_array().expect("a list").iter().map(|model| model["id"].clone()).collect();
@@ -151,8 +149,8 @@ async fn models_are_those_of_the_fleet() {
 async fn a_name_that_matches_a_pattern_is_routed_only_to_the_pattern_s_workers() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     let other = ModelInfo { names: vec!["claude-haiku".into()], fingerprint: Fingerprint([9; 32]), ..model() };
-    workers[0].with(|script| script.snapshot.model.names.push("claude-*".into()));
-    workers[1].with(|script| script.snapshot.model = other);
+    workers[0].with(|script| script.summary.snapshot.model.names.push("claude-*".into()));
+    workers[1].with(|script| script.summary.snapshot.model = other);
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;
     let names = |list: &Value| {
         list["data"].as_array().expect("a list").iter().map(|model| model["id"].clone()).collect::<Vec<_>>()
@@ -171,8 +169,7 @@ async fn a_name_that_matches_a_pattern_is_routed_only_to_the_pattern_s_workers()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn anthropic_s_clients_see_models_in_their_own_shape() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (_worker, router) = fleet_of_one().await;
     let get = async |path: &str| {
         let asked = router.client.get(router.url(path)).header("anthropic-version", "2023-06-01").send();
         let response = asked.await.expect("the router answers");
@@ -190,8 +187,7 @@ async fn anthropic_s_clients_see_models_in_their_own_shape() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unknown_paths_and_methods_are_refused() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (_worker, router) = fleet_of_one().await;
     let error = error_of(router.post("/v1/nothing", "{}").await, 404).await;
     assert_eq!(error["message"], "the path /v1/nothing does not exist");
     let response = router.client.get(router.url("/v1/chat/completions")).send().await.expect("an answer");
@@ -263,8 +259,7 @@ async fn more_requests_than_places_are_refused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_cannot_set_the_router_s_headers() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (worker, router) = fleet_of_one().await;
     let request = router.client.post(router.url("/v1/chat/completions")).body(chat_body("hello", false));
     let request = request
         .header("x-warmpath-slot", "3")
@@ -285,8 +280,7 @@ async fn a_client_cannot_set_the_router_s_headers() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn metrics_count_requests_by_endpoint_and_status() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (_worker, router) = fleet_of_one().await;
     router.chat("hello").await;
     router.post("/v1/chat/completions", "{").await;
     let line =

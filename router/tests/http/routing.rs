@@ -2,7 +2,7 @@
 
 use crate::refused::declared;
 use crate::support::worker::{Behaviour, FakeWorker, chat_keys, idle};
-use crate::support::{TestRouter, chat_body, error_of, eventually, header, long_text};
+use crate::support::{TestRouter, chat_body, error_of, eventually, fleet_of_one, fleet_of_two, header, long_text};
 use serde_json::json;
 use warmpath_common::ids::SlotId;
 use warmpath_common::summary::Load;
@@ -47,8 +47,7 @@ async fn a_prompt_goes_to_the_worker_that_holds_its_prefix_with_hints() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn blocks_that_were_not_reused_twice_are_ignored_until_they_are_announced_again() {
-    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
-    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let (workers, router) = fleet_of_two().await;
     let text = long_text("bread");
     let n_blocks = chat_keys(&text, "").len();
     workers[1].hold(&text, None, 2);
@@ -74,8 +73,7 @@ fn question_on_document(question: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_prompt_is_not_held_back_where_all_of_it_is_held() {
-    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
-    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let (workers, router) = fleet_of_two().await;
     // No router has been seen yet, so there may be others, and the prompt takes three seconds.
     let texts = ["Why?", "Where?"].map(|question| format!("{}{question}", long_text("bread").repeat(8)));
     let n_listened = "warmpath_router_backoff_seconds_count";
@@ -145,8 +143,7 @@ async fn long_prompts_with_a_common_prefix_go_to_one_worker_even_if_placed_at_on
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_salt_keeps_prefixes_apart() {
-    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
-    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let (workers, router) = fleet_of_two().await;
     let text = long_text("bread");
     workers[1].hold(&text, None, 0);
     knows_blocks(&router, 1, chat_keys(&text, "").len()).await;
@@ -168,8 +165,7 @@ async fn a_salt_keeps_prefixes_apart() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_reuse_is_predicted_for_a_request_that_forbids_it() {
-    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
-    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let (workers, router) = fleet_of_two().await;
     let text = long_text("bread");
     workers[1].hold(&text, None, 0);
     knows_blocks(&router, 1, chat_keys(&text, "").len()).await;
@@ -235,8 +231,7 @@ async fn a_failed_attempt_is_repeated_elsewhere_before_the_first_byte() {
         (Behaviour::BreakAtOnce, "broken"),
         (Behaviour::BreakMidway, "broken"),
     ] {
-        let workers = [FakeWorker::start(1), FakeWorker::start(2)];
-        let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+        let (workers, router) = fleet_of_two().await;
         let text = long_text("bread");
         workers[0].hold(&text, None, 0);
         knows_blocks(&router, 0, chat_keys(&text, "").len()).await;
@@ -259,8 +254,7 @@ async fn a_failed_attempt_is_repeated_elsewhere_before_the_first_byte() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_comment_reaches_the_client_and_the_request_can_still_go_elsewhere() {
-    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
-    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let (workers, router) = fleet_of_two().await;
     let text = long_text("bread");
     workers[0].hold(&text, None, 0);
     knows_blocks(&router, 0, chat_keys(&text, "").len()).await;
@@ -281,8 +275,7 @@ async fn a_comment_reaches_the_client_and_the_request_can_still_go_elsewhere() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn other_errors_of_a_worker_pass_through() {
-    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
-    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let (workers, router) = fleet_of_two().await;
     workers.iter().for_each(|worker| worker.with(|script| script.behaviour = Behaviour::Refuse(400)));
     let error = error_of(router.chat("hello").await, 400).await;
     assert_eq!(error["message"], "scripted");
@@ -337,8 +330,7 @@ async fn round_robin_takes_turns() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_longest_of_several_prompts_decides() {
-    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
-    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let (_workers, router) = fleet_of_two().await;
     let tokens: Vec<u32> = (0..64).collect();
     for (body, has_comparison) in [
         (json!({"prompt": [[1, 2, 3], tokens]}), false),
@@ -357,8 +349,7 @@ async fn the_longest_of_several_prompts_decides() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn small_endpoints_are_passed_on() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (worker, router) = fleet_of_one().await;
     let response = router.post("/tokenize", "{\"content\": \"hello\"}").await;
     assert_eq!(response.status(), 200);
     assert_eq!(worker.seen()[0].body, "{\"content\": \"hello\"}");

@@ -348,7 +348,7 @@ async fn beside_a_warmpath_worker_of_the_same_name_its_vocabulary_counts() {
     is_remembered(&router, &chat_body(&text, false)).await;
     assert_eq!(header(&router.chat(&text).await, "x-warmpath-worker"), "0000000000000001");
     stock.with(|script| script.extra_tokens = 1);
-    own.with(|script| script.snapshot.load.draining = true);
+    own.with(|script| script.summary.snapshot.load.draining = true);
     own.update(Vec::new(), Some(warmpath_common::summary::Load { draining: true, ..crate::support::worker::idle() }));
     eventually("the worker drains", || async { router.state_of(1).await == "draining" }).await;
     for _ in 0..3 {

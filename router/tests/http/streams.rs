@@ -3,15 +3,14 @@
 use std::time::Duration;
 
 use crate::support::worker::{Behaviour, FakeWorker};
-use crate::support::{TestRouter, error_of, eventually, header};
+use crate::support::{TestRouter, error_of, eventually, fleet_of_one, fleet_of_two, header};
 use futures::StreamExt;
 
 const THREE_EVENTS: &str = "data: {\"n\": 1}\n\ndata: {\"n\": 2}\n\ndata: [DONE]\n\n";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_passes_through_untouched() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (_worker, router) = fleet_of_one().await;
     let response = router.chat_stream("hello").await;
     assert_eq!(header(&response, "content-type"), "text/event-stream");
     assert_eq!(header(&response, "x-warmpath-route"), "only");
@@ -26,8 +25,7 @@ async fn a_stream_passes_through_untouched() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_breaks_off_ends_with_an_error_event_and_is_not_repeated() {
-    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
-    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let (workers, router) = fleet_of_two().await;
     workers.iter().for_each(|worker| worker.with(|script| script.behaviour = Behaviour::BreakMidway));
     let response = router.chat_stream("hello").await;
     assert_eq!(response.status(), 200);
@@ -44,8 +42,7 @@ async fn a_stream_that_breaks_off_ends_with_an_error_event_and_is_not_repeated()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_got_comments_gets_an_error_event_if_no_worker_answers() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (worker, router) = fleet_of_one().await;
     worker.with(|script| script.behaviour = Behaviour::BreakBehindComment);
     let response = router.chat_stream("hello").await;
     assert_eq!(response.status(), 200);
@@ -58,8 +55,7 @@ async fn a_client_that_got_comments_gets_an_error_event_if_no_worker_answers() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_whole_answer_that_breaks_off_everywhere_is_a_bad_gateway() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (worker, router) = fleet_of_one().await;
     worker.with(|script| script.behaviour = Behaviour::BreakMidway);
     assert_eq!(error_of(router.chat("hello").await, 502).await["code"], "worker_failed");
 }
@@ -90,8 +86,7 @@ async fn a_worker_that_falls_silent_is_cut_off() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_frees_the_worker() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (worker, router) = fleet_of_one().await;
     worker.with(|script| script.behaviour = Behaviour::Hang);
     let mut body = router.chat_stream("hello").await.bytes_stream();
     body.next().await.expect("a piece").expect("bytes");
@@ -105,8 +100,7 @@ async fn a_client_that_leaves_frees_the_worker() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_before_the_first_byte_frees_the_worker() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (worker, router) = fleet_of_one().await;
     worker.with(|script| script.behaviour = Behaviour::Hang);
     // Without streaming the client gets nothing before the whole response, so it waits.
     let request =

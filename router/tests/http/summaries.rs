@@ -1,14 +1,14 @@
 //! Summary streams: followed, ended when they are inconsistent, opened again, and workers that come and go.
 
-use crate::support::worker::{FakeWorker, REPLAY_LIMITS, chat_keys, framed, idle, model};
-use crate::support::{TestRouter, error_of, eventually, header, long_text};
+use crate::support::worker::{FakeWorker, chat_keys, idle, model};
+use crate::support::{TestRouter, error_of, eventually, fleet_of_one, fleet_of_two, header, long_text};
 use serde_json::json;
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::ModelInfo;
 use warmpath_common::summary::{
-    Change, Digest, FRAME_BYTES_MAX, Frame, FrameBody, Load, PROTOCOL_VERSION, ReplayBuffer, Resume, Run, RunState,
-    Stamp, Tier,
+    Change, Digest, FRAME_BYTES_MAX, Frame, FrameBody, Load, PROTOCOL_VERSION, Resume, Run, RunState, Stamp, Tier,
+    with_length,
 };
 
 fn run(keys: Vec<BlockKey>, slot: u16) -> Run {
@@ -18,8 +18,7 @@ fn run(keys: Vec<BlockKey>, slot: u16) -> Run {
 /// Starts a worker and a router, lets `lie` corrupt the stream, and checks that the stream ends with `reason` and is
 /// resynced.
 async fn check_cut_off(reason: &str, lie: impl FnOnce(&FakeWorker)) {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (worker, router) = fleet_of_one().await;
     let text = long_text("bread");
     worker.hold(&text, None, 0);
     let n_blocks = chat_keys(&text, "").len();
@@ -47,7 +46,7 @@ async fn a_repeated_update_is_cut_off_and_resynced() {
 #[tokio::test(flavor = "multi_thread")]
 async fn bytes_that_are_no_frame_are_cut_off_and_resynced() {
     let bytes = [&[PROTOCOL_VERSION], &b"nonsense"[..]].concat();
-    check_cut_off("malformed", |worker| worker.send_raw(&framed(&bytes))).await;
+    check_cut_off("malformed", |worker| worker.send_raw(&with_length(&bytes))).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -60,7 +59,7 @@ async fn a_frame_over_the_limit_is_cut_off_and_resynced() {
 async fn another_worker_s_frame_is_cut_off_and_resynced() {
     let stamp = Stamp { worker_uid: warmpath_common::ids::WorkerUid(99), boot_epoch: 2, seq: 1 };
     let frame = Frame { stamp, body: FrameBody::Update { changes: Vec::new(), load: None, digest: None } };
-    check_cut_off("identity", |worker| worker.send_raw(&framed(&frame.encode()))).await;
+    check_cut_off("identity", |worker| worker.send_raw(&with_length(&frame.encode()))).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -77,7 +76,7 @@ async fn a_load_that_cannot_be_is_cut_off_and_resynced() {
         let mut load = idle();
         load.rates.prefill_tokens_per_s = Some(f32::NAN);
         worker.update(Vec::new(), Some(load));
-        worker.with(|script| script.snapshot.load = idle());
+        worker.with(|script| script.summary.snapshot.load = idle());
     })
     .await;
 }
@@ -99,8 +98,7 @@ async fn a_stream_that_stops_in_the_middle_of_a_frame_is_cut_off() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_summary_stream_is_resumed_where_it_ended() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (worker, router) = fleet_of_one().await;
     let keys = |n: u64| (0..n).map(BlockKey).collect::<Vec<_>>();
     // The snapshot never has what only updates announced, so a router that has missed one does not know it.
     worker.update(vec![Change::Stored(run(keys(20), 0))], None);
@@ -118,13 +116,12 @@ async fn a_lost_summary_stream_is_resumed_where_it_ended() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn blocks_that_differ_from_the_worker_s_are_found_and_resynced() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (worker, router) = fleet_of_one().await;
     let keys: Vec<BlockKey> = (0..20).map(BlockKey).collect();
     worker.update_with_digest(vec![Change::Stored(run(keys.clone(), 0))], Digest::of(&keys));
     eventually("the blocks are known", || async { router.fleet().await["workers"][0]["blocks"] == 20 }).await;
     assert_eq!(router.metric("warmpath_router_summary_stream_ends_total{reason=\"digest\"}").await, 0.0, "both agree");
-    worker.with(|script| script.snapshot.runs.push(run(keys[..5].to_vec(), 0)));
+    worker.with(|script| script.summary.snapshot.runs.push(run(keys[..5].to_vec(), 0)));
     worker.update_with_digest(Vec::new(), Digest::of(&keys[..5]));
     router.wait_for_metric("warmpath_router_summary_stream_ends_total{reason=\"digest\"}", 1.0).await;
     eventually("the view is the worker's", || async { router.fleet().await["workers"][0]["blocks"] == 5 }).await;
@@ -147,7 +144,7 @@ async fn a_worker_is_used_before_its_snapshot_arrives() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_of_another_protocol_version_is_not_used_and_the_reason_is_shown() {
     let (newer, other) = (FakeWorker::start(1), FakeWorker::start(2));
-    newer.with(|script| script.raw_stream = Some(framed(&[PROTOCOL_VERSION + 1, 0])));
+    newer.with(|script| script.raw_stream = Some(with_length(&[PROTOCOL_VERSION + 1, 0])));
     let router = TestRouter::start(&[&newer, &other], &[]).await;
     eventually("the other one is used", || async { router.state_of(1).await == "ready" }).await;
     eventually("it is down", || async { router.state_of(0).await == "down" }).await;
@@ -164,8 +161,8 @@ async fn a_worker_of_another_protocol_version_is_not_used_and_the_reason_is_show
 async fn a_process_under_two_urls_is_used_once_and_two_processes_with_one_uid_both() {
     let workers = [FakeWorker::start(1), FakeWorker::start(1), FakeWorker::start(1)];
     workers[2].with(|script| {
-        let stamp = Stamp { boot_epoch: 9, ..script.snapshot.stamp };
-        (script.snapshot.stamp, script.replay_buffer) = (stamp, ReplayBuffer::new(REPLAY_LIMITS, stamp));
+        let stamp = Stamp { boot_epoch: 9, ..script.summary.snapshot.stamp };
+        script.summary.set_stamp(stamp);
     });
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;
     eventually("the second is kept out", || async { router.state_of(1).await == "excluded" }).await;
@@ -178,8 +175,7 @@ async fn a_process_under_two_urls_is_used_once_and_two_processes_with_one_uid_bo
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_worker_s_stream_is_closed_and_the_worker_gets_no_requests() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (worker, router) = fleet_of_one().await;
     worker.with(|script| script.has_heartbeat = false);
     router.wait_for_metric("warmpath_router_summary_stream_ends_total{reason=\"idle\"}", 1.0).await;
     worker.with(|script| script.has_heartbeat = true);
@@ -201,7 +197,7 @@ async fn a_worker_that_is_no_worker_is_down() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_disagrees_is_excluded_loudly() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2), FakeWorker::start(3)];
-    workers[1].with(|script| script.snapshot.model = ModelInfo { block_size_tokens: 64, ..model() });
+    workers[1].with(|script| script.summary.snapshot.model = ModelInfo { block_size_tokens: 64, ..model() });
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;
     let worker = router.fleet().await["workers"][1].clone();
     assert_eq!(worker["state"], "excluded");
@@ -221,7 +217,7 @@ async fn a_worker_that_disagrees_is_excluded_loudly() {
 async fn of_two_models_under_one_name_all_routers_take_the_older_worker_s_until_it_drains() {
     let (older, mut newer) = (FakeWorker::start(1), FakeWorker::start(2));
     newer.kill();
-    newer.with(|script| script.snapshot.model = ModelInfo { block_size_tokens: 64, ..model() });
+    newer.with(|script| script.summary.snapshot.model = ModelInfo { block_size_tokens: 64, ..model() });
     newer.revive();
     let one = TestRouter::ready(&[&older, &newer], &[]).await;
     let two = TestRouter::ready(&[&newer, &older], &[]).await;
@@ -242,7 +238,7 @@ async fn check_served(router: &TestRouter, states: [&str; 2], worker: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_vocabulary_that_is_not_the_declared_one_excludes_its_workers() {
     let worker = FakeWorker::start(1);
-    worker.with(|script| script.snapshot.model = ModelInfo { n_vocab: 5, ..model() });
+    worker.with(|script| script.summary.snapshot.model = ModelInfo { n_vocab: 5, ..model() });
     let router = TestRouter::start(&[&worker], &[]).await;
     eventually("it is excluded", || async { router.state_of(0).await == "excluded" }).await;
     let reason = router.fleet().await["workers"][0]["excluded"].clone();
@@ -332,8 +328,7 @@ async fn a_killed_worker_is_replaced_at_once_and_back_within_seconds_of_its_retu
 
 #[tokio::test(flavor = "multi_thread")]
 async fn accepted_requests_are_no_longer_counted_by_the_router() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (worker, router) = fleet_of_one().await;
     worker.with(|script| script.behaviour = crate::support::worker::Behaviour::Hang);
     let response = router
         .client
@@ -357,8 +352,7 @@ async fn accepted_requests_are_no_longer_counted_by_the_router() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn removed_blocks_are_no_longer_counted_on() {
-    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
-    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let (workers, router) = fleet_of_two().await;
     let text = long_text("bread");
     let keys = chat_keys(&text, "");
     workers[1].hold(&text, None, 0);
@@ -372,8 +366,7 @@ async fn removed_blocks_are_no_longer_counted_on() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_load_is_never_seen_without_the_blocks_that_it_was_announced_with() {
-    let worker = FakeWorker::start(1);
-    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (worker, router) = fleet_of_one().await;
     let seen = || async {
         let seen = router.fleet().await["workers"][0].clone();
         assert_eq!(seen["blocks"], seen["load"]["n_queued"]);

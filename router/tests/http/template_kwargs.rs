@@ -82,7 +82,7 @@ fn with_template(template: &str, kwargs: Option<&str>) -> (axum::body::Bytes, Mo
 /// Sends a tool loop and the next question; returns the report for the last request.
 async fn report(template: &str, defaults: Option<&str>, kwargs: &Value) -> String {
     let worker = FakeWorker::start(1);
-    worker.with(|script| (script.vocabulary, script.snapshot.model) = with_template(template, defaults));
+    worker.with(|script| (script.vocabulary, script.summary.snapshot.model) = with_template(template, defaults));
     let router = TestRouter::ready(&[&worker], &[]).await;
     let mut told = Vec::new();
     for messages in tool_loop() {
@@ -113,7 +113,7 @@ async fn reasoning_that_the_template_drops_is_named_with_the_setting_that_keeps_
 async fn props_have_the_template_and_the_context_of_a_named_model_or_of_the_only_one() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     for worker in &workers {
-        worker.with(|script| (script.vocabulary, script.snapshot.model) = with_template(&preserving(), None));
+        worker.with(|script| (script.vocabulary, script.summary.snapshot.model) = with_template(&preserving(), None));
     }
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;
     eventually("its vocabulary is known", || async { router.fleet().await["vocabularies"][0]["state"] == "ready" })
@@ -136,7 +136,7 @@ async fn props_have_the_template_and_the_context_of_a_named_model_or_of_the_only
 #[tokio::test(flavor = "multi_thread")]
 async fn a_break_within_an_answer_names_the_reasoning_that_its_copy_lacks() {
     let worker = FakeWorker::start(1);
-    worker.with(|script| (script.vocabulary, script.snapshot.model) = with_template(&preserving(), None));
+    worker.with(|script| (script.vocabulary, script.summary.snapshot.model) = with_template(&preserving(), None));
     let router = TestRouter::ready(&[&worker], &[]).await;
     let mut messages =
         vec![json!({"role": "system", "content": text("rules")}), json!({"role": "user", "content": "Bread?"})];
@@ -157,7 +157,7 @@ async fn a_break_within_an_answer_names_the_reasoning_that_its_copy_lacks() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_break_before_dropped_reasoning_has_another_cause() {
     let worker = FakeWorker::start(1);
-    worker.with(|script| (script.vocabulary, script.snapshot.model) = with_template(&preserving(), None));
+    worker.with(|script| (script.vocabulary, script.summary.snapshot.model) = with_template(&preserving(), None));
     let router = TestRouter::ready(&[&worker], &[]).await;
     let [_, begun, mut asked] = tool_loop().try_into().expect("three requests");
     ask(&router, &begun, &json!({})).await;

@@ -4,9 +4,10 @@
 
 use std::sync::{Arc, Mutex};
 
+use crate::support::fake_server::serve_apart;
 use crate::support::real_worker::RealWorker;
 use crate::support::worker::{Behaviour, FakeWorker};
-use crate::support::{TestRouter, eventually, serve_apart};
+use crate::support::{TestRouter, eventually};
 use axum::extract::State;
 use axum::routing::post;
 use axum::{Json, Router};

@@ -2,29 +2,17 @@
 //!
 //! Streams that break are in `failures`.
 //!
-//! A scripted worker announces a real worker's model, sends one event on each stream and then nothing until the test
+//! A fake worker announces a real worker's model, sends one event on each stream and then nothing until the test
 //! ends it. The router is a real process whose memory is read from the kernel.
 
-use std::convert::Infallible;
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
-
 use anyhow::{Context as _, ensure};
-use axum::Router;
-use axum::body::Body;
-use axum::extract::State;
-use axum::http::header::CONTENT_TYPE;
-use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
-use bytes::Bytes;
 use futures::future::{join_all, try_join_all};
-use futures::stream::{self, StreamExt as _};
 use serde_json::json;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
+use warmpath_bench::fake_worker::{Answers, FakeWorker, Likeness};
 use warmpath_bench::fleet::Server;
 use warmpath_bench::prompts::words;
-use warmpath_common::summary::{self, Frame, FrameBody, STREAM_PATH, Snapshot, VOCABULARY_PATH};
 use warmpath_tests::rig::{Rig, bin_dir};
 
 /// Number of streams.
@@ -35,60 +23,6 @@ const N_STREAMS: usize = 1_000;
 const GROWTH_MIB_MAX: f64 = 150.0;
 /// Number of files that the test and the router need: each stream has a socket on each side of each.
 const FILES: u64 = 4 * N_STREAMS as u64;
-/// Pause between two heartbeats of the scripted worker.
-const HEARTBEAT: Duration = Duration::from_millis(300);
-
-/// Worker that answers each request with one event and then waits.
-#[derive(Clone)]
-struct Scripted {
-    snapshot: Arc<Snapshot>,
-    vocabulary: Bytes,
-    released: watch::Receiver<bool>,
-}
-
-impl Scripted {
-    async fn serve(self) -> anyhow::Result<SocketAddr> {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
-        let address = listener.local_addr()?;
-        let routes = Router::new()
-            .route(STREAM_PATH, get(summary_stream))
-            .route(VOCABULARY_PATH, get(async |State(worker): State<Self>| worker.vocabulary))
-            .route("/v1/chat/completions", post(chat))
-            .with_state(self);
-        tokio::spawn(async move { axum::serve(listener, routes).await });
-        Ok(address)
-    }
-}
-
-fn framed(frame: &Frame) -> Bytes {
-    let bytes = frame.encode();
-    let length = u32::try_from(bytes.len()).expect("a short frame");
-    [&length.to_be_bytes()[..], &bytes].concat().into()
-}
-
-async fn summary_stream(State(worker): State<Scripted>) -> Response {
-    let first: Vec<Frame> = (*worker.snapshot).clone().into_frames();
-    let stamp = worker.snapshot.stamp;
-    let beats = stream::unfold(stamp, async |mut stamp| {
-        tokio::time::sleep(HEARTBEAT).await;
-        stamp.seq += 1;
-        Some((Frame { stamp, body: FrameBody::Update { changes: Vec::new(), load: None, digest: None } }, stamp))
-    });
-    let frames = stream::iter(first).chain(beats).map(|frame| Ok::<_, Infallible>(framed(&frame)));
-    ([(CONTENT_TYPE, summary::CONTENT_TYPE)], Body::from_stream(frames)).into_response()
-}
-
-async fn chat(State(mut worker): State<Scripted>) -> Response {
-    let first = stream::iter([Bytes::from_static(b"data: {\"choices\":[{\"delta\":{\"content\":\"well\"}}]}\n\n")]);
-    let rest = stream::once(async move {
-        // The end of the test drops the sender, which ends the stream too.
-        let _ = worker.released.wait_for(|released| *released).await;
-        Bytes::from_static(b"data: [DONE]\n\n")
-    });
-    let events = first.chain(rest).map(Ok::<_, Infallible>);
-    ([(CONTENT_TYPE, "text/event-stream")], Body::from_stream(events)).into_response()
-}
-
 /// Returns the resident memory of a process. Units: MiB.
 fn memory_mib(pid: u32) -> anyhow::Result<f64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
@@ -101,17 +35,14 @@ fn memory_mib(pid: u32) -> anyhow::Result<f64> {
 async fn a_thousand_idle_streams_fit_in_little_memory() -> anyhow::Result<()> {
     ensure!(rlimit::increase_nofile_limit(FILES)? >= FILES, "this needs {FILES} open files");
     let mut rig = Rig::start(1, &[]).await?;
-    let real = rig.fleet.workers[0].base_url();
-    let vocabulary = rig.http.get(format!("{real}{VOCABULARY_PATH}")).send().await?.bytes().await?;
-    let mut snapshot = rig.snapshot(&real).await?;
+    let mut likeness = Likeness::of_worker(&rig.fleet.workers[0].base_url()).await?;
     // Enough slots, so that no request waits.
-    snapshot.model.n_slots = u16::try_from(N_STREAMS)?;
-    let snapshot = Arc::new(snapshot);
-    let (release, released) = watch::channel(false);
-    let worker = Scripted { snapshot, vocabulary, released }.serve().await?;
+    likeness.snapshot.model.n_slots = u16::try_from(N_STREAMS)?;
+    let (release, is_released) = watch::channel(false);
+    let mut tasks = JoinSet::new();
+    let worker = FakeWorker::new(1, Answers::Held(is_released), &likeness).serve(&mut tasks).await?;
 
-    // A separate router in front of the scripted worker replaces the rig's.
-    let worker = format!("http://{worker}");
+    // A separate router in front of the fake worker replaces the rig's.
     let args = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--worker", &worker];
     let program = bin_dir()?.join("warmpath-router");
     rig.fleet.router = Server::start("router", &program, &args.map(str::to_owned)).await?;

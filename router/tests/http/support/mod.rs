@@ -1,6 +1,7 @@
 //! Shared code of the router's tests: a router in this process, scripted fake workers, ways to inspect both.
 
 pub mod authority;
+pub mod fake_server;
 pub mod keys;
 pub mod logged;
 pub mod network;
@@ -11,7 +12,6 @@ pub mod stock;
 pub mod worker;
 
 use std::future::Future;
-use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::LazyLock;
@@ -19,7 +19,6 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use serde_json::{Value, json};
-use tokio::runtime::Runtime;
 use warmpath_bench::model::{Preset, write_model};
 use warmpath_router::config::{Config, flags::Flags, resolve};
 use warmpath_router::server::Server;
@@ -36,36 +35,6 @@ pub static VOCABULARY: LazyLock<Vec<u8>> = LazyLock::new(|| {
     write_model(Preset::Tiny, 1, None, &path).expect("the tiny model");
     warmpath_gguf::vocabulary(&path).expect("its vocabulary")
 });
-
-/// Serves `routes` at `address` in a separate runtime, so that all of it can be ended at once; returns the address,
-/// with the port chosen for port 0.
-pub fn serve_apart(address: SocketAddr, routes: axum::Router) -> (SocketAddr, Runtime) {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-    let runtime = runtime.expect("a runtime");
-    // A runtime cannot wait inside another one.
-    let bound = std::thread::scope(|scope| {
-        let bind = || runtime.block_on(tokio::net::TcpListener::bind(address)).expect("the port is free");
-        scope.spawn(bind).join().expect("binding does not panic")
-    });
-    let address = bound.local_addr().expect("it is bound");
-    let service = routes.into_make_service_with_connect_info::<SocketAddr>();
-    runtime.spawn(async move { axum::serve(bound, service).await.expect("it serves") });
-    (address, runtime)
-}
-
-/// Ends what [`serve_apart`] started and waits until its port is free: a server that is started there at once would
-/// find it in use.
-pub fn end(runtime: Runtime) {
-    // A runtime cannot wait inside another one.
-    std::thread::scope(|scope| {
-        scope.spawn(|| runtime.shutdown_timeout(PATIENCE));
-    });
-}
-
-/// Returns routes all of which are under a path.
-pub fn under(base: &str, routes: axum::Router) -> axum::Router {
-    if base.is_empty() { routes } else { axum::Router::new().nest(base, routes) }
-}
 
 /// A router in this process.
 pub struct TestRouter {
@@ -160,6 +129,20 @@ impl TestRouter {
     pub async fn wait_for_metric(&self, line: &str, at_least: f64) {
         eventually(line, || async { self.metric(line).await >= at_least }).await;
     }
+}
+
+/// Starts a worker, and a router in front of it.
+pub async fn fleet_of_one() -> (FakeWorker, TestRouter) {
+    let worker = FakeWorker::start(1);
+    let router = TestRouter::ready(&[&worker], &[]).await;
+    (worker, router)
+}
+
+/// Starts two workers, and a router in front of them.
+pub async fn fleet_of_two() -> ([FakeWorker; 2], TestRouter) {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
+    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    (workers, router)
 }
 
 pub fn config(workers: &[&FakeWorker], flags: &[&str]) -> Config {

@@ -13,12 +13,11 @@ use axum::middleware::{Next, from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde_json::{Value, json};
-use tokio::runtime::Runtime;
 use warmpath_common::ids::Token;
 use warmpath_common::openai::ChatPrompt;
 
-use super::worker::{MAKER, Seen};
-use super::{end, serve_apart, under};
+use super::fake_server::{self, FakeServer, RequestLog, Seen};
+use super::worker::MAKER;
 
 /// Token counts in responses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,20 +57,15 @@ pub struct Script {
 
 struct Shared {
     script: Mutex<Script>,
-    seen: Mutex<Vec<Seen>>,
+    log: Arc<RequestLog>,
     /// Remote addresses of all connections that have carried a request.
     peers: Mutex<HashSet<SocketAddr>>,
-    /// Every requested path, with the headers, including refused ones.
-    asked: Mutex<Vec<(String, HeaderMap)>>,
 }
 
 /// A fake stock server.
 pub struct FakeStock {
-    address: SocketAddr,
-    /// Path before all of its endpoints.
-    base: &'static str,
+    server: FakeServer,
     shared: Arc<Shared>,
-    runtime: Option<Runtime>,
 }
 
 impl FakeStock {
@@ -101,14 +95,9 @@ impl FakeStock {
             key: None,
             kept: Vec::new(),
         };
-        let shared = Shared {
-            script: Mutex::new(script),
-            seen: Mutex::default(),
-            peers: Mutex::default(),
-            asked: Mutex::default(),
-        };
-        let address = address.parse().expect("an address");
-        let mut server = Self { address, base, shared: Arc::new(shared), runtime: None };
+        let server = FakeServer::at(address, base);
+        let shared = Shared { script: Mutex::new(script), log: Arc::clone(&server.log), peers: Mutex::default() };
+        let mut server = Self { server, shared: Arc::new(shared) };
         server.revive();
         server
     }
@@ -119,11 +108,11 @@ impl FakeStock {
     }
 
     pub fn url(&self) -> String {
-        format!("http://{}{}", self.address, self.base)
+        self.server.url()
     }
 
     pub fn asked(&self) -> Vec<(String, HeaderMap)> {
-        self.shared.asked.lock().expect("no test panics here").clone()
+        self.server.log.asked()
     }
 
     pub fn with(&self, change: impl FnOnce(&mut Script)) {
@@ -136,7 +125,7 @@ impl FakeStock {
     }
 
     pub fn seen(&self) -> Vec<Seen> {
-        self.shared.seen.lock().expect("no test panics here").clone()
+        self.server.log.seen()
     }
 
     /// Returns how many connections have carried a request.
@@ -146,23 +135,13 @@ impl FakeStock {
 
     /// Ends the server with all its connections.
     pub fn kill(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            end(runtime);
-        }
+        self.server.kill();
     }
 
     /// Starts the server, again on the same port; it has computed nothing.
     pub fn revive(&mut self) {
         self.forget();
-        let (address, runtime) = serve_apart(self.address, under(self.base, routes(Arc::clone(&self.shared))));
-        self.address = address;
-        self.runtime = Some(runtime);
-    }
-}
-
-impl Drop for FakeStock {
-    fn drop(&mut self) {
-        self.kill();
+        self.server.start(routes(Arc::clone(&self.shared)));
     }
 }
 
@@ -201,14 +180,11 @@ async fn count(
 }
 
 async fn guard(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
-    let asked = (request.uri().path().to_owned(), request.headers().clone());
-    shared.asked.lock().expect("no test panics here").push(asked);
-    let shown = request.headers().get("authorization").and_then(|value| value.to_str().ok());
-    let wanted = shared.script().key;
-    if wanted.is_some_and(|key| shown != Some(&format!("Bearer {key}"))) {
-        return StatusCode::UNAUTHORIZED.into_response();
+    let key = shared.script().key;
+    match shared.log.admit(&request, key) {
+        Ok(()) => next.run(request).await,
+        Err(status) => status.into_response(),
     }
-    next.run(request).await
 }
 
 async fn health(State(shared): State<Arc<Shared>>) -> StatusCode {
@@ -237,7 +213,7 @@ async fn slots(State(shared): State<Arc<Shared>>) -> Response {
 
 /// Responds to a request for a message without reading it.
 async fn message(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, body: Bytes) -> axum::Json<Value> {
-    shared.seen.lock().expect("no test panics here").push(Seen { target: uri.to_string(), headers, body });
+    shared.log.record(&uri, headers, &body);
     axum::Json(
         json!({"type": "message", "usage": {"input_tokens": 4, "cache_read_input_tokens": 6, "output_tokens": 3}}),
     )
@@ -245,8 +221,7 @@ async fn message(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap
 
 /// Responds to a request for vectors or scores without reading it.
 async fn numbers(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, body: Bytes) -> Response {
-    let seen = Seen { target: uri.to_string(), headers, body: body.clone() };
-    shared.seen.lock().expect("no test panics here").push(seen);
+    shared.log.record(&uri, headers, &body);
     refusal(&shared, &body).unwrap_or_else(|| axum::Json(json!({"data": []})).into_response())
 }
 
@@ -259,17 +234,11 @@ fn refusal(shared: &Shared, body: &Bytes) -> Option<Response> {
     let is_poison = poison.is_some_and(|word| String::from_utf8_lossy(body).contains(word));
     assert!(!is_poison, "scripted: the connection breaks");
     let (status, after) = refusal?;
-    let error = json!({"error": {"message": "scripted", "type": "scripted", "param": null, "code": null}});
-    let mut response = (StatusCode::from_u16(status).expect("a status"), axum::Json(error)).into_response();
-    if let Some(after) = after {
-        response.headers_mut().insert("retry-after", after.parse().expect("a header"));
-    }
-    Some(response)
+    Some(fake_server::refusal(status, after))
 }
 
 async fn chat(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, body: Bytes) -> Response {
-    let seen = Seen { target: uri.to_string(), headers, body: body.clone() };
-    shared.seen.lock().expect("no test panics here").push(seen);
+    shared.log.record(&uri, headers, &body);
     if let Some(response) = refusal(&shared, &body) {
         return response;
     }

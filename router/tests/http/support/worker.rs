@@ -2,7 +2,6 @@
 
 pub mod answers;
 
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -16,24 +15,21 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures::StreamExt;
 use serde_json::{Value, json};
-use tokio::runtime::Runtime;
-use tokio::sync::broadcast;
+use warmpath_bench::fake_worker::summary::FakeSummary;
 use warmpath_common::block_hash::{BlockKey, ChainRoot, block_chain};
 use warmpath_common::ids::{SlotId, WorkerUid};
-use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo};
+use warmpath_common::model::{Fingerprint, ModelInfo};
 use warmpath_common::openai::ChatPrompt;
 use warmpath_common::prefetch::HotPrefix;
-use warmpath_common::summary::{
-    self, Change, Digest, Frame, FrameBody, Load, ReplayBuffer, ReplayLimits, Resume, Run, RunState, Snapshot, Stamp,
-    Tier,
-};
+use warmpath_common::summary::{self, Change, Digest, Load, Resume, Run, RunState, Snapshot, Stamp, Tier, with_length};
 use warmpath_prompt::{PromptMaker, PromptOptions};
 
+use super::VOCABULARY;
+use super::fake_server::{FakeServer, RequestLog, Seen, refusal};
 use super::opening::{self, Opening};
-use super::{VOCABULARY, end, serve_apart, under};
 use answers::{End, hot_list};
-use answers::{Left, comment_first, journaled, journaled_whole, kind_of, late_break, refusal, trickle, vocabulary};
-pub use answers::{Seen, full, idle};
+use answers::{Left, comment_first, journaled, journaled_whole, kind_of, late_break, trickle, vocabulary};
+pub use answers::{full, idle};
 
 /// Behaviour of the worker for chats and completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,7 +60,7 @@ pub enum Behaviour {
 
 /// State and behaviour of the worker.
 pub struct Script {
-    pub snapshot: Snapshot,
+    pub summary: FakeSummary,
     pub behaviour: Behaviour,
     /// A word, and the behaviour for a request that contains it.
     pub poison: Option<(&'static str, Behaviour)>,
@@ -90,31 +86,19 @@ pub struct Script {
     pub raw_stream: Option<Vec<u8>>,
     /// Prefixes that it lists; refused without any.
     pub hot: Vec<HotPrefix>,
-    /// Replay buffer for a router that reconnects.
-    pub replay_buffer: ReplayBuffer<Bytes>,
 }
-
-/// Limits of the replay buffer.
-pub const REPLAY_LIMITS: ReplayLimits = ReplayLimits { updates_max: 1000, bytes_max: 1 << 20 };
 
 struct Shared {
     script: Mutex<Script>,
-    seen: Mutex<Vec<Seen>>,
-    /// Every requested path, with the headers, including refused ones.
-    asked: Mutex<Vec<(String, HeaderMap)>>,
-    /// Bytes of updates for every stream; no bytes end it.
-    updates: broadcast::Sender<Bytes>,
+    log: Arc<RequestLog>,
     n_streams: AtomicUsize,
     n_left: AtomicUsize,
 }
 
 /// A fake worker.
 pub struct FakeWorker {
-    address: SocketAddr,
-    /// Path before all of its endpoints.
-    base: &'static str,
+    server: FakeServer,
     shared: Arc<Shared>,
-    runtime: Option<Runtime>,
 }
 
 impl FakeWorker {
@@ -131,9 +115,9 @@ impl FakeWorker {
     /// Starts such a worker at an address of this machine.
     pub fn start_at(uid: u64, address: &str, base: &'static str) -> Self {
         let stamp = Stamp { worker_uid: WorkerUid(uid), boot_epoch: 1, seq: 0 };
-        let snapshot = Snapshot { stamp, model: model(), runs: Vec::new(), load: idle() };
+        let summary = FakeSummary::new(Snapshot { stamp, model: model(), runs: Vec::new(), load: idle() });
         let script = Script {
-            snapshot,
+            summary,
             behaviour: Behaviour::Answer,
             poison: None,
             retry_after: Some("1".to_owned()),
@@ -147,23 +131,21 @@ impl FakeWorker {
             opening: Opening::AtOnce,
             raw_stream: None,
             hot: Vec::new(),
-            replay_buffer: ReplayBuffer::new(REPLAY_LIMITS, stamp),
         };
+        let server = FakeServer::at(address, base);
         let shared = Arc::new(Shared {
             script: Mutex::new(script),
-            seen: Mutex::default(),
-            asked: Mutex::default(),
-            updates: broadcast::channel(100_000).0,
+            log: Arc::clone(&server.log),
             n_streams: AtomicUsize::new(0),
             n_left: AtomicUsize::new(0),
         });
-        let mut worker = Self { address: address.parse().expect("an address"), base, shared, runtime: None };
+        let mut worker = Self { server, shared };
         worker.revive();
         worker
     }
 
     pub fn url(&self) -> String {
-        format!("http://{}{}", self.address, self.base)
+        self.server.url()
     }
 
     /// Changes the script.
@@ -177,23 +159,14 @@ impl FakeWorker {
 
     /// Ends the worker with all its connections.
     pub fn kill(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            end(runtime);
-        }
+        self.server.kill();
     }
 
     /// Starts the worker, again on the same port, with a new boot epoch and no blocks.
     pub fn revive(&mut self) {
-        self.with(|script| {
-            script.snapshot.stamp.boot_epoch += 1;
-            script.snapshot.stamp.seq = 0;
-            script.snapshot.runs.clear();
-            script.replay_buffer = ReplayBuffer::new(REPLAY_LIMITS, script.snapshot.stamp);
-        });
-        let (address, runtime) = serve_apart(self.address, under(self.base, routes(Arc::clone(&self.shared))));
-        self.address = address;
+        self.with(|script| script.summary.restart());
+        let runtime = self.server.start(routes(Arc::clone(&self.shared)));
         runtime.spawn(heartbeat(Arc::clone(&self.shared)));
-        self.runtime = Some(runtime);
     }
 
     /// Announces the first `n_blocks` of a chat (all of them for `None`), in `slot`.
@@ -213,23 +186,23 @@ impl FakeWorker {
             slot: Some(SlotId(slot)),
         };
         self.update(vec![Change::Stored(run.clone())], None);
-        self.with(|script| script.snapshot.runs.push(run));
+        self.with(|script| script.summary.snapshot.runs.push(run));
     }
 
     /// Sends an update.
     pub fn update(&self, changes: Vec<Change>, load: Option<Load>) {
-        send_update(&self.shared, FrameBody::Update { changes, load, digest: None });
+        self.with(|script| script.summary.update(changes, load, None));
     }
 
     /// Sends an update with a digest.
     pub fn update_with_digest(&self, changes: Vec<Change>, digest: Digest) {
-        send_update(&self.shared, FrameBody::Update { changes, load: None, digest: Some(digest) });
+        self.with(|script| script.summary.update(changes, None, Some(digest)));
     }
 
     /// Returns the bytes of a snapshot's first frame.
     pub fn opening(&self) -> Vec<u8> {
-        let frames = self.script().snapshot.clone().into_frames();
-        framed(&frames[0].encode())
+        let frames = self.script().summary.snapshot.clone().into_frames();
+        with_length(&frames[0].encode())
     }
 
     /// Ends every stream.
@@ -239,28 +212,26 @@ impl FakeWorker {
 
     /// Sends an update under a number of its own.
     pub fn send_seq(&self, skip: i64) {
-        let mut script = self.script();
-        let mut stamp = script.snapshot.stamp;
-        stamp.seq = stamp.seq.checked_add_signed(skip).expect("a number");
-        script.snapshot.stamp = stamp;
-        script.replay_buffer = ReplayBuffer::new(REPLAY_LIMITS, stamp);
-        let frame = Frame { stamp, body: FrameBody::Update { changes: Vec::new(), load: None, digest: None } };
-        self.send_raw(&framed(&frame.encode()));
+        self.with(|Script { summary, .. }| {
+            let stamp = summary.snapshot.stamp;
+            let seq = stamp.seq.checked_add_signed(skip - 1).expect("heartbeats have raised it");
+            summary.set_stamp(Stamp { seq, ..stamp });
+            summary.update(Vec::new(), None, None);
+        });
     }
 
     /// Sends bytes on every stream.
     pub fn send_raw(&self, bytes: &[u8]) {
-        // Without a stream there is no receiver.
-        let _ = self.shared.updates.send(Bytes::copy_from_slice(bytes));
+        self.with(|script| script.summary.send_raw(Bytes::copy_from_slice(bytes)));
     }
 
     pub fn seen(&self) -> Vec<Seen> {
-        self.shared.seen.lock().expect("no test panics here").clone()
+        self.server.log.seen()
     }
 
     /// Returns every requested path, with the headers.
     pub fn asked(&self) -> Vec<(String, HeaderMap)> {
-        self.shared.asked.lock().expect("no test panics here").clone()
+        self.server.log.asked()
     }
 
     /// Returns how many summary streams were opened.
@@ -274,36 +245,17 @@ impl FakeWorker {
     }
 }
 
-impl Drop for FakeWorker {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
 /// Returns the worker's model: the tiny one's vocabulary.
 pub fn model() -> ModelInfo {
     let maker = &*MAKER;
     ModelInfo {
         names: vec!["tiny".to_owned(), "alias".to_owned()],
-        fingerprint: Fingerprint([7; 32]),
         kv_fingerprint: Fingerprint([8; 32]),
         chat_template_fingerprint: maker.chat_template_fingerprint(),
         chat_template_kwargs: maker.chat_template_kwargs().to_json(),
-        hash_version: warmpath_common::block_hash::HASH_VERSION,
-        block_size_tokens: 16,
         add_bos: maker.vocabulary().add_bos,
         add_eos: maker.vocabulary().add_eos,
-        context_tokens: 8192,
-        n_ctx_train: None,
-        n_slots: 4,
-        memory: MemoryKind::Full,
-        n_vocab: maker.vocabulary().n_vocab,
-        capabilities: vec![Capability::Completion, Capability::Chat],
-        embedding: None,
-        adapters: Vec::new(),
-        adapter_in_force: None,
-        kv_transfer: None,
-        media: None,
+        ..ModelInfo::text(Fingerprint([7; 32]), 16, 8192, 4, maker.vocabulary().n_vocab)
     }
 }
 
@@ -329,37 +281,14 @@ pub fn chat_prefix(text: &str, salt: &str) -> HotPrefix {
     HotPrefix { root, tokens }
 }
 
-/// Returns bytes after their length.
-pub fn framed(bytes: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(bytes.len()).expect("a short frame").to_be_bytes();
-    [&length[..], bytes].concat()
-}
-
-fn send_update(shared: &Shared, body: FrameBody) {
-    let mut script = shared.script.lock().expect("no test panics here");
-    if let FrameBody::Update { load: Some(load), .. } = &body {
-        script.snapshot.load = load.clone();
-    }
-    let bytes = script.replay_buffer.push(|stamp| {
-        let bytes = Bytes::from(framed(&Frame { stamp, body }.encode()));
-        let n_bytes = bytes.len();
-        (bytes, n_bytes)
-    });
-    script.snapshot.stamp = script.replay_buffer.last();
-    // Without a stream there is no receiver.
-    let _ = shared.updates.send(bytes);
-}
-
 async fn heartbeat(shared: Arc<Shared>) {
     let mut beats = tokio::time::interval(Duration::from_millis(300));
     loop {
         beats.tick().await;
-        let (beats, load) = {
-            let script = shared.script.lock().expect("no test panics here");
-            (script.has_heartbeat, script.snapshot.load.clone())
-        };
-        if beats {
-            send_update(&shared, FrameBody::Update { changes: Vec::new(), load: Some(load), digest: None });
+        let mut script = shared.script.lock().expect("no test panics here");
+        if script.has_heartbeat {
+            let load = script.summary.snapshot.load.clone();
+            script.summary.update(Vec::new(), Some(load), None);
         }
     }
 }
@@ -391,14 +320,11 @@ async fn decorate(State(shared): State<Arc<Shared>>, request: Request, next: Nex
 }
 
 async fn guard(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
-    let wanted = shared.script.lock().expect("no test panics here").token.clone();
-    let asked = (request.uri().path().to_owned(), request.headers().clone());
-    shared.asked.lock().expect("no test panics here").push(asked);
-    let shown = request.headers().get("authorization").and_then(|value| value.to_str().ok());
-    if wanted.is_some_and(|token| shown != Some(&format!("Bearer {token}"))) {
-        return StatusCode::UNAUTHORIZED.into_response();
+    let token = shared.script.lock().expect("no test panics here").token.clone();
+    match shared.log.admit(&request, token.as_deref()) {
+        Ok(()) => next.run(request).await,
+        Err(status) => status.into_response(),
     }
-    next.run(request).await
 }
 
 /// Query of a request for a stream.
@@ -412,44 +338,24 @@ async fn stream(State(shared): State<Arc<Shared>>, Query(asked): Query<Asked>) -
     if let Some(refusal) = opening::refusal(|| shared.script.lock().expect("no test panics here").opening).await {
         return refusal;
     }
-    let (updates, head, name) = {
-        let script = shared.script.lock().expect("no test panics here");
-        if script.is_loading {
-            return StatusCode::SERVICE_UNAVAILABLE.into_response();
-        }
-        let after: Option<Stamp> = asked.after.and_then(|after| after.parse().ok());
-        let missed = after.and_then(|after| Some((after, script.replay_buffer.since(after)?)));
-        let head = match missed {
-            Some((stamp, missed)) => {
-                let first = framed(&Frame { stamp, body: FrameBody::Resumed }.encode());
-                first.into_iter().chain(missed.concat()).collect()
-            }
-            None => {
-                let frames = script.snapshot.clone().into_frames();
-                frames.iter().flat_map(|frame| framed(&frame.encode())).collect()
-            }
-        };
-        let name = script.name.clone().unwrap_or_else(|| script.snapshot.stamp.worker_uid.to_string());
-        (shared.updates.subscribe(), script.raw_stream.clone().unwrap_or(head), name)
-    };
-    let updates = futures::stream::unfold(updates, |mut updates| async {
-        let bytes = updates.recv().await.ok().filter(|bytes| !bytes.is_empty())?;
-        Some((Ok::<_, std::io::Error>(bytes), updates))
-    });
-    let head = futures::stream::once(async move { Ok(Bytes::from(head)) });
-    let headers = [("content-type", summary::CONTENT_TYPE.to_owned()), ("x-warmpath-worker", name)];
-    (headers, Body::from_stream(head.chain(updates))).into_response()
+    let script = shared.script.lock().expect("no test panics here");
+    if script.is_loading {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    }
+    let after: Option<Stamp> = asked.after.and_then(|after| after.parse().ok());
+    let head = script.raw_stream.clone().unwrap_or_else(|| script.summary.head(after));
+    let name = script.name.clone().unwrap_or_else(|| script.summary.snapshot.stamp.worker_uid.to_string());
+    ([("x-warmpath-worker", name)], script.summary.stream(head)).into_response()
 }
 
 async fn answer(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, body: Bytes) -> Response {
-    let asked = Seen { target: uri.to_string(), headers, body: body.clone() };
-    shared.seen.lock().expect("no test panics here").push(asked.clone());
+    let request = shared.log.record(&uri, headers, &body);
     let (behaviour, uid, retry_after) = {
         let script = shared.script.lock().expect("no test panics here");
         let text = String::from_utf8_lossy(&body);
         let poison = script.poison.filter(|(word, _)| text.contains(word));
         let behaviour = poison.map_or(script.behaviour, |(_, behaviour)| behaviour);
-        (behaviour, script.snapshot.stamp.worker_uid, script.retry_after.clone())
+        (behaviour, script.summary.snapshot.stamp.worker_uid, script.retry_after.clone())
     };
     let wants_stream = serde_json::from_slice::<Value>(&body).is_ok_and(|body| body["stream"] == json!(true));
     let pieces: Vec<&'static str> = if wants_stream {
@@ -466,7 +372,7 @@ async fn answer(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap,
             let body = Body::from_stream(futures::stream::iter(chunks(3).collect::<Vec<Result<_, std::io::Error>>>()));
             (headers, [("x-warmpath-cached-tokens", "32")], body).into_response()
         }
-        Behaviour::Refuse(status) => refusal(status, retry_after, headers),
+        Behaviour::Refuse(status) => (headers, refusal(status, retry_after)).into_response(),
         Behaviour::BreakAtOnce => panic!("scripted: the connection breaks"),
         Behaviour::BreakMidway => {
             let chunks = chunks(1 + usize::from(wants_stream)).collect::<Vec<_>>();
@@ -477,8 +383,8 @@ async fn answer(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap,
             (headers, Body::from_stream(comment.chain(late_break()))).into_response()
         }
         Behaviour::CommentFirst => (headers, Body::from_stream(comment_first(pieces.concat()))).into_response(),
-        Behaviour::Journaled(n_writes, end) => (headers, journaled(shared, &asked, (n_writes, end))).into_response(),
-        Behaviour::JournaledWhole(n, end) => (headers, journaled_whole(shared, &asked, (n, end))).into_response(),
+        Behaviour::Journaled(n_writes, end) => (headers, journaled(shared, &request, (n_writes, end))).into_response(),
+        Behaviour::JournaledWhole(n, end) => (headers, journaled_whole(shared, &request, (n, end))).into_response(),
         Behaviour::Trickle => (headers, Body::from_stream(trickle(shared))).into_response(),
         Behaviour::Silent => {
             let _guard = Left(shared);

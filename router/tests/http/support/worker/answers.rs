@@ -7,24 +7,15 @@ use std::time::Duration;
 use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode};
-use axum::response::{IntoResponse, IntoResponseParts, Response};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
 use futures::{Stream, StreamExt};
-use serde_json::json;
 use warmpath_common::ids::SlotId;
 use warmpath_common::prefetch::{HotList, pack};
 use warmpath_common::summary::{Load, Rates};
 
 use super::Shared;
-
-/// A request as the worker saw it.
-#[derive(Debug, Clone)]
-pub struct Seen {
-    /// Path and query.
-    pub target: String,
-    pub headers: HeaderMap,
-    pub body: Bytes,
-}
+use crate::support::fake_server::Seen;
 
 pub fn idle() -> Load {
     let rates = Rates {
@@ -45,23 +36,12 @@ pub fn full(queued_prefill_tokens: u64) -> Load {
 pub(super) async fn hot_list(State(shared): State<Arc<Shared>>) -> Response {
     let (hot, block_size_tokens) = {
         let script = shared.script.lock().expect("no test panics here");
-        (script.hot.clone(), script.snapshot.model.block_size_tokens)
+        (script.hot.clone(), script.summary.snapshot.model.block_size_tokens)
     };
     if hot.is_empty() {
         return StatusCode::NOT_FOUND.into_response();
     }
     Json(HotList { block_size_tokens, prefixes: pack(&hot, block_size_tokens) }).into_response()
-}
-
-/// Returns a refusal as the script has it.
-pub(super) fn refusal(status: u16, retry_after: Option<String>, headers: impl IntoResponseParts) -> Response {
-    let body = json!({"error": {"message": "scripted", "type": "scripted", "param": null, "code": null}});
-    let status = StatusCode::from_u16(status).expect("a status");
-    let mut response = (status, headers, body.to_string()).into_response();
-    if let Some(after) = retry_after {
-        response.headers_mut().insert("retry-after", after.parse().expect("a header"));
-    }
-    response
 }
 
 /// Returns the content type of a response.
@@ -112,23 +92,23 @@ pub fn response_event(n: usize) -> String {
 
 /// Returns a stream with a journal that continues after that in the request, if there is one. A stream of OpenAI's
 /// responses begins with a keep-alive event behind its first ones, which a continuation leaves out.
-pub(super) fn journaled(shared: Arc<Shared>, asked: &Seen, part: (usize, End)) -> Response {
-    let (is_native, is_response) = (asked.target == "/completion", asked.target == "/v1/responses");
+pub(super) fn journaled(shared: Arc<Shared>, request: &Seen, part: (usize, End)) -> Response {
+    let (is_native, is_response) = (request.target == "/completion", request.target == "/v1/responses");
     let write = |n: usize| {
-        let (event, choice) = match asked.target.as_str() {
+        let (event, choice) = match request.target.as_str() {
             "/completion" => (native_event(n), choice_of(n)),
             "/v1/responses" => (response_event(n), 0),
             _ => (format!("data: {{\"n\": {n}}}\n\n"), 0),
         };
         format!("{event}:wp {choice} {n}\n")
     };
-    let is_continued = asked.headers.contains_key("x-warmpath-journal-bytes");
+    let is_continued = request.headers.contains_key("x-warmpath-journal-bytes");
     let opening = match (is_response, is_continued) {
         (false, _) => String::new(),
         (true, false) => format!("{RESPONSE_CREATED}{RESPONSE_IN_PROGRESS}:wp\n{RESPONSE_IN_PROGRESS}:wp\n"),
         (true, true) => format!("{RESPONSE_IN_PROGRESS}:wp\n"),
     };
-    behind_journal((shared, asked), part, (opening, write), |end| match end {
+    behind_journal((shared, request), part, (opening, write), |end| match end {
         None if is_native => &[],
         None if is_response => &[RESPONSE_COMPLETED, ":wp\n"],
         None => &["data: [DONE]\n\n:wp\n"],
@@ -139,9 +119,9 @@ pub(super) fn journaled(shared: Arc<Shared>, asked: &Seen, part: (usize, End)) -
 }
 
 /// Returns a whole response behind a journal that continues after that in the request, if there is one.
-pub(super) fn journaled_whole(shared: Arc<Shared>, asked: &Seen, part: (usize, End)) -> Response {
+pub(super) fn journaled_whole(shared: Arc<Shared>, request: &Seen, part: (usize, End)) -> Response {
     let write = |n: usize| format!(":wp 0 {n}\n");
-    behind_journal((shared, asked), part, (String::new(), write), |end| match end {
+    behind_journal((shared, request), part, (String::new(), write), |end| match end {
         None => &[":wp= 200\n{\"answer\":", " 42}"],
         Some(End::Error) => &[":wp= 503\n{\"error\": {\"message\": \"my own words\"}}"],
         Some(End::Break) => &[":wp"],
@@ -152,12 +132,12 @@ pub(super) fn journaled_whole(shared: Arc<Shared>, asked: &Seen, part: (usize, E
 /// Returns a response of `opening` and up to `n_writes` writes after those in the request, followed by `end`; the
 /// response is complete after its last write.
 fn behind_journal(
-    (shared, asked): (Arc<Shared>, &Seen),
+    (shared, request): (Arc<Shared>, &Seen),
     (n_writes, end): (usize, End),
     (opening, write): (String, impl Fn(usize) -> String),
     last: impl FnOnce(Option<End>) -> &'static [&'static str],
 ) -> Response {
-    let n_had = n_had(asked);
+    let n_had = n_had(request);
     let until = N_TOKENS.min(n_had + n_writes);
     let end = Some(end).filter(|_| until < N_TOKENS);
     let opening = Some(opening).filter(|opening| !opening.is_empty());
@@ -170,10 +150,10 @@ fn behind_journal(
 }
 
 /// Returns the number of lines behind a request's body.
-fn n_had(asked: &Seen) -> usize {
-    let number = |name: &str| asked.headers.get(name)?.to_str().ok()?.parse::<usize>().ok();
+fn n_had(request: &Seen) -> usize {
+    let number = |name: &str| request.headers.get(name)?.to_str().ok()?.parse::<usize>().ok();
     number("x-warmpath-journal-bytes").map_or(0, |length| {
-        let lines = &asked.body[asked.body.len() - length..];
+        let lines = &request.body[request.body.len() - length..];
         String::from_utf8_lossy(lines).matches('\n').count()
     })
 }
