@@ -8,11 +8,13 @@ pub mod chart;
 pub mod compare;
 pub mod machine;
 pub mod page;
+pub mod part;
 pub mod peers;
 pub mod plan;
 pub mod plots;
 pub mod results;
 pub mod runner;
+pub mod versions;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -23,7 +25,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use self::compare::Comparison;
 use self::machine::Machine;
-use self::plan::{Pace, Part, Step};
+use self::part::{Pace, Part};
+use self::plan::Step;
 use self::results::{PartResults, Results, Skipped};
 use self::runner::{Interrupts, Run};
 use crate::figures::Figures;
@@ -162,7 +165,7 @@ async fn measure(args: &ReportArgs) -> anyhow::Result<Results> {
         date: jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
         pace,
         machine: Machine::read()?,
-        versions: machine::versions(&plan.available),
+        versions: versions::versions(&plan.available),
         parts: parts.iter().map(|&part| plan.empty_results(part)).collect(),
         skipped,
     };

@@ -209,7 +209,7 @@ impl Colour {
 mod tests {
     use roxmltree::{Document, Node};
 
-    use super::super::plan::Part;
+    use super::super::part::Part;
     use super::super::plots::plots;
     use super::super::tests::results;
     use super::*;

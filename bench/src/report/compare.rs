@@ -5,11 +5,10 @@
 
 use clap::ValueEnum as _;
 
-use super::page;
-use super::plan::Part;
+use super::part::Part;
 use super::results::{PartResults, Results};
 use crate::figures::{Better, Figure};
-use crate::table::Table;
+use crate::table::{Table, wrapped};
 
 /// Largest relative difference of two medians that counts as noise: of times and rates, and of other figures.
 ///
@@ -42,8 +41,8 @@ pub struct FigureChange {
 /// Result of a comparison.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Comparison {
-    /// Date of the earlier run.
-    pub date: String,
+    /// Day of the earlier run.
+    pub day: String,
     /// Reasons why the figures may differ without a change of the programs.
     pub warnings: Vec<String>,
     /// Figures that have changed, regressions first.
@@ -59,7 +58,7 @@ pub struct Comparison {
 /// Compares two runs.
 pub fn compare(old: &Results, new: &Results) -> Comparison {
     let mut comparison = Comparison {
-        date: old.date.clone(),
+        day: old.day().to_owned(),
         warnings: warnings(old, new),
         changes: Vec::new(),
         n_same: 0,
@@ -135,8 +134,7 @@ impl Comparison {
         let mut text = format!(
             "Compared with {}: {n_worse} figures are worse, {n_better} are better, {} are the same within the \
              spread of both runs.\n",
-            page::day(&self.date),
-            self.n_same,
+            self.day, self.n_same,
         );
         for warning in &self.warnings {
             text.push_str(&format!("\n- **Warning:** {warning}"));
@@ -153,7 +151,7 @@ impl Comparison {
             table.rows = self.changes.iter().map(FigureChange::row).collect();
             text.push_str(&format!("\n\n{table}"));
         }
-        page::wrapped(text.trim_end())
+        wrapped(text.trim_end())
     }
 }
 
@@ -178,7 +176,7 @@ fn name(part: Part, figure: &Figure) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::plan::Pace;
+    use super::super::part::Pace;
     use super::super::tests::{results, results_of};
     use super::*;
     use crate::figures::{Figures, Measure, Row, Unit};

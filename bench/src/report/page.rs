@@ -1,13 +1,10 @@
 //! The page of a report: the commands, the table and the plots of each part.
 
 use super::compare::Comparison;
-use super::plan::Pace;
+use super::part::Pace;
 use super::plots::Plot;
 use super::results::{PartResults, Results, Skipped};
-use crate::table::Table;
-
-/// Longest line of text and of commands. Units: characters.
-const LINE_CHARS_MAX: usize = 120;
+use crate::table::{LINE_CHARS_MAX, Table, wrapped};
 
 /// Returns the page; `link` is the path of the results, relative to the page.
 pub fn page(results: &Results, link: &str, plots: &[Plot], comparison: Option<&Comparison>) -> String {
@@ -20,36 +17,6 @@ pub fn page(results: &Results, link: &str, plots: &[Plot], comparison: Option<&C
     format!("{}\n", parts.join("\n\n"))
 }
 
-/// Returns the day of a date.
-pub fn day(date: &str) -> &str {
-    date.split('T').next().unwrap_or_default()
-}
-
-/// Returns the text with lines wrapped at the limit; tables and single long words are not wrapped.
-pub fn wrapped(text: &str) -> String {
-    let lines = text.lines().map(|line| if line.starts_with('|') { line.to_owned() } else { wrapped_line(line) });
-    lines.collect::<Vec<_>>().join("\n")
-}
-
-fn wrapped_line(line: &str) -> String {
-    let indent = if line.starts_with("- ") { "  " } else { "" };
-    let (mut wrapped, mut n_chars) = (String::new(), 0);
-    for word in line.split(' ') {
-        let n_word = word.chars().count();
-        if n_chars > 0 && n_chars + 1 + n_word > LINE_CHARS_MAX {
-            wrapped.push('\n');
-            wrapped.push_str(indent);
-            n_chars = indent.len();
-        } else if !wrapped.is_empty() {
-            wrapped.push(' ');
-            n_chars += 1;
-        }
-        wrapped.push_str(word);
-        n_chars += n_word;
-    }
-    wrapped
-}
-
 fn introduction(results: &Results, link: &str) -> String {
     let make = match results.pace {
         Pace::Full => "`make report`",
@@ -59,7 +26,7 @@ fn introduction(results: &Results, link: &str) -> String {
         "Written by {make} on {}; the same figures, with every sample, are in [{link}]({link}). A cell is the median of \
          the rounds and, in brackets, the lowest and the highest. All programs share one machine, and every round \
          starts them anew, so compare figures of one table only.",
-        day(&results.date),
+        results.day(),
     );
     let mut table = Table::new(&["", ""]);
     table.rows.push(vec!["machine".to_owned(), results.machine.line()]);
@@ -157,13 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn long_lines_and_commands_are_broken() {
-        let words = "word ".repeat(60);
-        let text = wrapped(&format!("- {}\n| {words} |", words.trim_end()));
-        let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), 4, "{text}");
-        assert!(lines[1].starts_with("  word") && lines[3].len() > 300);
-        assert_eq!(text.replace("\n  ", " "), format!("- {}\n| {words} |", words.trim_end()));
+    fn long_commands_are_broken() {
         let long = format!("warmpath-bench index {}", "--flag value ".repeat(30).trim_end());
         let broken = command(&long);
         assert!(broken.lines().all(|line| line.len() <= LINE_CHARS_MAX), "{broken}");

@@ -7,7 +7,8 @@ use std::path::Path;
 
 use indicatif::ProgressBar;
 
-use super::plan::{Available, OVERHEAD_MODEL, Part};
+use super::part::Part;
+use super::plan::{Available, OVERHEAD_MODEL};
 use super::results::Skipped;
 use super::runner::{self, Interrupts, Run};
 use crate::model::{Preset, write_model};

@@ -1,6 +1,6 @@
 //! The plots of a report and their figures. Drawing is in `chart`.
 
-use super::plan::Part;
+use super::part::Part;
 use super::results::{PartResults, Results};
 use crate::figures::Answered;
 

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use tempfile::Builder;
 
 use super::machine::Machine;
-use super::plan::{Pace, Part};
+use super::part::{Pace, Part};
 use crate::figures::Figures;
 
 /// Number of this format.
@@ -100,13 +100,17 @@ impl Results {
 
     /// Returns the file's name: date and machine, and `quick` or `part` unless the results are those of a full report.
     pub fn file_name(&self) -> String {
-        let day = self.date.split('T').next().unwrap_or_default();
         let kind = match (self.pace, self.is_whole()) {
             (Pace::Quick, _) => "-quick",
             (Pace::Full, false) => "-part",
             (Pace::Full, true) => "",
         };
-        format!("{day}-{}{kind}.json", self.machine.slug())
+        format!("{}-{}{kind}.json", self.day(), self.machine.slug())
+    }
+
+    /// Returns the day of the start.
+    pub fn day(&self) -> &str {
+        self.date.split('T').next().unwrap_or_default()
     }
 
     /// Returns whether this is a full report without failures: each part that it has by default was measured, or left
