@@ -21,6 +21,7 @@ mod engine {
     mod non_causal;
     mod not_finite;
     mod parked;
+    mod program;
     mod prompt_lists;
     mod property;
     mod random_schema;

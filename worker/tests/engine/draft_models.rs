@@ -16,7 +16,7 @@ use warmpath_worker::engine::{
     ShiftWish, SpeculationConfig, StartError, Switch,
 };
 
-use super::speculation::{assert_same, every_way_and_end, run, slots};
+use super::speculation::{assert_same, check_disconnects, every_way_and_end, run, slots};
 use super::support::{Answer, Ask, ask, config, model, start, stop, tokens};
 
 /// Returns a configuration with this draft model, on a machine where drafting is faster.
@@ -149,15 +149,7 @@ async fn a_client_that_disconnects_within_a_draft_leaves_correct_state() {
     let (expected, _, plain) = run(&slots(1), &[ask(&prompt, 300)]).await;
     stop(plain).await;
     for config in [agreeing(&slots(1)), disagreeing(&slots(1))] {
-        let (engine, _updates) = start(config);
-        for n in [1, 4, 30] {
-            let mut leaving = ask(&prompt, 300).submit(&engine).unwrap();
-            leaving.tokens(n).await;
-            drop(leaving);
-            let next = ask(&[&prompt[..], &expected[0].tokens[..20]].concat(), 20).answer(&engine).await;
-            assert_eq!(next.tokens, expected[0].tokens[20..40]);
-        }
-        stop(engine).await;
+        check_disconnects(config, &prompt, &expected[0].tokens).await;
     }
 }
 

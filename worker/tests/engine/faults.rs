@@ -5,9 +5,8 @@
 //! tier alone (`store`'s tests), failed decodes, which cannot be provoked safely in llama.cpp.
 
 use std::fs::OpenOptions;
-use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -17,6 +16,7 @@ use warmpath_worker::engine::{
     CostSource, DiskConfig, Engine, EngineConfig, EngineHandle, PrefixCache, StartError, StoreConfig,
 };
 
+use super::program::Program;
 use super::support::{ask, config, model, start, stop, tokens, until};
 use super::tiers::store;
 use super::transfers::{base, offer, slow};
@@ -352,80 +352,45 @@ async fn an_unusable_folder_is_reported_at_the_start() {
     stop(engine).await;
 }
 
-/// The worker's program with a disk tier, killed at the latest when the test ends.
-struct Program {
-    child: Child,
-    base: String,
+/// Starts the worker's program with a disk tier, and waits until it is ready.
+async fn start_program(folder: &Path) -> Program {
+    let folder = folder.to_str().expect("a path");
+    let flags = "--ctx-size 2048 --cache-ram 16 --flash-attn off --kv-unified off --cache-disk";
+    let flags: Vec<&str> = flags.split(' ').chain([folder]).collect();
+    let program = Program::start(&model(Preset::Tiny, 1), &flags);
+    let ready = format!("{}/readyz", program.base);
+    while !reqwest::get(&ready).await.is_ok_and(|response| response.status().is_success()) {
+        tokio::task::yield_now().await;
+    }
+    program
 }
 
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Program {
-    async fn start(folder: &Path) -> Self {
-        let fixed = "--listen 127.0.0.1:0 --slots 1 --ctx-size 2048 --threads 1 --cache-ram 16 --flash-attn off";
-        let mut child = Command::new(env!("CARGO_BIN_EXE_warmpath-worker"))
-            .args(fixed.split_whitespace())
-            .args(["--kv-unified", "off", "--model"])
-            .arg(model(Preset::Tiny, 1))
-            .arg("--cache-disk")
-            .arg(folder)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut log = BufReader::new(child.stderr.take().unwrap());
-        let mut line = String::new();
-        let base = loop {
-            line.clear();
-            assert_ne!(log.read_line(&mut line).unwrap(), 0, "the worker ended");
-            if let Some((_, address)) = line.trim().split_once("listening on ") {
-                break address.to_owned();
-            }
-        };
-        std::thread::spawn(move || std::io::copy(&mut log.by_ref(), &mut std::io::sink()));
-        let program = Self { child, base };
-        while !program.is_ready().await {
-            tokio::task::yield_now().await;
-        }
-        program
-    }
-
-    async fn is_ready(&self) -> bool {
-        let answer = reqwest::get(format!("{}/readyz", self.base)).await;
-        answer.is_ok_and(|answer| answer.status().is_success())
-    }
-
-    /// Returns the text of a response and how many of its prompt's tokens were cached.
-    async fn complete(&self, n: u32) -> (String, u64) {
-        let words: Vec<String> = (0..150).map(|idx| format!("w{}", (idx * 7 + n * 13) % 97)).collect();
-        let body = json!({"prompt": words.join(" "), "max_tokens": 40, "temperature": 0, "ignore_eos": true});
-        let request = reqwest::Client::new().post(format!("{}/v1/completions", self.base)).body(body.to_string());
-        let answer: Value = request.send().await.unwrap().json().await.unwrap();
-        let cached = &answer["timings"]["cache_n"];
-        let text = answer["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("{answer}"));
-        (text.to_owned(), cached.as_u64().unwrap_or_else(|| panic!("{answer}")))
-    }
+/// Returns the text of a response and how many of its prompt's tokens were cached.
+async fn complete(program: &Program, n: u32) -> (String, u64) {
+    let words: Vec<String> = (0..150).map(|idx| format!("w{}", (idx * 7 + n * 13) % 97)).collect();
+    let body = json!({"prompt": words.join(" "), "max_tokens": 40, "temperature": 0, "ignore_eos": true});
+    let request = reqwest::Client::new().post(format!("{}/v1/completions", program.base)).body(body.to_string());
+    let answer: Value = request.send().await.unwrap().json().await.unwrap();
+    let cached = &answer["timings"]["cache_n"];
+    let text = answer["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("{answer}"));
+    (text.to_owned(), cached.as_u64().unwrap_or_else(|| panic!("{answer}")))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_killed_worker_restarts_with_the_chunks_that_it_had_written() {
     let folder = tempfile::tempdir().unwrap();
-    let program = Program::start(folder.path()).await;
+    let program = start_program(folder.path()).await;
     let mut expected = Vec::new();
     for n in 0..4 {
-        expected.push(program.complete(n).await.0);
+        expected.push(complete(&program, n).await.0);
     }
     // The first prompt is no longer in the only slot; the worker is killed while it writes the last prompts.
     until("something is written", || files(folder.path()).iter().any(|file| is_whole(file))).await;
     drop(program);
-    let program = Program::start(folder.path()).await;
+    let program = start_program(folder.path()).await;
     let mut n_cached = 0;
     for (n, expected) in (0..).zip(expected) {
-        let (text, cached) = program.complete(n).await;
+        let (text, cached) = complete(&program, n).await;
         assert_eq!(text, expected);
         n_cached += cached;
     }

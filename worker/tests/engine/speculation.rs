@@ -219,6 +219,19 @@ async fn drafts_stop_at_the_end_of_the_context() {
     check(&shifting, &[ask(&tokens(5, 490), 300), keeping, ask(&tokens(5, 500), 5)]).await;
 }
 
+/// Lets clients disconnect after some tokens; each next request must continue `expected`, the answer without drafts.
+pub async fn check_disconnects(config: EngineConfig, prompt: &[Token], expected: &[Token]) {
+    let (engine, _updates) = start(config);
+    for n in [1, 4, 30] {
+        let mut leaving = ask(prompt, 300).submit(&engine).unwrap();
+        leaving.tokens(n).await;
+        drop(leaving);
+        let next = ask(&[prompt, &expected[..20]].concat(), 20).answer(&engine).await;
+        assert_eq!(next.tokens, expected[20..40]);
+    }
+    stop(engine).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_client_that_disconnects_within_a_draft_leaves_correct_state() {
     let prompt = tokens(8, 60);
@@ -226,15 +239,7 @@ async fn a_client_that_disconnects_within_a_draft_leaves_correct_state() {
     stop(plain).await;
     know(&prompt, &expected[0].tokens);
     for (drafts, _) in DRAFTS {
-        let (engine, _updates) = start(with(&slots(1), forced(drafts)));
-        for n in [1, 4, 30] {
-            let mut leaving = ask(&prompt, 300).submit(&engine).unwrap();
-            leaving.tokens(n).await;
-            drop(leaving);
-            let next = ask(&[&prompt[..], &expected[0].tokens[..20]].concat(), 20).answer(&engine).await;
-            assert_eq!(next.tokens, expected[0].tokens[20..40]);
-        }
-        stop(engine).await;
+        check_disconnects(with(&slots(1), forced(drafts)), &prompt, &expected[0].tokens).await;
     }
 }
 

@@ -1,8 +1,8 @@
 //! A worker's start and end: refused starts, draining.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::Instant;
 
 use axum::Router;
@@ -17,6 +17,7 @@ use warmpath_bench::model::quantize::{WeightType, quantize};
 use warmpath_bench::model::{Preset, write_split_model};
 
 use crate::harness::{PATIENCE, TestWorker, events, folder, model, tiny};
+use crate::program::Program;
 
 fn run_to_end(model: &Path) -> Output {
     run_to_end_with(model, &[])
@@ -204,70 +205,35 @@ fn a_warning_has_the_numbers_of_a_context_longer_than_the_model_was_trained_for(
     assert!(!log("16384").contains("trained for"));
 }
 
-/// The worker's program, which ends with the test.
-struct Program {
-    child: Child,
-    base: String,
+/// Asks a program to end, as an operating system does.
+fn terminate(program: &Program) {
+    let status = Command::new("kill").args(["-TERM", &program.child.id().to_string()]).status();
+    assert!(status.expect("kill runs").success());
 }
 
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+async fn exit_code(program: &mut Program) -> Option<i32> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(status) = program.child.try_wait().expect("the child can be waited for") {
+            return status.code();
+        }
+        assert!(Instant::now() < deadline, "the worker does not end");
+        tokio::task::yield_now().await;
     }
 }
 
-impl Program {
-    fn start(flags: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_warmpath-worker"))
-            .args(["--listen", "127.0.0.1:0", "--slots", "1", "--threads", "1", "--model"])
-            .arg(tiny())
-            .args(flags)
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the worker starts");
-        let mut log = BufReader::new(child.stderr.take().expect("there is a log"));
-        let mut line = String::new();
-        let base = loop {
-            line.clear();
-            assert_ne!(log.read_line(&mut line).expect("the log is text"), 0, "the worker ended");
-            if let Some((_, address)) = line.trim().split_once("listening on ") {
-                break address.to_owned();
-            }
-        };
-        std::thread::spawn(move || std::io::copy(&mut log.by_ref(), &mut std::io::sink()));
-        Self { child, base }
-    }
-
-    fn terminate(&self) {
-        let status = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status();
-        assert!(status.expect("kill runs").success());
-    }
-
-    async fn exit_code(&mut self) -> Option<i32> {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self.child.try_wait().expect("the child can be waited for") {
-                return status.code();
-            }
-            assert!(Instant::now() < deadline, "the worker does not end");
-            tokio::task::yield_now().await;
-        }
-    }
-
-    async fn until_status(&self, path: &str, status: u16) {
-        let deadline = Instant::now() + PATIENCE;
-        let url = format!("{}{path}", self.base);
-        while reqwest::get(&url).await.is_ok_and(|response| response.status().as_u16() != status) {
-            assert!(Instant::now() < deadline, "{path} never became {status}");
-        }
+async fn until_status(program: &Program, path: &str, status: u16) {
+    let deadline = Instant::now() + PATIENCE;
+    let url = format!("{}{path}", program.base);
+    while reqwest::get(&url).await.is_ok_and(|response| response.status().as_u16() != status) {
+        assert!(Instant::now() < deadline, "{path} never became {status}");
     }
 }
 
 #[tokio::test]
 async fn sigterm_stops_admission_and_lets_streams_finish() {
-    let mut program = Program::start(&["--ctx-size", "4096", "--drain-timeout", "60"]);
-    program.until_status("/readyz", 200).await;
+    let mut program = Program::start(tiny(), &["--ctx-size", "4096", "--drain-timeout", "60"]);
+    until_status(&program, "/readyz", 200).await;
     let body = json!({"prompt": "It goes on", "stream": true, "ignore_eos": true, "max_tokens": 3000});
     let client = reqwest::Client::new();
     let url = format!("{}/v1/completions", program.base);
@@ -275,8 +241,8 @@ async fn sigterm_stops_admission_and_lets_streams_finish() {
     let mut stream = running.bytes_stream();
     let mut text = stream.next().await.expect("there is a first text").expect("the stream is whole").to_vec();
 
-    program.terminate();
-    program.until_status("/readyz", 503).await;
+    terminate(&program);
+    until_status(&program, "/readyz", 503).await;
     let refused = client.post(&url).body(r#"{"prompt": "more"}"#).send().await.expect("a response");
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(refused.headers().contains_key("retry-after"));
@@ -287,7 +253,7 @@ async fn sigterm_stops_admission_and_lets_streams_finish() {
     let events = events(&String::from_utf8(text).expect("events are text"));
     assert_eq!(events.last(), Some(&json!("[DONE]")), "the stream had its end");
     assert_eq!(events[events.len() - 2]["timings"]["predicted_n"], 3000);
-    assert_eq!(program.exit_code().await, Some(0));
+    assert_eq!(exit_code(&mut program).await, Some(0));
 }
 
 #[tokio::test]
@@ -347,8 +313,8 @@ async fn a_worker_whose_log_cannot_be_written_loads_and_answers() {
             assert_ne!(lost, Some("0"), "{log}");
             assert!(lost.is_some(), "{text}");
         }
-        program.terminate();
-        assert_eq!(program.exit_code().await, Some(0), "{log}");
+        terminate(&program);
+        assert_eq!(exit_code(&mut program).await, Some(0), "{log}");
     }
 }
 

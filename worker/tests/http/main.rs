@@ -38,6 +38,8 @@ mod pins;
 mod prefetch;
 mod prewarm;
 mod probabilities;
+#[path = "../engine/program.rs"]
+mod program;
 #[path = "../engine/random_schema.rs"]
 mod random_schema;
 mod readers;

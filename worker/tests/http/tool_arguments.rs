@@ -8,30 +8,9 @@ use serde_json::{Value, json};
 
 use crate::harness::{TestWorker, user};
 use crate::random_schema::random_schema;
+use crate::tool_parameters::{ask, object_of};
 
 const CHAT: &str = "/v1/chat/completions";
-
-/// Returns a request that requires a call of a tool with these parameters.
-fn ask(parameters: &Value, seed: u64) -> Value {
-    json!({
-        "messages": user("Go on."),
-        "tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}],
-        "tool_choice": "required",
-        "parallel_tool_calls": false,
-        "temperature": 100.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": seed,
-        "max_tokens": 400,
-    })
-}
-
-/// Returns an object with one property of this schema, whose definitions stay at the root.
-fn object_of(mut schema: Value) -> Value {
-    let defs = schema.as_object_mut().and_then(|keywords| keywords.remove("$defs"));
-    let mut object = json!({"type": "object", "properties": {"value": schema}, "required": ["value"]});
-    if let Some(defs) = defs {
-        object["$defs"] = defs;
-    }
-    object
-}
 
 fn arguments_of(call: &Value) -> Value {
     let text = call["function"]["arguments"].as_str().expect("arguments are a text");
@@ -48,7 +27,7 @@ async fn arguments_of_random_schemas_are_valid() {
             continue;
         }
         let schema = object_of(random.schema);
-        let (status, answer) = worker.try_ask(CHAT, &ask(&schema, seed)).await;
+        let (status, answer) = worker.try_ask(CHAT, &ask(&schema, "required", seed)).await;
         assert_eq!(status, 200, "{schema}: {answer}");
         n_asked += 1;
         let choice = &answer["choices"][0];
@@ -79,7 +58,7 @@ async fn the_schema_is_followed_however_a_call_is_required() {
     let check = |arguments: &Value| assert!(validator.is_valid(arguments), "{arguments}");
     let named = json!({"type": "function", "function": {"name": "f"}});
     for (choice, parallel) in [(json!("required"), false), (json!("required"), true), (named, false)] {
-        let mut body = ask(&schema, 5);
+        let mut body = ask(&schema, "required", 5);
         body["tool_choice"] = choice;
         body["parallel_tool_calls"] = json!(parallel);
         let answer = worker.ask(CHAT, body).await;
@@ -113,7 +92,7 @@ async fn the_schema_is_followed_however_a_call_is_required() {
 async fn unsupported_keywords_are_refused_for_required_calls_and_ignored_for_others() {
     let worker = TestWorker::start("--slots 1 --ctx-size 2048").await;
     let schema = json!({"type": "object", "properties": {"a": {"type": "array", "items": {}, "uniqueItems": true}}});
-    let mut body = ask(&schema, 1);
+    let mut body = ask(&schema, "required", 1);
     let (status, answer) = worker.try_ask(CHAT, &body).await;
     let param = "tools[0].function.parameters.properties.a.uniqueItems";
     assert_eq!((status, answer["error"]["param"].as_str()), (400, Some(param)), "{answer}");

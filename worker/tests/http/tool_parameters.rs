@@ -34,7 +34,7 @@ fn tool(name: &str, parameters: &Value) -> Value {
 }
 
 /// Returns a request with a tool with these parameters.
-fn ask(parameters: &Value, choice: &str, seed: u64) -> Value {
+pub fn ask(parameters: &Value, choice: &str, seed: u64) -> Value {
     json!({
         "messages": user("Go on."), "tools": [tool("f", parameters)], "tool_choice": choice, "parallel_tool_calls": false,
         "temperature": 100.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": seed, "max_tokens": 400,
@@ -42,7 +42,7 @@ fn ask(parameters: &Value, choice: &str, seed: u64) -> Value {
 }
 
 /// Returns an object with one property of this schema, whose definitions stay at the root.
-fn object_of(mut schema: Value) -> Value {
+pub fn object_of(mut schema: Value) -> Value {
     let defs = schema.as_object_mut().and_then(|keywords| keywords.remove("$defs"));
     let mut object = json!({"type": "object", "properties": {"value": schema}, "required": ["value"]});
     if let Some(defs) = defs {
