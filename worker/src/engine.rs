@@ -30,10 +30,10 @@ pub use api::cache::{
 };
 pub use api::facts::{EngineFacts, Exchange};
 pub use api::{
-    BudgetWish, CachedTokens, DraftWish, Drafted, EngineError, EngineEvent, EventReceiver, EventSender, FetchOrder,
-    FetchedState, FinishReason, Finished, Generation, Inbox, PastToken, PeerOffer, PeerSpeed, ProbabilitySource,
-    ProbabilityWish, PromptFault, SampledToken, SamplerKind, Sampling, ShiftObstacle, ShiftWish, SlotView, Started,
-    Submission, UNREAD_BYTES_MAX, events,
+    CachedTokens, DraftOptions, Drafted, EngineError, EngineEvent, EventReceiver, EventSender, FetchOrder,
+    FetchedState, FinishReason, Finished, Generation, Inbox, PastToken, PeerOffer, PeerSpeed, ProbabilityOptions,
+    ProbabilitySource, PromptFault, ReasoningBudgetOptions, SampledToken, SamplerKind, Sampling, ShiftObstacle,
+    ShiftOptions, SlotView, Started, Submission, UNREAD_BYTES_MAX, events,
 };
 pub use config::files::{AdapterFile, ProjectorConfig, ProjectorNeed};
 pub use config::memory::{Bytes, Fit};

@@ -14,7 +14,7 @@ use warmpath_common::prefetch::{HotPrefix, LIST_TOKENS_MAX};
 use warmpath_common::summary::{Change, Tier};
 use warmpath_worker_core::chunk_index::{ChunkId, ChunkIndex, NewChunk, Prefix, StoreLimits, StoreOrder};
 use warmpath_worker_core::restore_costs::Costs;
-use warmpath_worker_core::slot_plan::{self, PlanInputs, PrefixSource, Reuse, SlotDecision, SlotPlan, Wish};
+use warmpath_worker_core::slot_plan::{self, PlanInputs, PrefixSource, Reuse, SlotDecision, SlotPlan, SlotRequest};
 use warmpath_worker_core::slot_table::{Acquire, AfterUse, SlotSizes, SlotTable};
 use warmpath_worker_core::tenants::{Tenant, TenantId};
 
@@ -38,8 +38,8 @@ impl Prompt {
         self.chain.iter().map(BlockHash::key)
     }
 
-    fn wish(&self) -> Wish<'_> {
-        Wish {
+    fn slot_request(&self) -> SlotRequest<'_> {
+        SlotRequest {
             prompt: &self.tokens,
             chain: &self.chain,
             root: &self.root,
@@ -146,12 +146,12 @@ impl Kv {
 
     /// Returns what happens next to a waiting request.
     pub fn plan(&self, prompt: &Prompt) -> SlotDecision {
-        slot_plan::plan(&self.inputs(), &prompt.wish())
+        slot_plan::plan(&self.inputs(), &prompt.slot_request())
     }
 
     /// Returns how many of the prompt's first cells will not have to be computed once it starts.
     pub fn n_usable(&self, prompt: &Prompt) -> u32 {
-        slot_plan::best_usable(&self.inputs(), &prompt.wish())
+        slot_plan::best_usable(&self.inputs(), &prompt.slot_request())
     }
 
     /// Starts a request in the slot of its plan, with the state of the plan.
@@ -315,7 +315,7 @@ impl Kv {
     /// Records a use of the prompt's first `n_blocks`; returns the chunks with them, each with the number of its blocks,
     /// and how many of the prompt's blocks are stored.
     fn touch(&mut self, prompt: &Prompt, n_blocks: usize, now_ms: u64) -> (Vec<(ChunkId, usize)>, usize) {
-        let stored = self.index.find(&prompt.wish().prefix());
+        let stored = self.index.find(&prompt.slot_request().prefix());
         let used: Vec<(ChunkId, usize)> = stored.first(n_blocks).collect();
         self.index.touch(&used, TENANT, now_ms);
         (used, stored.n_blocks)

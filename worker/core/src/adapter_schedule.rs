@@ -49,8 +49,8 @@ impl<K: Ord + Copy> AdapterTurns<'_, K> {
         let is_in_round = self.passes == Passes::Apart && self.is_within_round();
         let has_others = self.streams().any(|(other, _)| other != adapter);
         let is_long = |work| matches!(work, Work::Prefill { n_tokens, .. } if n_tokens > 1);
-        let own = self.ready.iter().filter(|(other, _)| *other == adapter).map(|(_, sequence)| *sequence);
-        own.filter(|sequence| !(is_in_round && has_others && is_long(sequence.work))).collect()
+        let with_adapter = self.ready.iter().filter(|(other, _)| *other == adapter).map(|(_, sequence)| *sequence);
+        with_adapter.filter(|sequence| !(is_in_round && has_others && is_long(sequence.work))).collect()
     }
 
     /// Returns whether a round has begun and not ended. Within a round, no medium is computed.
@@ -107,8 +107,8 @@ impl<K: Ord + Copy> AdapterTurns<'_, K> {
     /// Returns the adapter of the prompt with the highest priority; `None` without prompts, and if its single token is
     /// computed with the streams of its adapter.
     fn of_first_prompt(&self) -> Option<K> {
-        let rest = |sequence| PromptRest::of(sequence, self.usual_prompt);
-        let prompts = self.ready.iter().filter_map(|(adapter, sequence)| Some((*adapter, rest(sequence)?)));
+        let prompt_rest = |sequence| PromptRest::of(sequence, self.usual_prompt);
+        let prompts = self.ready.iter().filter_map(|(adapter, sequence)| Some((*adapter, prompt_rest(sequence)?)));
         let (adapter, first) = prompts.min_by(|(_, a), (_, b)| a.by_claim(b))?;
         let is_alone = !self.streams().any(|(other, _)| other == adapter);
         (first.share.n_tokens > 1 || is_alone).then_some(adapter)

@@ -106,7 +106,7 @@ pub fn plan(pending: &[RunningSequence], room: BatchLimits, timing: BatchTiming,
     prompts.sort_unstable_by(PromptRest::by_claim);
     let n_waiting = prompts.len() + n_queued;
     let is_apart = room.passes == Passes::Apart;
-    let (mut shares, left) = match streams.clone().map(|stream| stream.passed_tokens).max() {
+    let (mut shares, tokens_max) = match streams.clone().map(|stream| stream.passed_tokens).max() {
         None => (Vec::new(), room.batch_tokens),
         Some(n_passed)
             if is_apart && prompts.first().is_some_and(|prompt| prompt.passes(n_passed, room.ubatch_tokens)) =>
@@ -116,11 +116,11 @@ pub fn plan(pending: &[RunningSequence], room: BatchLimits, timing: BatchTiming,
         Some(_) => {
             prompts.retain(|prompt| !is_apart || prompt.share.n_tokens == 1);
             let shares: Vec<Share> = streams.map(|stream| Share { slot: stream.slot, n_tokens: 1 }).collect();
-            let left = room.ubatch_tokens.saturating_sub(u32::try_from(shares.len()).unwrap_or(u32::MAX));
-            (shares, left)
+            let tokens_max = room.ubatch_tokens.saturating_sub(u32::try_from(shares.len()).unwrap_or(u32::MAX));
+            (shares, tokens_max)
         }
     };
-    shares.extend(begin(&prompts, left, timing, n_waiting));
+    shares.extend(begin(&prompts, tokens_max, timing, n_waiting));
     shares.sort_unstable_by_key(|share| share.slot);
     shares
 }
@@ -134,16 +134,16 @@ pub fn passed_tokens(passes: Passes, n_prefill: u32, n_decode: u32) -> u32 {
     if passes == Passes::Apart && n_decode > 0 { 0 } else { n_prefill }
 }
 
-/// Returns the shares of the prompts that are computed together within `left` tokens; `prompts` are ordered by
+/// Returns the shares of the prompts that are computed together within `tokens_max` tokens; `prompts` are ordered by
 /// priority.
-fn begin(prompts: &[PromptRest], mut left: u32, timing: BatchTiming, mut n_waiting: usize) -> Vec<Share> {
+fn begin(prompts: &[PromptRest], mut tokens_max: u32, timing: BatchTiming, mut n_waiting: usize) -> Vec<Share> {
     let (mut shares, mut n_ending) = (Vec::new(), 0);
     for PromptRest { share, ends, .. } in prompts {
-        let n_tokens = share.n_tokens.min(left);
+        let n_tokens = share.n_tokens.min(tokens_max);
         if n_tokens == 0 || !pays(timing, n_tokens, n_ending, n_waiting) {
             break;
         }
-        left -= n_tokens;
+        tokens_max -= n_tokens;
         n_ending += usize::from(*ends && n_tokens == share.n_tokens);
         n_waiting -= 1;
         shares.push(Share { n_tokens, ..*share });

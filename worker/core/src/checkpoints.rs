@@ -30,20 +30,20 @@ pub enum CheckpointNeed {
 }
 
 impl CheckpointPolicy {
-    /// Returns the numbers of prompt tokens after which checkpoints are made, ascending. `computed` is the range of
+    /// Returns the numbers of prompt tokens after which checkpoints are made, ascending. `tokens` is the range of
     /// tokens that are computed; `breakpoints` are positions at which later requests may resume.
-    pub fn stops(&self, computed: Range<u32>, breakpoints: &[u32]) -> Vec<u32> {
+    pub fn stops(&self, tokens: Range<u32>, breakpoints: &[u32]) -> Vec<u32> {
         if self.need == CheckpointNeed::None {
             return Vec::new();
         }
         // At least one token is computed after a checkpoint.
-        let last = self.align(computed.end.saturating_sub(1));
+        let last = self.align(tokens.end.saturating_sub(1));
         let stride = self.align(self.stride_tokens.max(self.block_size_tokens));
         let n_strides = if self.stride_tokens == 0 { 0 } else { last / stride };
         let regular = (1..=n_strides).map(|n| n * stride);
-        let wanted = breakpoints.iter().map(|token| self.align(*token));
-        let mut stops: Vec<u32> = regular.chain(wanted).chain([last]).collect();
-        stops.retain(|stop| *stop > computed.start && *stop <= last);
+        let at_breakpoints = breakpoints.iter().map(|token| self.align(*token));
+        let mut stops: Vec<u32> = regular.chain(at_breakpoints).chain([last]).collect();
+        stops.retain(|stop| *stop > tokens.start && *stop <= last);
         stops.sort_unstable();
         stops.dedup();
         stops

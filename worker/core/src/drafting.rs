@@ -219,12 +219,12 @@ impl Drafter {
     }
 
     fn best(&self, memory: Option<&NgramIndex>, n_max: usize) -> Option<Proposal> {
-        let own = self.found(&self.text, ProposalText::Text, n_max);
-        let other = memory.and_then(|memory| self.found(memory, ProposalText::Memory, n_max));
+        let from_text = self.found(&self.text, ProposalText::Text, n_max);
+        let from_memory = memory.and_then(|memory| self.found(memory, ProposalText::Memory, n_max));
         let expected = |proposal: &Proposal| lengths::expected(&proposal.chances);
-        match (own, other) {
-            (Some(own), Some(other)) if expected(&other) > expected(&own) => Some(other),
-            (own, other) => own.or(other),
+        match (from_text, from_memory) {
+            (Some(from_text), Some(from_memory)) if expected(&from_memory) > expected(&from_text) => Some(from_memory),
+            (from_text, from_memory) => from_text.or(from_memory),
         }
     }
 

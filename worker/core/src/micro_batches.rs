@@ -7,32 +7,32 @@
 
 use crate::batch_plan::{BatchLimits, Passes, Share};
 
-/// Takes the next micro-batch from `rest`, the remaining shares of a batch in their order.
+/// Takes the next micro-batch from `shares`, the remaining shares of a batch in their order.
 ///
 /// If the rest fits into one micro-batch, all of it is taken.
 ///
-/// Shape: empty only if `rest` is. Source: llama.cpp's `llama_batch_allocr::split_simple` if slots share their cells,
+/// Shape: empty only if `shares` is. Source: llama.cpp's `llama_batch_allocr::split_simple` if slots share their cells,
 /// otherwise `split_equal`, sequential.
-pub fn take(rest: &mut Vec<Share>, room: BatchLimits) -> Vec<Share> {
-    let n_left: u64 = rest.iter().map(|share| u64::from(share.n_tokens)).sum();
+pub fn take(shares: &mut Vec<Share>, room: BatchLimits) -> Vec<Share> {
+    let n_left: u64 = shares.iter().map(|share| u64::from(share.n_tokens)).sum();
     if n_left <= u64::from(room.ubatch_tokens) {
-        return std::mem::take(rest);
+        return std::mem::take(shares);
     }
     let (n_shares, n_each) = match room.passes {
-        Passes::Together => (rest.len(), u32::MAX),
-        Passes::Apart => first_pass(rest, room.ubatch_tokens),
+        Passes::Together => (shares.len(), u32::MAX),
+        Passes::Apart => first_pass(shares, room.ubatch_tokens),
     };
-    let mut left = room.ubatch_tokens;
-    let mut taken = Vec::new();
-    for share in &mut rest[..n_shares] {
-        let n_tokens = share.n_tokens.min(n_each).min(left);
-        left -= n_tokens;
+    let mut tokens_max = room.ubatch_tokens;
+    let mut micro_batch = Vec::new();
+    for share in &mut shares[..n_shares] {
+        let n_tokens = share.n_tokens.min(n_each).min(tokens_max);
+        tokens_max -= n_tokens;
         share.n_tokens -= n_tokens;
-        taken.push(Share { slot: share.slot, n_tokens });
+        micro_batch.push(Share { slot: share.slot, n_tokens });
     }
-    taken.retain(|share| share.n_tokens > 0);
-    rest.retain(|share| share.n_tokens > 0);
-    taken
+    micro_batch.retain(|share| share.n_tokens > 0);
+    shares.retain(|share| share.n_tokens > 0);
+    micro_batch
 }
 
 /// Returns the number of the first shares that go through the model together, and the number of tokens of each.

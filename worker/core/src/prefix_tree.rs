@@ -45,7 +45,7 @@ pub struct PrefixTree {
     block_size_tokens: u32,
     memory: MemoryKind,
     hasher: BlockHasher,
-    held: HashMap<Holder, HeldBlocks>,
+    by_holder: HashMap<Holder, HeldBlocks>,
     /// Every held block, with its position in the chain.
     blocks: HashMap<BlockId, Block>,
     changes: Vec<Change>,
@@ -137,7 +137,7 @@ impl PrefixTree {
             block_size_tokens,
             memory,
             hasher,
-            held: (0..n_slots).map(|slot| (Holder::Slot(SlotId(slot)), HeldBlocks::default())).collect(),
+            by_holder: (0..n_slots).map(|slot| (Holder::Slot(SlotId(slot)), HeldBlocks::default())).collect(),
             blocks: HashMap::new(),
             changes: Vec::new(),
         }
@@ -150,7 +150,7 @@ impl PrefixTree {
         let mut found: Vec<(SlotId, usize)> = Vec::new();
         for (depth, hash) in chain.iter().enumerate() {
             let Some(block) = self.blocks.get(&(depth, *hash)) else { break };
-            let is_ready = |holder: &&Holder| depth < self.held[*holder].n_ready;
+            let is_ready = |holder: &&Holder| depth < self.by_holder[*holder].n_ready;
             for slot in block.holders.iter().filter(is_ready).filter_map(|holder| holder.slot()) {
                 match found.iter_mut().find(|(known, _)| *known == slot) {
                     Some((_, n_blocks)) => *n_blocks = depth + 1,
@@ -164,7 +164,7 @@ impl PrefixTree {
     /// Returns the hashes of all whole blocks that an idle slot holds. For a running slot, the blocks of its prompt are
     /// included, unless it announces nothing while it runs.
     pub fn chain(&self, slot: SlotId) -> &[BlockHash] {
-        self.held.get(&Holder::Slot(slot)).map_or(&[], |held| &held.chain)
+        self.by_holder.get(&Holder::Slot(slot)).map_or(&[], |blocks| &blocks.chain)
     }
 
     /// Returns the hashes of all whole blocks of `tokens` under a root.
@@ -186,14 +186,14 @@ impl PrefixTree {
             StateKind::Chunk => Holder::Chunk(*last),
             StateKind::Checkpoint => Holder::Checkpoint(*last),
         };
-        let held = news.tier.map(|tier| HeldBlocks {
+        let blocks = news.tier.map(|tier| HeldBlocks {
             first_block: news.first_block + n_skipped,
             n_ready: news.blocks.len() - n_skipped,
             chain: Arc::new(news.blocks[n_skipped..].to_vec()),
             tier,
             ..HeldBlocks::default()
         });
-        self.set(holder, held.unwrap_or_default());
+        self.set(holder, blocks.unwrap_or_default());
     }
 
     /// Announces the blocks of a prompt that a slot starts to compute, of which the first `n_start_tokens` are there.
@@ -210,7 +210,7 @@ impl PrefixTree {
         let announced = prompt_chain.filter(|_| self.memory != MemoryKind::Recurrent);
         let chain = announced.map_or(Vec::new(), <[BlockHash]>::to_vec);
         let n_ready = (n_start_tokens / self.block_size_tokens as usize).min(chain.len());
-        let held = HeldBlocks {
+        let blocks = HeldBlocks {
             root: Some(root),
             chain: Arc::new(chain),
             n_ready,
@@ -219,56 +219,56 @@ impl PrefixTree {
             rewinds_to,
             ..HeldBlocks::default()
         };
-        self.set(Holder::Slot(slot), held);
+        self.set(Holder::Slot(slot), blocks);
     }
 
     pub(crate) fn extend(&mut self, slot: SlotId, tokens: &[Token]) {
         let n_whole = tokens.len() / self.block_size_tokens as usize;
-        let held = &self.held[&Holder::Slot(slot)];
-        if held.is_secret || self.memory == MemoryKind::Recurrent || n_whole == held.n_ready {
+        let blocks = &self.by_holder[&Holder::Slot(slot)];
+        if blocks.is_secret || self.memory == MemoryKind::Recurrent || n_whole == blocks.n_ready {
             return;
         }
-        let Some(root) = held.root else { return };
-        let mut held = held.clone();
-        self.lengthen(Arc::make_mut(&mut held.chain), &root, tokens);
-        held.n_ready = n_whole;
-        self.set(Holder::Slot(slot), held);
+        let Some(root) = blocks.root else { return };
+        let mut blocks = blocks.clone();
+        self.lengthen(Arc::make_mut(&mut blocks.chain), &root, tokens);
+        blocks.n_ready = n_whole;
+        self.set(Holder::Slot(slot), blocks);
     }
 
     /// Records the tokens that a slot keeps after its sequence, all of them exact.
     pub(crate) fn release(&mut self, slot: SlotId, tokens: &[Token], rewinds_to: usize) {
-        let mut held = self.held[&Holder::Slot(slot)].clone();
-        let Some(root) = held.root else { return };
-        let chain = Arc::make_mut(&mut held.chain);
+        let mut blocks = self.by_holder[&Holder::Slot(slot)].clone();
+        let Some(root) = blocks.root else { return };
+        let chain = Arc::make_mut(&mut blocks.chain);
         self.lengthen(chain, &root, tokens);
         chain.truncate(tokens.len() / self.block_size_tokens as usize);
-        held.n_ready = chain.len();
-        held.is_running = false;
-        held.rewinds_to = rewinds_to;
-        self.set(Holder::Slot(slot), held);
+        blocks.n_ready = chain.len();
+        blocks.is_running = false;
+        blocks.rewinds_to = rewinds_to;
+        self.set(Holder::Slot(slot), blocks);
     }
 
     /// Records the minimum number of tokens to which a slot's state can be cut back.
     pub(crate) fn set_rewinds_to(&mut self, slot: SlotId, n_tokens: usize) {
-        let held = &self.held[&Holder::Slot(slot)];
-        if held.rewinds_to != n_tokens {
-            let held = HeldBlocks { rewinds_to: n_tokens, ..held.clone() };
-            self.set(Holder::Slot(slot), held);
+        let blocks = &self.by_holder[&Holder::Slot(slot)];
+        if blocks.rewinds_to != n_tokens {
+            let blocks = HeldBlocks { rewinds_to: n_tokens, ..blocks.clone() };
+            self.set(Holder::Slot(slot), blocks);
         }
     }
 
     /// Records that only the first tokens of a running slot are exact, and that its prompt will add no more exact ones.
     pub(crate) fn cut(&mut self, slot: SlotId, exact: &[Token]) {
-        let mut held = self.held[&Holder::Slot(slot)].clone();
-        Arc::make_mut(&mut held.chain).truncate(exact.len() / self.block_size_tokens as usize);
-        held.n_ready = held.n_ready.min(held.chain.len());
-        self.set(Holder::Slot(slot), held);
+        let mut blocks = self.by_holder[&Holder::Slot(slot)].clone();
+        Arc::make_mut(&mut blocks.chain).truncate(exact.len() / self.block_size_tokens as usize);
+        blocks.n_ready = blocks.n_ready.min(blocks.chain.len());
+        self.set(Holder::Slot(slot), blocks);
     }
 
     pub(crate) fn forget(&mut self, slot: SlotId) {
-        let HeldBlocks { root, is_secret, is_running, .. } = self.held[&Holder::Slot(slot)];
-        let held = HeldBlocks { root, is_secret, is_running, ..HeldBlocks::default() };
-        self.set(Holder::Slot(slot), held);
+        let HeldBlocks { root, is_secret, is_running, .. } = self.by_holder[&Holder::Slot(slot)];
+        let blocks = HeldBlocks { root, is_secret, is_running, ..HeldBlocks::default() };
+        self.set(Holder::Slot(slot), blocks);
     }
 
     /// Extends a chain by the hashes of the whole blocks of `tokens` that it lacks.
@@ -278,9 +278,10 @@ impl PrefixTree {
 
     /// Replaces a holder's part of a chain and records the resulting changes.
     fn set(&mut self, holder: Holder, new: HeldBlocks) {
-        let old = self.held.get(&holder).cloned().unwrap_or_default();
+        let old = self.by_holder.get(&holder).cloned().unwrap_or_default();
         let is_full = self.memory == MemoryKind::Full;
-        let form = |held: &HeldBlocks| (held.first_block, held.tier, !is_full && held.is_running, held.rewinds_to);
+        let form =
+            |blocks: &HeldBlocks| (blocks.first_block, blocks.tier, !is_full && blocks.is_running, blocks.rewinds_to);
         let is_same = |(old_hash, new_hash): &(&BlockHash, &BlockHash)| {
             old.first_block == new.first_block && old_hash == new_hash
         };
@@ -292,9 +293,9 @@ impl PrefixTree {
         }
         let (first_block, touched) = (new.first_block, Arc::clone(&new.chain));
         if new.chain.is_empty() && holder.slot().is_none() {
-            self.held.remove(&holder);
+            self.by_holder.remove(&holder);
         } else {
-            self.held.insert(holder, new);
+            self.by_holder.insert(holder, new);
         }
         let dropped = places(old.first_block, &old.chain).skip(n_common);
         let removed: Vec<BlockKey> = dropped.filter_map(|place| self.drop_holder(place, holder)).collect();
@@ -395,25 +396,25 @@ impl PrefixTree {
     /// Returns the state of a block at each of its holders.
     fn views(&self, depth: usize, block: &Block) -> impl Iterator<Item = BlockView> {
         let checkpoints = block.holders.iter().filter(|holder| matches!(holder, Holder::Checkpoint(_)));
-        let mut checkpoints = checkpoints.map(|holder| &self.held[holder]);
+        let mut checkpoints = checkpoints.map(|holder| &self.by_holder[holder]);
         let checkpoint =
-            checkpoints.find(|held| depth + 1 == held.first_block + held.chain.len()).map(|held| held.tier);
+            checkpoints.find(|blocks| depth + 1 == blocks.first_block + blocks.chain.len()).map(|blocks| blocks.tier);
         let holders = block.holders.iter().filter(|holder| has_state(self.memory, **holder));
         holders.map(move |holder| BlockView { quality: self.quality(depth, *holder, checkpoint), slot: holder.slot() })
     }
 
     /// Returns the rank of a holder of a block; `checkpoint` is the tier of the checkpoint at the block's end.
     fn quality(&self, depth: usize, holder: Holder, checkpoint: Option<Tier>) -> Quality {
-        let held = &self.held[&holder];
-        let is_ready = depth < held.first_block + held.n_ready;
-        let is_last = depth + 1 == held.first_block + held.chain.len();
+        let blocks = &self.by_holder[&holder];
+        let is_ready = depth < blocks.first_block + blocks.n_ready;
+        let is_last = depth + 1 == blocks.first_block + blocks.chain.len();
         let (resumes_alone, takes_checkpoint) = match (holder, self.memory) {
             (Holder::Slot(_), MemoryKind::Full | MemoryKind::Sliding) => {
                 let n_tokens = (depth + 1) * self.block_size_tokens as usize;
-                (n_tokens >= held.rewinds_to, !held.is_running)
+                (n_tokens >= blocks.rewinds_to, !blocks.is_running)
             }
-            (Holder::Slot(_), MemoryKind::Hybrid) => (is_last && !held.is_running, is_ready),
-            (Holder::Slot(_), MemoryKind::Recurrent) => (is_last, !held.is_running),
+            (Holder::Slot(_), MemoryKind::Hybrid) => (is_last && !blocks.is_running, is_ready),
+            (Holder::Slot(_), MemoryKind::Recurrent) => (is_last, !blocks.is_running),
             (Holder::Chunk(_), memory) => (memory.stored_state_rewinds(), true),
             (Holder::Checkpoint(_), _) => (is_last, false),
         };
@@ -421,31 +422,31 @@ impl PrefixTree {
         Quality {
             is_resume_point: resumes_alone || laid.is_some(),
             is_ready,
-            tier: Reverse(held.tier.max(laid.unwrap_or(Tier::Resident))),
+            tier: Reverse(blocks.tier.max(laid.unwrap_or(Tier::Resident))),
         }
     }
 
     /// Checks that a slot's announced blocks are those of its exact tokens, for tests. Panics: if they are not.
     pub(crate) fn check_slot(&self, slot: SlotId, is_busy: bool, exact_tokens: &[Token], rewinds_to: usize) {
-        let held = &self.held[&Holder::Slot(slot)];
+        let blocks = &self.by_holder[&Holder::Slot(slot)];
         let n_whole = exact_tokens.len() / self.block_size_tokens as usize;
-        let known = (held.is_running, held.rewinds_to);
+        let known = (blocks.is_running, blocks.rewinds_to);
         assert_eq!(known, (is_busy, rewinds_to), "slot {slot} is wrongly counted as running or idle");
-        let is_silent = is_busy && (held.is_secret || self.memory == MemoryKind::Recurrent);
+        let is_silent = is_busy && (blocks.is_secret || self.memory == MemoryKind::Recurrent);
         if is_silent {
-            assert!(held.chain.is_empty(), "slot {slot} announces blocks that no request can use");
-        } else if let Some(root) = &held.root {
+            assert!(blocks.chain.is_empty(), "slot {slot} announces blocks that no request can use");
+        } else if let Some(root) = &blocks.root {
             let chain = self.chain_of(root, exact_tokens);
-            assert_eq!(held.chain[..n_whole], chain, "slot {slot} announces other blocks than it holds");
-            assert_eq!(held.n_ready, n_whole, "slot {slot} has a wrong number of ready blocks");
-            let is_exact = is_busy || held.chain.len() == n_whole;
+            assert_eq!(blocks.chain[..n_whole], chain, "slot {slot} announces other blocks than it holds");
+            assert_eq!(blocks.n_ready, n_whole, "slot {slot} has a wrong number of ready blocks");
+            let is_exact = is_busy || blocks.chain.len() == n_whole;
             assert!(is_exact, "idle slot {slot} announces blocks that it does not hold");
         }
     }
 
     /// Checks that all parts are consistent, for tests. Panics: if they are not.
     pub(crate) fn check_invariants(&self) {
-        let n_held: usize = self.held.values().map(|held| held.chain.len()).sum();
+        let n_held: usize = self.by_holder.values().map(|blocks| blocks.chain.len()).sum();
         let n_holders: usize = self.blocks.values().map(|block| block.holders.len()).sum();
         assert_eq!(n_held, n_holders, "the number of a block's holders is wrong");
         for place in self.blocks.keys() {

@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use warmpath_common::ids::{SlotId, Token};
 
-use crate::slot_plan::{Reuse, Wish};
+use crate::slot_plan::{Reuse, SlotRequest};
 use crate::slot_table::{Shift, SlotTable};
 
 /// Minimum length of a moved run if the request does not set it.
@@ -93,18 +93,18 @@ impl Reused {
 ///
 /// `None` if no run can be moved or `n_run_min` is 0. Ties: the most recently used slot.
 /// Cost: that of [`moves`] for each slot of the same root.
-pub fn best(table: &SlotTable, wish: &Wish<'_>, n_run_min: u32) -> Option<Reused> {
-    if n_run_min == 0 || wish.reuse == Reuse::Forbidden {
+pub fn best(table: &SlotTable, request: &SlotRequest<'_>, n_run_min: u32) -> Option<Reused> {
+    if n_run_min == 0 || request.reuse == Reuse::Forbidden {
         return None;
     }
-    let ways = table.iter().filter_map(|(id, held)| {
-        let n_exact = held.n_common(wish.prompt, wish.root).min(wish.prompt.len() - 1);
+    let ways = table.iter().filter_map(|(id, contents)| {
+        let n_exact = contents.n_common(request.prompt, request.root).min(request.prompt.len() - 1);
         if n_exact == 0 {
             return None;
         }
-        let moves = moves(held.tokens(), wish.prompt, n_exact, n_run_min as usize);
+        let moves = moves(contents.tokens(), request.prompt, n_exact, n_run_min as usize);
         let reused = Reused { slot: id, n_exact: to_u32(n_exact), moves };
-        (!reused.moves.is_empty()).then_some((reused, held.last_used()))
+        (!reused.moves.is_empty()).then_some((reused, contents.last_used()))
     });
     ways.max_by_key(|(reused, last_used)| (reused.n_tokens(), *last_used)).map(|(reused, _)| reused)
 }
@@ -114,14 +114,14 @@ pub fn best(table: &SlotTable, wish: &Wish<'_>, n_run_min: u32) -> Option<Reused
 ///
 /// Cost: O(n log n) for n tokens of slot and prompt, and 64 comparisons of them.
 /// Source: llama-server's `--cache-reuse`, which skips tokens in the slot and never in the prompt.
-pub fn moves(held: &[Token], prompt: &[Token], n_common: usize, n_run_min: usize) -> Vec<Move> {
-    let (held, wanted) = (&held[n_common..], &prompt[n_common..prompt.len() - 1]);
+pub fn moves(slot_tokens: &[Token], prompt: &[Token], n_common: usize, n_run_min: usize) -> Vec<Move> {
+    let (slot_tokens, prompt_tokens) = (&slot_tokens[n_common..], &prompt[n_common..prompt.len() - 1]);
     let to_move = |run: &runs::CommonRun| Move {
         from_token: to_u32(n_common + run.from),
         to_token: to_u32(n_common + run.to),
         n_tokens: to_u32(run.n),
     };
-    runs::in_common(held, wanted, n_run_min.max(1)).iter().map(to_move).collect()
+    runs::in_common(slot_tokens, prompt_tokens, n_run_min.max(1)).iter().map(to_move).collect()
 }
 
 /// Returns the tokens to drop when a sequence of `n_held` tokens has filled its context: `n_discard` tokens after the

@@ -26,7 +26,7 @@ use crate::slot_shares::SlotShares;
 use crate::slot_table::{Slot, SlotTable};
 
 pub use decision::{PrefixSource, Save, SlotDecision, SlotPlan};
-pub use inputs::{PlanInputs, Reuse, Wish};
+pub use inputs::{PlanInputs, Reuse, SlotRequest};
 
 /// Probability that state which one request has used so far will be needed again.
 ///
@@ -47,8 +47,8 @@ const NEARLY_EQUAL_MS: f64 = 5.0;
 /// Returns the decision on a request.
 ///
 /// Cost: O(slots + prompt). Deterministic.
-pub fn plan(inputs: &PlanInputs<'_>, wish: &Wish<'_>) -> SlotDecision {
-    let planner = Planner::new(inputs, wish);
+pub fn plan(inputs: &PlanInputs<'_>, request: &SlotRequest<'_>) -> SlotDecision {
+    let planner = Planner::new(inputs, request);
     let Some((affine, victim)) = planner.candidates() else { return SlotDecision::NoSlot };
     if let Some(wait) = planner.prefix_in_flight() {
         return wait;
@@ -60,14 +60,14 @@ pub fn plan(inputs: &PlanInputs<'_>, wish: &Wish<'_>) -> SlotDecision {
 }
 
 /// Returns the idle slot with the least valuable state; `None` if no slot is idle.
-pub fn least_valuable(inputs: &PlanInputs<'_>, wish: &Wish<'_>) -> Option<SlotId> {
-    let (_, victim) = Planner::new(inputs, wish).candidates()?;
+pub fn least_valuable(inputs: &PlanInputs<'_>, request: &SlotRequest<'_>) -> Option<SlotId> {
+    let (_, victim) = Planner::new(inputs, request).candidates()?;
     Some(victim.slot)
 }
 
 /// Returns an upper bound of the prompt tokens that will be cached when the request starts.
-pub fn best_usable(inputs: &PlanInputs<'_>, wish: &Wish<'_>) -> u32 {
-    let planner = Planner::new(inputs, wish);
+pub fn best_usable(inputs: &PlanInputs<'_>, request: &SlotRequest<'_>) -> u32 {
+    let planner = Planner::new(inputs, request);
     to_u32(planner.coming().map_or(0, |(_, n_tokens)| n_tokens).max(planner.reach_now()))
 }
 
@@ -104,7 +104,7 @@ struct StartOption {
 /// A request and all state that it can reuse.
 struct Planner<'a> {
     inputs: &'a PlanInputs<'a>,
-    wish: &'a Wish<'a>,
+    request: &'a SlotRequest<'a>,
     memory: MemoryKind,
     resident: Vec<Resident>,
     found: StoredPrefix,
@@ -113,16 +113,16 @@ struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    fn new(inputs: &'a PlanInputs<'a>, wish: &'a Wish<'a>) -> Self {
+    fn new(inputs: &'a PlanInputs<'a>, request: &'a SlotRequest<'a>) -> Self {
         let memory = inputs.table.memory();
-        let may_reuse = wish.reuse == Reuse::Allowed;
+        let may_reuse = request.reuse == Reuse::Allowed;
         let (mut found, mut checkpoints) = (StoredPrefix::default(), Vec::new());
         if may_reuse {
-            found = inputs.index.find(&wish.prefix());
+            found = inputs.index.find(&request.prefix());
             if !memory.stored_state_rewinds() {
-                checkpoints = inputs.index.checkpoints(&wish.prefix());
+                checkpoints = inputs.index.checkpoints(&request.prefix());
                 let place = |stored: &StoredCheckpoint| stored.n_blocks * inputs.table.block_size_tokens() as usize;
-                checkpoints.retain(|stored| wish.resumable(place(stored)) == place(stored));
+                checkpoints.retain(|stored| request.resumable(place(stored)) == place(stored));
             }
             if inputs.is_disk_late {
                 let block_size = inputs.table.block_size_tokens() as usize;
@@ -130,8 +130,8 @@ impl<'a> Planner<'a> {
                 checkpoints.retain(|stored| !inputs.must_read(stored.chunk, stored.tier));
             }
         }
-        let resident = if may_reuse { resident(inputs.table, wish) } else { Vec::new() };
-        Self { inputs, wish, memory, resident, found, checkpoints }
+        let resident = if may_reuse { resident(inputs.table, request) } else { Vec::new() };
+        Self { inputs, request, memory, resident, found, checkpoints }
     }
 
     /// Returns the affine slot and the victim.
@@ -154,36 +154,36 @@ impl<'a> Planner<'a> {
     fn shares(&self) -> SlotShares {
         let table = self.inputs.table;
         let taken = table.iter().filter(|(_, slot)| slot.is_busy() || !slot.tokens().is_empty());
-        let tenants = taken.map(|(_, slot)| slot.tenant()).chain([self.wish.tenant]);
+        let tenants = taken.map(|(_, slot)| slot.tenant()).chain([self.request.tenant]);
         SlotShares::new(table.iter().count() as u64, tenants.map(|tenant| (tenant, 1)))
     }
 
     fn offer(&self, id: SlotId, slot: &Slot, shares: &SlotShares) -> SlotCandidate {
-        let held = self.resident.iter().find(|held| held.slot == id);
-        let n_usable = held.map_or(0, |held| self.reach_in_slot(held));
+        let resident = self.resident.iter().find(|resident| resident.slot == id);
+        let n_usable = resident.map_or(0, |resident| self.reach_in_slot(resident));
         SlotCandidate {
             slot: id,
             n_usable,
             n_lost: slot.exact_tokens().len().saturating_sub(n_usable),
             is_kept: shares.keeps(slot.tenant()),
             last_used: slot.last_used(),
-            is_wanted: self.wish.wanted == Some(id),
+            is_wanted: self.request.wanted == Some(id),
         }
     }
 
     /// Returns the number of a slot's tokens that can be reused in the same slot.
-    fn reach_in_slot(&self, held: &Resident) -> usize {
-        let n_most = self.wish.resumable(held.n_common);
-        let ends_there = n_most == held.n_held;
-        let rewinds = self.memory.rewinds_anywhere() && n_most >= held.rewinds_to;
+    fn reach_in_slot(&self, resident: &Resident) -> usize {
+        let n_most = self.request.resumable(resident.n_common);
+        let ends_there = n_most == resident.n_held;
+        let rewinds = self.memory.rewinds_anywhere() && n_most >= resident.rewinds_to;
         if ends_there || rewinds { n_most } else { self.checkpointed(n_most) }
     }
 
     /// Returns the number of a slot's tokens that can be copied to another slot.
-    fn reach_elsewhere(&self, held: &Resident) -> usize {
-        let n_most = self.wish.resumable(held.n_common);
+    fn reach_elsewhere(&self, resident: &Resident) -> usize {
+        let n_most = self.request.resumable(resident.n_common);
         match self.memory.rewinds_anywhere() {
-            true if n_most >= held.rewinds_to => n_most,
+            true if n_most >= resident.rewinds_to => n_most,
             true => 0,
             false => self.checkpointed(n_most),
         }
@@ -197,15 +197,15 @@ impl<'a> Planner<'a> {
             MemoryKind::Full => self.found.n_tokens,
             MemoryKind::Sliding | MemoryKind::Hybrid => self.found.n_blocks * self.block_size(),
         };
-        let n_most = self.wish.resumable(n_most);
+        let n_most = self.request.resumable(n_most);
         if self.memory.stored_state_rewinds() { n_most } else { self.checkpointed(n_most) }
     }
 
     /// Returns the number of tokens that can be reused without waiting for a running sequence.
     fn reach_now(&self) -> usize {
-        let reach = |held: &Resident| match self.inputs.table.slot(held.slot).is_busy() {
-            true => self.reach_elsewhere(held),
-            false => self.reach_in_slot(held),
+        let reach = |resident: &Resident| match self.inputs.table.slot(resident.slot).is_busy() {
+            true => self.reach_elsewhere(resident),
+            false => self.reach_in_slot(resident),
         };
         let resident = self.resident.iter().map(reach).max();
         resident.unwrap_or(0).max(self.reach_in_store())
@@ -219,7 +219,7 @@ impl<'a> Planner<'a> {
     /// not within a medium.
     fn checkpoint_place(&self, n_tokens: usize) -> usize {
         let whole_blocks = n_tokens / self.block_size() * self.block_size();
-        match self.wish.resumable(whole_blocks) {
+        match self.request.resumable(whole_blocks) {
             n_tokens if n_tokens < whole_blocks => self.checkpoint_place(n_tokens),
             _ => whole_blocks,
         }
@@ -233,12 +233,12 @@ impl<'a> Planner<'a> {
     /// Returns the running sequence whose prompt has the longest common prefix with this one, and the number of its
     /// tokens that other slots will be able to reuse.
     fn coming(&self) -> Option<(SlotId, usize)> {
-        if self.wish.reuse == Reuse::Forbidden || !self.inputs.costs.shares() {
+        if self.request.reuse == Reuse::Forbidden || !self.inputs.costs.shares() {
             return None;
         }
         let running = self.inputs.table.iter().filter(|(_, slot)| slot.is_busy());
         let shared = running.filter_map(|(id, slot)| {
-            let n_coming = self.wish.resumable(slot.n_coming(self.wish.prompt, self.wish.root));
+            let n_coming = self.request.resumable(slot.n_coming(self.request.prompt, self.request.root));
             // If memory cannot be rewound, the running sequence makes a checkpoint there unless it is already past it.
             let n_coming = if self.memory.rewinds_anywhere() { n_coming } else { self.checkpoint_place(n_coming) };
             (n_coming > slot.tokens().len()).then_some((id, n_coming))
@@ -297,7 +297,7 @@ impl<'a> Planner<'a> {
         };
         let needed = if rewinds { None } else { self.checkpoint_within(n_tokens) };
         let checkpoint = needed.map(|stored| stored.chunk);
-        let rest_ms = self.inputs.costs.prefill_ms(self.wish.prompt.len() - n_tokens);
+        let rest_ms = self.inputs.costs.prefill_ms(self.request.prompt.len() - n_tokens);
         let plan = SlotPlan { slot: target.slot, save: Save::No, start, checkpoint };
         StartOption { plan, cost_ms: bring_ms + rest_ms }
     }
@@ -311,8 +311,8 @@ impl<'a> Planner<'a> {
         if self.memory != MemoryKind::Full {
             return plan;
         }
-        let n_tokens = self.inputs.costs.best_start(to_u32(self.wish.prompt.len()), plan.start.n_tokens());
-        let n_tokens = self.wish.resumable(n_tokens as usize);
+        let n_tokens = self.inputs.costs.best_start(to_u32(self.request.prompt.len()), plan.start.n_tokens());
+        let n_tokens = self.request.resumable(n_tokens as usize);
         SlotPlan { start: plan.start.shortened(to_u32(n_tokens)), ..plan }
     }
 
@@ -326,11 +326,11 @@ impl<'a> Planner<'a> {
 
     /// Returns the option of copying from the slot with the most usable tokens.
     fn copy(&self, target: SlotCandidate) -> Option<StartOption> {
-        let others = self.resident.iter().filter(|held| held.slot != target.slot);
-        let sources = others.map(|held| (self.reach_elsewhere(held), held));
-        let (n_tokens, held) = sources.max_by_key(|(n, held)| (*n, std::cmp::Reverse(held.slot)))?;
-        let ms = self.inputs.costs.copy_ms(held.n_held)?;
-        let start = PrefixSource::Copy { from: held.slot, n_tokens: to_u32(n_tokens) };
+        let others = self.resident.iter().filter(|resident| resident.slot != target.slot);
+        let sources = others.map(|resident| (self.reach_elsewhere(resident), resident));
+        let (n_tokens, resident) = sources.max_by_key(|(n, resident)| (*n, std::cmp::Reverse(resident.slot)))?;
+        let ms = self.inputs.costs.copy_ms(resident.n_held)?;
+        let start = PrefixSource::Copy { from: resident.slot, n_tokens: to_u32(n_tokens) };
         (n_tokens > 0).then(|| self.option(target, start, ms))
     }
 
@@ -395,8 +395,8 @@ impl<'a> Planner<'a> {
 
     /// Returns how many of an idle slot's first tokens need not be saved, because they are stored or cannot be stored.
     fn n_saved(&self, slot: SlotId) -> usize {
-        let held = self.inputs.table.slot(slot);
-        let (Some(root), tokens) = (held.root(), held.exact_tokens()) else { return 0 };
+        let contents = self.inputs.table.slot(slot);
+        let (Some(root), tokens) = (contents.root(), contents.exact_tokens()) else { return 0 };
         if self.memory == MemoryKind::Recurrent {
             return tokens.len();
         }
@@ -413,20 +413,20 @@ impl<'a> Planner<'a> {
 ///
 /// The tree finds the slots with common blocks. Comparing tokens extends the prefix within a block, and detects hash
 /// collisions.
-fn resident(table: &SlotTable, wish: &Wish<'_>) -> Vec<Resident> {
-    let with_blocks = table.tree().slots_with(wish.chain);
+fn resident(table: &SlotTable, request: &SlotRequest<'_>) -> Vec<Resident> {
+    let with_blocks = table.tree().slots_with(request.chain);
     let n_most = with_blocks.iter().map(|(_, n_blocks)| *n_blocks).max().unwrap_or(0);
     // With a sliding window, the slot with the most blocks may no longer be able to resume where the prompt diverges.
     let any_counts = n_most == 0 || table.memory() == MemoryKind::Sliding;
     let counts = |id: SlotId| any_counts || with_blocks.iter().any(|(slot, n)| *slot == id && *n + 1 >= n_most);
     let slots = table.iter().filter(|(id, slot)| slot.lends() && counts(*id));
-    let held = slots.map(|(slot, held)| Resident {
+    let residents = slots.map(|(slot, contents)| Resident {
         slot,
-        n_common: held.n_common(wish.prompt, wish.root),
-        n_held: held.tokens().len(),
-        rewinds_to: held.rewinds_to(),
+        n_common: contents.n_common(request.prompt, request.root),
+        n_held: contents.tokens().len(),
+        rewinds_to: contents.rewinds_to(),
     });
-    held.filter(|held| held.n_common > 0).collect()
+    residents.filter(|resident| resident.n_common > 0).collect()
 }
 
 fn to_u32(n_tokens: usize) -> u32 {

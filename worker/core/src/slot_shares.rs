@@ -14,30 +14,30 @@ use crate::tenants::TenantId;
 pub struct SlotShares {
     limit: u64,
     n_shares: u64,
-    held: BTreeMap<TenantId, u64>,
+    amounts: BTreeMap<TenantId, u64>,
 }
 
 impl SlotShares {
     /// Returns the shares of `limit`; `held` has the amounts of each tenant, with `None` for tenants without a share.
     ///
     /// All tenants without a share count as one additional tenant. Units: those of `limit`.
-    pub fn new(limit: u64, held: impl IntoIterator<Item = (Option<TenantId>, u64)>) -> Self {
-        let mut shares = Self { limit, n_shares: 0, held: BTreeMap::new() };
+    pub fn new(limit: u64, amounts: impl IntoIterator<Item = (Option<TenantId>, u64)>) -> Self {
+        let mut shares = Self { limit, n_shares: 0, amounts: BTreeMap::new() };
         let mut n_others = 0;
-        for (tenant, n) in held {
+        for (tenant, n) in amounts {
             match tenant {
-                Some(tenant) => *shares.held.entry(tenant).or_default() += n,
+                Some(tenant) => *shares.amounts.entry(tenant).or_default() += n,
                 None => n_others = 1,
             }
         }
-        shares.n_shares = shares.held.len() as u64 + n_others;
+        shares.n_shares = shares.amounts.len() as u64 + n_others;
         shares
     }
 
     /// Returns whether a tenant has at most an equal share.
     pub fn keeps(&self, tenant: Option<TenantId>) -> bool {
-        let held = tenant.map(|tenant| self.held.get(&tenant).copied().unwrap_or(0));
-        held.is_some_and(|n| u128::from(n) * u128::from(self.n_shares) <= u128::from(self.limit))
+        let amount = tenant.map(|tenant| self.amounts.get(&tenant).copied().unwrap_or(0));
+        amount.is_some_and(|n| u128::from(n) * u128::from(self.n_shares) <= u128::from(self.limit))
     }
 }
 
@@ -47,10 +47,10 @@ mod tests {
 
     #[test]
     fn a_tenant_keeps_an_equal_share_and_no_more() {
-        let check = |limit: u64, held: &[(Option<u128>, u64)], expected: &[u128]| {
-            let shares = SlotShares::new(limit, held.iter().map(|(tenant, n)| (tenant.map(TenantId), *n)));
+        let check = |limit: u64, amounts: &[(Option<u128>, u64)], expected: &[u128]| {
+            let shares = SlotShares::new(limit, amounts.iter().map(|(tenant, n)| (tenant.map(TenantId), *n)));
             let keeps: Vec<u128> = (1..4).filter(|id| shares.keeps(Some(TenantId(*id)))).collect();
-            assert_eq!(keeps, expected, "{held:?}");
+            assert_eq!(keeps, expected, "{amounts:?}");
             assert!(!shares.keeps(None), "tenants without a share keep nothing");
         };
         check(4, &[(Some(1), 1), (Some(2), 4)], &[1, 3]);

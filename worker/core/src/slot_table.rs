@@ -176,11 +176,11 @@ impl Slot {
         self.prompt = Vec::new();
     }
 
-    fn common(&self, held: &[Token], prompt: &[Token], root: &BlockHash) -> usize {
+    fn common(&self, tokens: &[Token], prompt: &[Token], root: &BlockHash) -> usize {
         if self.root.as_ref() != Some(root) || !self.lends() {
             return 0;
         }
-        held.iter().zip(prompt).take_while(|(held, wanted)| held == wanted).count()
+        tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count()
     }
 }
 
@@ -248,7 +248,7 @@ impl SlotTable {
     ///
     /// The slot with the longest common prefix is used. Cost: O(slots + tokens in common).
     pub fn left_answer_at(&self, prompt: &[Token], root: &BlockHash) -> Option<u32> {
-        let common = |slot: &Slot| slot.tokens.iter().zip(prompt).take_while(|(held, wanted)| held == wanted).count();
+        let common = |slot: &Slot| slot.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         let same_root = self.slots.iter().filter(|slot| slot.root.as_ref() == Some(root) && !slot.is_busy());
         let (n_common, slot) = same_root.map(|slot| (common(slot), slot)).max_by_key(|(n_common, _)| *n_common)?;
         let goes_on = n_common < prompt.len() && n_common + self.block_size_tokens as usize <= slot.tokens.len();

@@ -114,11 +114,11 @@ pub struct SummaryWriter {
     pending_prefills: PendingPrefills,
     arrivals: Arrivals,
     /// Changes in the published view that subscribers have not received yet.
-    untold: Vec<Change>,
+    unreported: Vec<Change>,
     /// Whether subscribers have yet to receive the latest arrivals and departures of requests.
     is_behind: bool,
     /// Time of the last frame that reported changes.
-    told: Option<Instant>,
+    reported_at: Option<Instant>,
     /// Time at which the next frame is due even without changes.
     silent_until: Instant,
     /// Load as the engine last reported it.
@@ -138,9 +138,9 @@ impl SummaryWriter {
             published: Published::default(),
             pending_prefills: PendingPrefills::default(),
             arrivals: Arrivals::default(),
-            untold: Vec::new(),
+            unreported: Vec::new(),
             is_behind: false,
-            told: None,
+            reported_at: None,
             silent_until: now + HEARTBEAT,
             counted: Load::default(),
             load: Load::default(),
@@ -156,7 +156,7 @@ impl SummaryWriter {
                 self.counted = load;
                 let changes = changes.into_iter().flat_map(|change| self.pending_prefills.pass(change)).collect();
                 self.publish(changes);
-                self.tell(now);
+                self.report(now);
             }
             EngineUpdate::Arrived { id, request, n_tokens, keys, is_filling } => {
                 self.arrivals.come(id, self.n_uncached(n_tokens, &keys));
@@ -178,14 +178,14 @@ impl SummaryWriter {
 
     /// Returns when [`Self::tick`] is due.
     pub fn due(&self) -> Instant {
-        let arrivals = self.told.filter(|_| self.is_behind).map(|told| told + ARRIVALS_INTERVAL);
+        let arrivals = self.reported_at.filter(|_| self.is_behind).map(|reported_at| reported_at + ARRIVALS_INTERVAL);
         arrivals.map_or(self.silent_until, |arrivals| arrivals.min(self.silent_until))
     }
 
     /// Makes the frame that is due: the arrivals and departures of requests, or a heartbeat.
     pub fn tick(&mut self, now: Instant) {
         if self.is_behind && self.may_tell(now) {
-            self.tell(now);
+            self.report(now);
         } else if self.silent_until <= now {
             let (load, digest) = (self.load.clone(), self.published.digest());
             self.push(now, Vec::new(), Some(load), Some(digest));
@@ -201,7 +201,7 @@ impl SummaryWriter {
     ///
     /// Frames that are taken before the next change are not for that stream; all later frames are.
     pub fn start(&mut self, after: Option<Stamp>, now: Instant) -> StreamStart {
-        self.tell(now);
+        self.report(now);
         match after.and_then(|after| Some((after, self.replay_buffer.since(after)?))) {
             Some((after, missed)) => StreamStart::Resumed(after, missed),
             None => StreamStart::Snapshot(Box::new(self.view())),
@@ -210,7 +210,7 @@ impl SummaryWriter {
 
     /// Returns the present view. Frames that are taken before the next change are part of it.
     pub fn snapshot(&mut self, now: Instant) -> Snapshot {
-        self.tell(now);
+        self.report(now);
         self.view()
     }
 
@@ -232,37 +232,37 @@ impl SummaryWriter {
 
     /// Returns whether arrivals and departures may be sent.
     fn may_tell(&self, now: Instant) -> bool {
-        self.told.is_none_or(|told| told + ARRIVALS_INTERVAL <= now)
+        self.reported_at.is_none_or(|reported_at| reported_at + ARRIVALS_INTERVAL <= now)
     }
 
     /// Sends pending changes as soon as that is allowed.
     fn tell_soon(&mut self, now: Instant) {
         self.is_behind = true;
         if self.may_tell(now) {
-            self.tell(now);
+            self.report(now);
         }
     }
 
     fn publish(&mut self, changes: Vec<Change>) {
         changes.iter().for_each(|change| self.published.apply(change));
-        self.untold.extend(changes);
+        self.unreported.extend(changes);
     }
 
     /// Sends pending changes, and the load if it has changed.
-    fn tell(&mut self, now: Instant) {
+    fn report(&mut self, now: Instant) {
         self.is_behind = false;
         let load = self.arrivals.beside(&self.counted);
         let load = (load != self.load).then(|| {
             self.load = load.clone();
             load
         });
-        let changes = std::mem::take(&mut self.untold);
+        let changes = std::mem::take(&mut self.unreported);
         let digest = (!changes.is_empty()).then(|| self.published.digest());
         let mut batches = batches(changes);
         let last = batches.pop().unwrap_or_default();
         batches.into_iter().for_each(|batch| self.push(now, batch, None, None));
         if !last.is_empty() || load.is_some() {
-            self.told = Some(now);
+            self.reported_at = Some(now);
             self.push(now, last, load, digest);
         }
     }

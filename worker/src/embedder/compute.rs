@@ -228,7 +228,7 @@ pub(super) fn context_params(config: &EmbedConfig, layout: EmbeddingLayout) -> L
         Some(piece_tokens) => (n_sequences(engine.n_slots), piece_tokens),
         None => (engine.n_slots, 0),
     };
-    let flash_attn = match engine.flash_attn_settled() {
+    let flash_attn = match engine.uses_flash_attn() {
         true => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED,
         false => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_DISABLED,
     };

@@ -66,7 +66,7 @@ pub fn plan_memory(config: &EmbedConfig, available: u64) -> Result<Option<Memory
 /// Returns a configuration that names the device of each part, like the engine's.
 ///
 /// Errors: `Config` for a device or a buffer that does not exist.
-pub fn settle(config: EmbedConfig) -> Result<EmbedConfig, StartError> {
+pub fn with_devices(config: EmbedConfig) -> Result<EmbedConfig, StartError> {
     let pooling = config.pooling;
     let wanted = |engine: &EngineConfig| {
         let config = EmbedConfig { engine: engine.clone(), pooling };

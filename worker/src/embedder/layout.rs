@@ -19,23 +19,23 @@ pub(super) struct EmbeddingLayout {
 impl EmbeddingLayout {
     /// Returns the layout of a model. The default pooling is the one in the file, or none, like in llama.cpp.
     pub(super) fn new(model: &Metadata<'_>, config: &EmbedConfig) -> Self {
-        let own = || match model.of_architecture("pooling_type").as_deref() {
+        let of_file = || match model.of_architecture("pooling_type").as_deref() {
             Some("1") => Pooling::Mean,
             Some("2") => Pooling::Cls,
             Some("3") => Pooling::Last,
             Some("4") => Pooling::Rank,
             _ => Pooling::None,
         };
-        let pooling = config.pooling.unwrap_or_else(own);
-        let trained = match config.engine.rope.extended(model) {
+        let pooling = config.pooling.unwrap_or_else(of_file);
+        let trained_tokens = match config.engine.rope.extended(model) {
             0 => u32::MAX,
-            trained => trained,
+            trained_tokens => trained_tokens,
         };
-        let wanted = match config.engine.context_tokens_total {
+        let tokens = match config.engine.context_tokens_total {
             0 => TEXT_TOKENS_DEFAULT_MAX,
             given => given,
         };
-        let text_tokens_max = wanted.min(trained);
+        let text_tokens_max = tokens.min(trained_tokens);
         // llama.cpp first tries a full batch. Unless its size is a multiple of the number of sequences, mean pooling
         // aborts the process.
         let batch_tokens =

@@ -79,7 +79,7 @@ pub(super) fn start(
     progress: Progress,
     updates: mpsc::UnboundedSender<EngineUpdate>,
 ) -> Result<EmbedHandle, StartError> {
-    let config = super::settle(config)?;
+    let config = super::with_devices(config)?;
     config.engine.validate()?;
     let queue_max = config.engine.queue_max;
     let n_places = queue_max.saturating_add(usize::from(config.engine.n_slots)).min(Semaphore::MAX_PERMITS);
@@ -163,7 +163,7 @@ struct NoHandles;
 
 impl EmbedderLoop<'_> {
     fn run(mut self) {
-        self.tell(&[]);
+        self.report_load(&[]);
         while self.take_commands().is_ok() {
             self.drop_abandoned();
             if self.deadline.is_some_and(|deadline| self.waiting.is_empty() || Instant::now() >= deadline) {
@@ -175,7 +175,7 @@ impl EmbedderLoop<'_> {
             self.counters.failed.fetch_add(job.texts.len() as u64, Relaxed);
             job.answer(Err(EngineError::Draining));
         }
-        self.tell(&[]);
+        self.report_load(&[]);
     }
 
     /// Takes all waiting commands, and waits for one if there is nothing to do.
@@ -188,7 +188,7 @@ impl EmbedderLoop<'_> {
                 }
                 Some(due) => match self.commands.recv_timeout(due) {
                     Ok(command) => self.execute(command),
-                    Err(RecvTimeoutError::Timeout) => self.tell(&[]),
+                    Err(RecvTimeoutError::Timeout) => self.report_load(&[]),
                     Err(RecvTimeoutError::Disconnected) => return Err(NoHandles),
                 },
             }
@@ -203,7 +203,7 @@ impl EmbedderLoop<'_> {
             }
         }
         if self.report.is_urgent() {
-            self.tell(&[]);
+            self.report_load(&[]);
         }
         Ok(())
     }
@@ -318,7 +318,7 @@ impl EmbedderLoop<'_> {
     fn begin(&mut self, batch: &[TextPosition]) {
         self.report.touch();
         if self.report.due_in(Instant::now()) == Some(Duration::ZERO) {
-            self.tell(batch);
+            self.report_load(batch);
         }
         self.counters.busy_slots.store(batch.len() as u64, Relaxed);
     }
@@ -359,7 +359,7 @@ impl EmbedderLoop<'_> {
     }
 
     /// Reports the load while `batch` runs.
-    fn tell(&mut self, batch: &[TextPosition]) {
+    fn report_load(&mut self, batch: &[TextPosition]) {
         let in_batch = |place: &TextPosition| {
             let waiting = &self.waiting[place.request_idx];
             let n_computed = if place.text_idx == 0 { waiting.n_computed } else { 0 };

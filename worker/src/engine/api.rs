@@ -74,7 +74,7 @@ pub struct Submission {
     /// Whether KV state may be reused for this request and kept after it.
     pub cache_prompt: bool,
     /// Requested shifts of state.
-    pub shifts: ShiftWish,
+    pub shifts: ShiftOptions,
     /// Slot that the sender prefers; a hint that never lowers reuse.
     pub wanted_slot: Option<SlotId>,
     /// Cached tokens that the router expects. If some are missing, a request that computes them may arrive soon.
@@ -94,7 +94,7 @@ pub struct Submission {
 impl Submission {
     /// Returns the number of alternatives to list for each token of the prompt; `None` if they are not requested.
     pub(super) fn prompt_probabilities(&self) -> Option<usize> {
-        self.generation.probabilities.filter(|wish| wish.of_prompt).map(|wish| wish.n_top)
+        self.generation.probabilities.filter(|options| options.of_prompt).map(|options| options.n_top)
     }
 }
 
@@ -106,13 +106,13 @@ impl Generation {
 
     /// Returns whether the request only fills the cache for later ones.
     pub fn is_prewarm(&self) -> bool {
-        self.is_prompt_only() && !self.probabilities.is_some_and(|wish| wish.of_prompt)
+        self.is_prompt_only() && !self.probabilities.is_some_and(|options| options.of_prompt)
     }
 }
 
 /// Requested moves of state to other positions, as in llama-server's fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ShiftWish {
+pub struct ShiftOptions {
     /// Minimum length of a run of tokens that is moved to its position in the prompt; 0 moves none, `None` is the
     /// engine's default.
     pub cache_reuse_tokens: Option<u32>,
@@ -137,7 +137,7 @@ pub struct Generation {
     /// Whether end-of-generation tokens are never chosen.
     pub ignore_eos: bool,
     /// Requested log probabilities; `None` for none.
-    pub probabilities: Option<ProbabilityWish>,
+    pub probabilities: Option<ProbabilityOptions>,
     /// Constraints of tool calls; `None` if there are none. Cannot be combined with a client's grammar.
     pub calls: Option<CallGrammar>,
     /// Control tokens whose spelling is part of the response's text, ascending; other control tokens have no text.
@@ -149,16 +149,16 @@ pub struct Generation {
     /// Marks of reasoning that may precede the constrained text; `None` if there is none.
     pub reasoning: Option<ReasoningFirst>,
     /// Requested bound of reasoning.
-    pub budget: BudgetWish,
+    pub budget: ReasoningBudgetOptions,
     /// Bound of reasoning in the response's format; `None` if there is none.
     pub bound: Option<ReasoningBound>,
     /// Requested drafts.
-    pub drafts: DraftWish,
+    pub drafts: DraftOptions,
 }
 
 /// Requested bound of a response's reasoning, before the format of the response is known.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct BudgetWish {
+pub struct ReasoningBudgetOptions {
     /// Maximum number of tokens; `None` for no bound.
     pub tokens_max: Option<u32>,
     /// Text before the mark that closes the reasoning at the bound.
@@ -171,7 +171,7 @@ pub struct BudgetWish {
 
 /// Requested drafts; without effect if the engine makes none.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct DraftWish {
+pub struct DraftOptions {
     /// Tokens that the client expects in the response.
     pub predicted: Vec<Token>,
     /// Maximum length of a draft, up to the engine's own limit; 0 turns drafts off.
@@ -182,7 +182,7 @@ pub struct DraftWish {
 
 /// Requested probabilities of a response's tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ProbabilityWish {
+pub struct ProbabilityOptions {
     /// Number of most likely tokens to list in addition to the chosen one.
     pub n_top: usize,
     /// Origin of the probabilities.

@@ -253,14 +253,14 @@ impl EngineConfig {
     ///
     /// Source: docs/decisions/0000-measured-before.md: on a CPU, flash attention makes a short suffix after a cached
     /// prefix several times slower.
-    pub fn flash_attn_settled(&self) -> bool {
+    pub fn uses_flash_attn(&self) -> bool {
         self.flash_attn.choice().unwrap_or(self.placement.is_offloaded() || self.cache_type_v.is_quantized())
     }
 
     /// Returns whether the KV buffer is unified without a measurement: `Auto` is on if there is a GPU.
     ///
     /// Source: docs/decisions/0000-measured-before.md: on a CPU, idle sequences in a unified buffer slow every step.
-    pub fn kv_unified_settled(&self) -> bool {
+    pub fn uses_unified_kv(&self) -> bool {
         self.kv_unified.choice().unwrap_or(self.placement.is_offloaded())
     }
 
@@ -309,7 +309,7 @@ impl EngineConfig {
         if self.batch_tokens < self.ubatch_tokens {
             return refuse("the batch must be at least as large as a micro-batch");
         }
-        if self.cache_type_v.is_quantized() && !self.flash_attn_settled() {
+        if self.cache_type_v.is_quantized() && !self.uses_flash_attn() {
             return refuse("a quantized V cache needs flash attention, which is turned off");
         }
         Ok(())
@@ -381,7 +381,7 @@ pub enum CacheType {
 
 impl CacheType {
     /// Returns the type without a measurement: `Auto` is `F16`.
-    pub fn settled(self) -> Self {
+    pub fn without_auto(self) -> Self {
         if self == Self::Auto { Self::F16 } else { self }
     }
 

@@ -99,24 +99,24 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    fn new(asked: &ReportedMemory, stored: u64, n_slots: u16) -> Self {
-        let ReportedMemory { large, small, wanted_cells, .. } = *asked;
+    fn new(reported: &ReportedMemory, stored: u64, n_slots: u16) -> Self {
+        let ReportedMemory { large, small, wanted_cells, .. } = *reported;
         let n_between = large.n_cells.saturating_sub(small.n_cells).max(1);
         let slope = |large: u64, small: u64| large.saturating_sub(small).div_ceil(n_between);
         let (context, compute) = (slope(large.context, small.context), slope(large.compute, small.compute));
         // Recurrent state has no cells.
-        let kept = if context > 0 { CELL_BYTES } else { 0 };
+        let kept_bytes = if context > 0 { CELL_BYTES } else { 0 };
         let n_more = wanted_cells.saturating_sub(large.n_cells);
         let grown = |bytes: u64, cell: u64| bytes.saturating_add(n_more.saturating_mul(cell));
         let taken = ContextBytes {
             n_cells: wanted_cells,
-            context: grown(large.context, context).saturating_add(wanted_cells.saturating_mul(kept)),
+            context: grown(large.context, context).saturating_add(wanted_cells.saturating_mul(kept_bytes)),
             compute: grown(large.compute, compute),
         };
-        let cell = context + compute + kept;
+        let cell = context + compute + kept_bytes;
         Self {
-            mapped: asked.mapped,
-            copied: asked.copied,
+            mapped: reported.mapped,
+            copied: reported.copied,
             taken,
             stored,
             draft_model: 0,
@@ -160,8 +160,8 @@ impl Footprint {
             return None;
         }
         let step = u64::from(SLOT_CELLS_STEP);
-        let least = u64::from(fit.slot_tokens_min).next_multiple_of(step) * self.n_slots;
-        let cells = self.cells_that_fit(room).unwrap_or(0).max(least);
+        let cells_min = u64::from(fit.slot_tokens_min).next_multiple_of(step) * self.n_slots;
+        let cells = self.cells_that_fit(room).unwrap_or(0).max(cells_min);
         (cells < self.taken.n_cells).then_some(cells)
     }
 
@@ -269,36 +269,36 @@ fn ask(config: &EngineConfig) -> Option<(Footprint, Vec<DeviceMemory>)> {
     if let Some(projector) = &config.projector {
         let (host, own_devices) = media::memory(projector);
         footprint = footprint.with_projector(host);
-        own_devices.into_iter().for_each(|own| add_device(&mut devices, own));
+        own_devices.into_iter().for_each(|device| add_device(&mut devices, device));
     }
     let Some(draft) = &config.draft_model else { return Some((footprint, devices)) };
     let slot_tokens = footprint.taken.n_cells / u64::from(config.n_slots).max(1);
-    let own = config.with_draft_model(draft, u32::try_from(slot_tokens).unwrap_or(u32::MAX));
+    let draft_config = config.with_draft_model(draft, u32::try_from(slot_tokens).unwrap_or(u32::MAX));
     // If llama.cpp cannot determine it, loading will report the error.
-    let Some((own_footprint, own_devices)) = ask_alone(&own) else { return Some((footprint, devices)) };
+    let Some((own_footprint, own_devices)) = ask_alone(&draft_config) else { return Some((footprint, devices)) };
     // With `auto`, only as many of the draft model's layers are offloaded as fit beside the model.
     if draft.placement.n_gpu_layers != GpuLayers::Auto {
-        own_devices.into_iter().for_each(|own| add_device(&mut devices, own));
+        own_devices.into_iter().for_each(|device| add_device(&mut devices, device));
     }
     Some((footprint.with_draft_model(&own_footprint), devices))
 }
 
-fn add_device(devices: &mut Vec<DeviceMemory>, own: DeviceMemory) {
-    match devices.iter_mut().find(|device| device.name == own.name) {
+fn add_device(devices: &mut Vec<DeviceMemory>, other: DeviceMemory) {
+    match devices.iter_mut().find(|device| device.name == other.name) {
         Some(device) => {
-            device.weights = device.weights.saturating_add(own.weights);
-            device.context = device.context.saturating_add(own.context);
-            device.compute = device.compute.saturating_add(own.compute);
+            device.weights = device.weights.saturating_add(other.weights);
+            device.context = device.context.saturating_add(other.context);
+            device.compute = device.compute.saturating_add(other.compute);
         }
-        None => devices.push(own),
+        None => devices.push(other),
     }
 }
 
 fn ask_alone(config: &EngineConfig) -> Option<(Footprint, Vec<DeviceMemory>)> {
     // The second measurement has half of the cells, so each slot needs at least two steps in the first.
     let asked_cells_max = ASKED_CELLS_MAX.max(u64::from(config.n_slots) * u64::from(SLOT_CELLS_STEP) * 2);
-    let asked = llama::measure::ask(config, asked_cells_max)?;
-    Some((Footprint::new(&asked, config.store.ram_bytes, config.n_slots), asked.devices))
+    let reported = llama::measure::ask(config, asked_cells_max)?;
+    Some((Footprint::new(&reported, config.store.ram_bytes, config.n_slots), reported.devices))
 }
 
 #[cfg(test)]

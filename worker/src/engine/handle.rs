@@ -34,7 +34,7 @@ use super::output::sampler::TokenSampler;
 use super::output::{constraint, look_up};
 use super::publish::arrival_announcer::ArrivalAnnouncer;
 use super::self_test::SelfTestReport;
-use super::sequence::Chosen;
+use super::sequence::ChosenToken;
 use super::sequence::admission::Admission;
 use super::sequence::places::Places;
 use commands::EngineCommand;
@@ -170,7 +170,7 @@ impl EngineHandle {
         let tenant = shared.identify(&submission);
         let drafter = shared.speculation.and_then(|speculation| speculation.drafter(&submission));
         let spelled = &submission.generation.spelled;
-        let chosen = |past: &PastToken| Chosen {
+        let chosen = |past: &PastToken| ChosenToken {
             probabilities: past.probabilities.clone(),
             ..look_up(&shared.model, past.sampled, spelled)
         };

@@ -29,7 +29,7 @@ use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::Change;
 use warmpath_worker_core::checkpoints::CheckpointPolicy;
 use warmpath_worker_core::chunk_index::{ChunkId, Prefix};
-use warmpath_worker_core::slot_plan::{PlanInputs, Reuse, Wish};
+use warmpath_worker_core::slot_plan::{PlanInputs, Reuse, SlotRequest};
 use warmpath_worker_core::slot_table::{AfterUse, SlotTable};
 use warmpath_worker_core::tenants::{Tenant, TenantId};
 
@@ -137,9 +137,9 @@ impl KvState<'_> {
     }
 
     /// Returns the properties of a request on which its start depends.
-    pub(crate) fn wish<'a>(&self, admission: &'a Admission) -> Wish<'a> {
+    pub(crate) fn slot_request<'a>(&self, admission: &'a Admission) -> SlotRequest<'a> {
         let submission = &admission.submission;
-        Wish {
+        SlotRequest {
             prompt: &submission.prompt,
             chain: &admission.chain,
             root: &submission.chain_root,
@@ -186,8 +186,8 @@ impl KvState<'_> {
 
     /// Removes the stored state of a slot's tokens, which may be as wrong as the slot's state.
     pub(crate) fn discard_stored(&mut self, slot: SlotId) {
-        let held = self.table.slot(slot);
-        let (Some(root), tokens) = (held.root().copied(), held.exact_tokens()) else { return };
+        let contents = self.table.slot(slot);
+        let (Some(root), tokens) = (contents.root().copied(), contents.exact_tokens()) else { return };
         let chain = self.table.tree().chain_of(&root, tokens);
         let prefix = Prefix { root, chain: &chain, tokens };
         let index = self.cache.index();
@@ -232,7 +232,9 @@ impl KvState<'_> {
         let quiet: Vec<SlotId> = self
             .table
             .iter()
-            .filter(|(slot, held)| !held.is_busy() && self.owners[usize::from(slot.0)].since.elapsed() > QUIET_AFTER)
+            .filter(|(slot, contents)| {
+                !contents.is_busy() && self.owners[usize::from(slot.0)].since.elapsed() > QUIET_AFTER
+            })
             .map(|(slot, _)| slot)
             .collect();
         quiet.into_iter().for_each(|slot| self.table.set_tenant(slot, None));

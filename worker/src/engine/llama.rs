@@ -89,11 +89,11 @@ fn context<'m>(model: &'m LlamaModel, config: &EngineConfig) -> Result<LlamaCont
 
 /// Returns the settings of a context of `n_cells` cells for slots, with the spare sequence and its cells beyond them.
 fn context_params(config: &EngineConfig, n_cells: u32) -> LlamaContextParams {
-    let (spare_sequences, spare_cells) = match Spare::of(config) {
-        Spare::One => (1, SPARE_CELLS),
-        Spare::None => (0, 0),
+    let (spare_sequences, spare_cells) = match SpareSequence::of(config) {
+        SpareSequence::One => (1, SPARE_CELLS),
+        SpareSequence::None => (0, 0),
     };
-    let flash_attn = match config.flash_attn_settled() {
+    let flash_attn = match config.uses_flash_attn() {
         true => sys::LLAMA_FLASH_ATTN_TYPE_ENABLED,
         false => sys::LLAMA_FLASH_ATTN_TYPE_DISABLED,
     };
@@ -107,7 +107,7 @@ fn context_params(config: &EngineConfig, n_cells: u32) -> LlamaContextParams {
         .with_type_k(kv_type(config.cache_type_k))
         .with_type_v(kv_type(config.cache_type_v))
         .with_flash_attention_policy(flash_attn)
-        .with_kv_unified(config.kv_unified_settled())
+        .with_kv_unified(config.uses_unified_kv())
         // All cells of a sliding window stay in the buffer, so that a sequence can be cut back to any token.
         .with_swa_full(true)
         .with_offload_kqv(config.placement.offloads_kv())
@@ -142,14 +142,14 @@ pub(crate) enum Logits {
 
 /// Whether there is a spare sequence without a slot, for exporting ranges of a shared buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Spare {
+enum SpareSequence {
     One,
     None,
 }
 
-impl Spare {
+impl SpareSequence {
     fn of(config: &EngineConfig) -> Self {
-        if config.kv_unified_settled() && config.n_slots < SLOTS_MAX { Self::One } else { Self::None }
+        if config.uses_unified_kv() && config.n_slots < SLOTS_MAX { Self::One } else { Self::None }
     }
 }
 
@@ -162,7 +162,7 @@ pub(crate) struct Llama<'m> {
     adapters: Adapters,
     n_slots: u16,
     kv_unified: bool,
-    spare: Spare,
+    spare_sequence: SpareSequence,
     /// Window of the layers with local attention.
     window: Window,
     /// Whether a part of the state is recurrent and cannot be cut.
@@ -190,8 +190,8 @@ impl<'m> Llama<'m> {
             embeddings: EmbeddingBatch::default(),
             adapters: Adapters::default(),
             n_slots: config.n_slots,
-            kv_unified: config.kv_unified_settled(),
-            spare: Spare::of(config),
+            kv_unified: config.uses_unified_kv(),
+            spare_sequence: SpareSequence::of(config),
             window: Window::suggested(model, config),
             has_recurrent: model.is_recurrent() || model.is_hybrid(),
             n_shared: vec![0; usize::from(config.n_slots) + 1],
@@ -367,7 +367,7 @@ impl<'m> Llama<'m> {
     ///
     /// Even in a unified buffer each slot is limited to its share of the cells, so that they never run out.
     pub(super) fn slot_tokens(&self, model: &LlamaModel, config: &EngineConfig) -> u32 {
-        let spare_cells = if self.spare == Spare::One { SPARE_CELLS } else { 0 };
+        let spare_cells = if self.spare_sequence == SpareSequence::One { SPARE_CELLS } else { 0 };
         let per_slot = (self.context.n_ctx() - spare_cells) / u32::from(config.n_slots);
         let n_ctx_train = n_ctx_train(model, config);
         let limited = per_slot.min(config.slot_limit.unwrap_or(u32::MAX));
@@ -386,8 +386,8 @@ impl<'m> Llama<'m> {
             n_ctx_train: n_ctx_train(model, config),
             model_fingerprint: probed.model_fingerprint,
             kv_fingerprint: layout::fingerprint(model, config, probed.rope_factors.chosen(self.sequence_cells())),
-            flash_attn: config.flash_attn_settled(),
-            kv_unified: config.kv_unified_settled(),
+            flash_attn: config.uses_flash_attn(),
+            kv_unified: config.uses_unified_kv(),
             block_size_tokens: config.block_size_tokens,
             ubatch_tokens: self.context.n_ubatch(),
             description: describe(model, &config.model),
@@ -418,7 +418,7 @@ pub(crate) fn describe(model: &LlamaModel, path: &Path) -> String {
 }
 
 fn kv_type(kind: CacheType) -> KvCacheType {
-    match kind.settled() {
+    match kind.without_auto() {
         CacheType::F32 => KvCacheType::F32,
         CacheType::Auto | CacheType::F16 => KvCacheType::F16,
         CacheType::Bf16 => KvCacheType::BF16,

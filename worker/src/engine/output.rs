@@ -21,7 +21,7 @@ use warmpath_worker_core::drafting::step_costs::StepCosts;
 use super::api::{EngineError, FinishReason, SampledToken};
 use super::config::AtContextEnd;
 use super::counters::Counters;
-use super::sequence::{Chosen, Sequence};
+use super::sequence::{ChosenToken, Sequence};
 use speculation::Speculation;
 
 /// Chooses tokens and sends them to clients.
@@ -82,15 +82,15 @@ impl<'m> Generator<'m> {
     pub(crate) fn choose(&self, sequence: &mut Sequence, logits: &[f32]) -> Result<(), EngineError> {
         let sampled = sequence.sampler.choose(self.model, logits)?;
         let mut chosen = look_up(self.model, sampled, &sequence.submission.generation.spelled);
-        let wish = sequence.submission.generation.probabilities.filter(|_| !chosen.ends_generation);
-        chosen.probabilities = wish.map(|wish| sequence.sampler.probabilities(wish, logits, chosen.token));
-        sequence.untold = Some(chosen);
+        let options = sequence.submission.generation.probabilities.filter(|_| !chosen.ends_generation);
+        chosen.probabilities = options.map(|options| sequence.sampler.probabilities(options, logits, chosen.token));
+        sequence.pending_token = Some(chosen);
         Ok(())
     }
 
     /// Sends a sequence's chosen token, if there is one; returns the finish reason if the response ends with it.
     pub(crate) fn send_chosen(&self, sequence: &mut Sequence, n_held: u32) -> Option<FinishReason> {
-        let chosen = sequence.untold.take()?;
+        let chosen = sequence.pending_token.take()?;
         self.counters.generated_tokens.fetch_add(1, Relaxed);
         let room_tokens = self.context.room(sequence, n_held);
         sequence.take(chosen, room_tokens)
@@ -99,7 +99,7 @@ impl<'m> Generator<'m> {
     /// Sends the tokens of an earlier part of a response; returns the finish reason if the response ends with it.
     ///
     /// Only the last token may end it: the other worker, whose limits may differ, went on after all others.
-    pub(crate) fn replay(&self, sequence: &mut Sequence, mut past: Vec<Chosen>) -> Option<FinishReason> {
+    pub(crate) fn replay(&self, sequence: &mut Sequence, mut past: Vec<ChosenToken>) -> Option<FinishReason> {
         // A response may end without a token, if only its prompt was wanted.
         let Some(last) = past.pop() else { return sequence.submission.past_end };
         past.into_iter().for_each(|sampled| sequence.replay(sampled));
@@ -110,11 +110,11 @@ impl<'m> Generator<'m> {
 }
 
 /// Returns a token with its text and properties; `spelled` has the control tokens that are part of the text.
-pub(crate) fn look_up(model: &LlamaModel, sampled: SampledToken, spelled: &[Token]) -> Chosen {
+pub(crate) fn look_up(model: &LlamaModel, sampled: SampledToken, spelled: &[Token]) -> ChosenToken {
     let SampledToken { token, n_draws } = sampled;
     let vocab = model.vocab();
     let llama_token = LlamaToken(i32::try_from(token).expect("llama.cpp's tokens are i32"));
-    Chosen {
+    ChosenToken {
         token,
         piece: vocab.token_to_piece(llama_token, spelled.binary_search(&token).is_ok(), None),
         ends_generation: vocab.is_eog(llama_token),

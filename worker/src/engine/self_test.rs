@@ -67,7 +67,7 @@ impl Bf16 {
 }
 
 /// A configuration with the compared settings decided.
-pub(super) struct Settled {
+pub(super) struct DecidedSettings {
     pub config: EngineConfig,
     /// Result of the self-test; `None` if there was none.
     pub report: Option<SelfTestReport>,
@@ -76,9 +76,9 @@ pub(super) struct Settled {
 }
 
 /// Decides the compared settings.
-pub(super) fn settle(model: &LlamaModel, config: &EngineConfig, model_fingerprint: Fingerprint) -> Settled {
+pub(super) fn decide(model: &LlamaModel, config: &EngineConfig, model_fingerprint: Fingerprint) -> DecidedSettings {
     let SelfTest::Run { cache } = &config.self_test else {
-        return Settled { config: with(config, expected(config)), report: None, retry: None };
+        return DecidedSettings { config: with(config, expected(config)), report: None, retry: None };
     };
     let key = ResultKey::of(model_fingerprint, config);
     let remembered = Remembered::new(cache.as_deref());
@@ -88,13 +88,13 @@ pub(super) fn settle(model: &LlamaModel, config: &EngineConfig, model_fingerprin
         let found = turn.as_ref().and_then(|_| remembered.load(&key));
         found.unwrap_or_else(|| measure_and_keep(model, config, &remembered, &key, &|| false))
     });
-    tell(&report);
-    let settled = with(config, report.setting);
+    log_report(&report);
+    let decided = with(config, report.setting);
     let retry = (!report.is_calm()).then(|| {
         info!("the machine is busy: the self-test has no result, and is repeated once the machine is calm");
-        Retry::new(config, &settled, remembered, key)
+        Retry::new(config, &decided, remembered, key)
     });
-    Settled { config: settled, report: Some(report), retry }
+    DecidedSettings { config: decided, report: Some(report), retry }
 }
 
 fn measure_and_keep(
@@ -152,10 +152,10 @@ fn limit(cost_ms: f64, time: Duration, is_needed: &dyn Fn() -> bool) -> measure:
 /// Returns the setting that is used without a measurement.
 fn expected(config: &EngineConfig) -> ContextSetting {
     ContextSetting {
-        flash_attn: config.flash_attn_settled(),
-        kv_unified: config.kv_unified_settled(),
-        cache_type_k: config.cache_type_k.settled(),
-        cache_type_v: config.cache_type_v.settled(),
+        flash_attn: config.uses_flash_attn(),
+        kv_unified: config.uses_unified_kv(),
+        cache_type_k: config.cache_type_k.without_auto(),
+        cache_type_v: config.cache_type_v.without_auto(),
     }
 }
 
@@ -193,7 +193,7 @@ fn cache_types(config: &EngineConfig, bf16: Bf16) -> Vec<(CacheType, CacheType)>
     let may_be_bf16 =
         bf16 == Bf16::Native && !config.placement.is_offloaded() && config.shifts == ShiftConfig::default();
     let other = |kind: CacheType| if kind == CacheType::Auto { CacheType::Bf16 } else { kind };
-    let mut types = vec![(k.settled(), v.settled())];
+    let mut types = vec![(k.without_auto(), v.without_auto())];
     types.extend((is_open && may_be_bf16).then(|| (other(k), other(v))));
     types
 }
@@ -219,7 +219,7 @@ fn with(config: &EngineConfig, setting: ContextSetting) -> EngineConfig {
     }
 }
 
-fn tell(report: &SelfTestReport) {
+fn log_report(report: &SelfTestReport) {
     for candidate in &report.candidates {
         let Figures { decode_one_ms, decode_all_ms, ref decode_some_ms, suffix_ms, cold_ms, .. } = candidate.figures;
         info!(

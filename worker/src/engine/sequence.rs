@@ -40,7 +40,7 @@ pub(crate) struct Sequence {
     /// (`warmpath_worker_core::batch_plan::passed_tokens`).
     pub(super) passed_tokens: u32,
     /// Next token of the response, which was chosen and not sent yet.
-    pub(super) untold: Option<Chosen>,
+    pub(super) pending_token: Option<ChosenToken>,
     /// Drafter of its next tokens; `None` without drafts.
     pub(super) drafter: Option<Drafter>,
     /// Drafted tokens that were computed, and how many of them were accepted.
@@ -91,7 +91,7 @@ pub(crate) enum LogitsUse {
 }
 
 /// A token with its properties in the vocabulary.
-pub(crate) struct Chosen {
+pub(crate) struct ChosenToken {
     pub(super) token: Token,
     /// Bytes of its text; empty for a control token.
     pub(super) piece: Vec<u8>,
@@ -121,7 +121,7 @@ impl Sequence {
             truncated: false,
             order,
             passed_tokens: 0,
-            untold: None,
+            pending_token: None,
             drafter,
             drafted: Drafted::default(),
             output,
@@ -331,7 +331,7 @@ impl Sequence {
     /// Adds the next token of the response and sends it to the client; returns the finish reason if the response ends.
     ///
     /// `room_tokens` is the number of tokens for which the context still has room.
-    pub(super) fn take(&mut self, chosen: Chosen, room_tokens: u32) -> Option<FinishReason> {
+    pub(super) fn take(&mut self, chosen: ChosenToken, room_tokens: u32) -> Option<FinishReason> {
         self.tell_prompt();
         let now = Instant::now();
         let first_token = *self.times.first_token.get_or_insert(now);
@@ -352,7 +352,7 @@ impl Sequence {
     }
 
     /// Adds a token after which another worker has sampled more. Its state is computed with the prompt.
-    pub(super) fn replay(&mut self, sampled: Chosen) {
+    pub(super) fn replay(&mut self, sampled: ChosenToken) {
         self.send(sampled, |_, _, _| None);
     }
 
@@ -360,7 +360,7 @@ impl Sequence {
     /// response has ended there, or ends by the limits of this worker.
     ///
     /// The other worker's end may follow from its context, its defaults or its clock, so it cannot be found again.
-    pub(super) fn replay_last(&mut self, sampled: Chosen, room_tokens: u32) -> Option<FinishReason> {
+    pub(super) fn replay_last(&mut self, sampled: ChosenToken, room_tokens: u32) -> Option<FinishReason> {
         self.truncated |= room_tokens == 0;
         let past_end = self.submission.past_end;
         self.send(sampled, |sequence, sampled, _| past_end.or_else(|| sequence.end(sampled, room_tokens)))
@@ -369,8 +369,8 @@ impl Sequence {
     /// Sends a token with the text that is certain with it; `find_end` returns the reason if the response ends there.
     fn send(
         &mut self,
-        mut chosen: Chosen,
-        find_end: impl FnOnce(&Self, &Chosen, &str) -> Option<FinishReason>,
+        mut chosen: ChosenToken,
+        find_end: impl FnOnce(&Self, &ChosenToken, &str) -> Option<FinishReason>,
     ) -> Option<FinishReason> {
         self.n_generated += 1;
         let own_probabilities = chosen.probabilities.clone();
@@ -386,7 +386,7 @@ impl Sequence {
         let n_out = self.output.n_out();
         let n_told = self.held.iter().take_while(|(start, _)| *start < n_out).count();
         let probabilities = self.held.drain(..n_told).map(|(_, probabilities)| probabilities).collect();
-        let Chosen { token, n_draws, .. } = chosen;
+        let ChosenToken { token, n_draws, .. } = chosen;
         let event = EngineEvent::Text { text, token, n_draws, end, own_probabilities, probabilities };
         self.submission.events.send(event);
         end
@@ -412,7 +412,7 @@ impl Sequence {
         }
     }
 
-    fn end(&self, chosen: &Chosen, room_tokens: u32) -> Option<FinishReason> {
+    fn end(&self, chosen: &ChosenToken, room_tokens: u32) -> Option<FinishReason> {
         let n_max = self.submission.generation.max_tokens.unwrap_or(u32::MAX);
         if self.output.stop_text().is_some() {
             Some(FinishReason::StopText)

@@ -311,12 +311,12 @@ pub(super) fn check_shifts(shifts: ShiftConfig, facts: &EngineFacts) -> Result<(
 
 /// Returns whether idle slots' state leaves the KV buffer for the benefit of running sequences.
 fn moves_idle_state(config: &EngineConfig) -> bool {
-    config.kv_unified_settled() && config.idle_state == IdleState::Store
+    config.uses_unified_kv() && config.idle_state == IdleState::Store
 }
 
 /// Returns whether sequences are computed together or one after the other.
 fn passes(config: &EngineConfig) -> Passes {
-    if config.kv_unified_settled() { Passes::Together } else { Passes::Apart }
+    if config.uses_unified_kv() { Passes::Together } else { Passes::Apart }
 }
 
 /// Returns the groups in which single tokens are computed, as measured; without a measurement, all tokens are one
@@ -335,7 +335,7 @@ fn idle_cell_ms(config: &EngineConfig, report: Option<&SelfTestReport>) -> f64 {
 
 /// Makes an engine plan with measurements that were made while it ran.
 pub(super) fn adopt(engine: &mut EngineState<'_>, config: &EngineConfig, report: &SelfTestReport) {
-    let groups = (!config.kv_unified_settled()).then(|| decode_groups(Some(report)));
+    let groups = (!config.uses_unified_kv()).then(|| decode_groups(Some(report)));
     engine.schedule.set_decode_groups(groups);
     engine.kv.set_idle_cell_ms(idle_cell_ms(config, Some(report)));
     engine.generator.set_step_costs(step_costs(config, Some(report)));

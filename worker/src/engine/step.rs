@@ -76,9 +76,9 @@ impl EngineState<'_> {
         let update = self.publisher.report.due_in(now).map(|wait| now + wait);
         // Waits that had ended when the last step began were ended by it.
         let is_pending = |until: &Instant| *until > self.stepped_at;
-        let held = self.schedule.queue.iter().filter_map(|waiting| waiting.held_until).filter(is_pending);
-        let late = self.kv.cache.next_late_read(self.stepped_at);
-        update.into_iter().chain(held).chain(self.transfers.deadlines()).chain(late).min()
+        let held_until = self.schedule.queue.iter().filter_map(|waiting| waiting.held_until).filter(is_pending);
+        let late_read = self.kv.cache.next_late_read(self.stepped_at);
+        update.into_iter().chain(held_until).chain(self.transfers.deadlines()).chain(late_read).min()
     }
 
     /// Orders a prefix from another worker before a request needs it.

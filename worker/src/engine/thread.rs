@@ -36,7 +36,7 @@ use super::output::draft_model::DraftModel;
 use super::publish::EnginePublisher;
 use super::publish::arrival_announcer::ArrivalAnnouncer;
 use super::publish::summary_events::UpdateSender;
-use super::self_test::{self, Retry, Settled};
+use super::self_test::{self, DecidedSettings, Retry};
 use super::sequence::places::Places;
 use super::setup::{self, Setup};
 use super::step::EngineState;
@@ -174,9 +174,9 @@ fn prepare<'m>(
     let files = warmpath_gguf::Model::open(&config.model).map_err(refuse)?;
     let model_fingerprint = files.fingerprint().map_err(refuse)?;
     let rope_factors = RopeFactors::of(&files, config);
-    let settled = timed("self-test", || self_test::settle(model, config, model_fingerprint));
-    let Settled { config: settled, report, retry } = settled;
-    let config = &settled;
+    let decided = timed("self-test", || self_test::decide(model, config, model_fingerprint));
+    let DecidedSettings { config: decided, report, retry } = decided;
+    let config = &decided;
     let mut llama = timed("making the context", || Llama::open(model, config))?;
     let unsupported = |reason| StartError::Unsupported { path: config.model.clone(), reason };
     let memory = timed("probing the memory's kind", || llama.probe_memory(model)).map_err(unsupported)?;
@@ -217,7 +217,7 @@ fn prepare<'m>(
         stepped_at: Instant::now(),
     };
     inside.view.self_test.store(report.map(Arc::new));
-    Ok(Prepared { engine, facts, config: settled, retry })
+    Ok(Prepared { engine, facts, config: decided, retry })
 }
 
 /// The thread's loop.
@@ -331,11 +331,11 @@ impl EngineLoop<'_, '_> {
             return;
         }
         let busy = self.engine.schedule.running.slots();
-        for asked in std::mem::take(&mut self.deferred) {
-            match asked.wants_idle() {
-                _ if asked.is_abandoned() => {}
-                Some(slot) if busy.contains(&slot) => self.deferred.push(asked),
-                _ => self.engine.answer(asked),
+        for query in std::mem::take(&mut self.deferred) {
+            match query.wants_idle() {
+                _ if query.is_abandoned() => {}
+                Some(slot) if busy.contains(&slot) => self.deferred.push(query),
+                _ => self.engine.answer(query),
             }
         }
     }
@@ -357,7 +357,7 @@ impl EngineLoop<'_, '_> {
                 admission.submission.events.send(EngineEvent::Failed(EngineError::Draining));
             }
             EngineCommand::Submit(admission) => self.engine.enqueue(*admission),
-            EngineCommand::Inquire(asked) => self.deferred.push(*asked),
+            EngineCommand::Inquire(query) => self.deferred.push(*query),
             EngineCommand::Send(sending) => self.engine.runs.add(*sending),
             EngineCommand::Prefetch(prefetch) if self.deadline.is_none() => self.engine.prefetch(*prefetch),
             EngineCommand::Prefetch(_) => {}

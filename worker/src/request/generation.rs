@@ -22,7 +22,7 @@ use warmpath_common::fields;
 use warmpath_common::ids::Token;
 use warmpath_common::whole::Whole;
 
-use crate::engine::{DraftWish, Generation, Sampling};
+use crate::engine::{DraftOptions, Generation, Sampling};
 use crate::error::RequestError;
 use crate::response_format::{self, WantedSchema};
 use drafts::DraftFields;
@@ -223,7 +223,7 @@ impl GenerationFields {
     /// Returns the options for drafting the response; `tokenize` returns the tokens of a text.
     ///
     /// Errors: `Field`.
-    pub fn draft_wish(&self, tokenize: &dyn Fn(&str) -> Vec<Token>) -> Result<DraftWish, RequestError> {
+    pub fn draft_wish(&self, tokenize: &dyn Fn(&str) -> Vec<Token>) -> Result<DraftOptions, RequestError> {
         self.drafts.resolve(tokenize)
     }
 

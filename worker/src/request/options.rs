@@ -12,7 +12,7 @@ use warmpath_common::lora::RequestedAdapter;
 use warmpath_common::whole::Whole;
 use warmpath_worker_core::shift_plan::REUSE_TOKENS_DEFAULT;
 
-use crate::engine::ShiftWish;
+use crate::engine::ShiftOptions;
 use crate::error::RequestError;
 
 /// Largest priority of a request; the smallest is its negative.
@@ -107,10 +107,10 @@ pub struct ShiftFields {
 
 impl ShiftFields {
     /// Returns the settings for a prompt. The token that begins a text, `bos`, is kept in addition to `n_keep`.
-    pub fn resolve(self, prompt: &[Token], bos: Option<Token>) -> ShiftWish {
+    pub fn resolve(self, prompt: &[Token], bos: Option<Token>) -> ShiftOptions {
         let n_prompt = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
         let n_first = u32::from(bos.is_some() && prompt.first().copied() == bos);
-        ShiftWish {
+        ShiftOptions {
             cache_reuse_tokens: self.cache_reuse_tokens,
             n_keep: self.n_keep.map_or(n_prompt, |n_keep| n_keep.saturating_add(n_first)),
             n_discard: self.n_discard,

@@ -168,7 +168,7 @@ pub async fn load(job: LoadJob) -> Result<LoadedModel, RunError> {
 fn settle(config: Config) -> Result<Config, RunError> {
     let settled = match embed_config(&config) {
         None => engine::with_devices(config.engine.clone()),
-        Some(embed) => embedder::settle(embed).map(|embed| embed.engine),
+        Some(embed) => embedder::with_devices(embed).map(|embed| embed.engine),
     };
     Ok(Config { engine: settled.map_err(RunError::Engine)?, ..config })
 }

@@ -13,7 +13,7 @@ use warmpath_common::ids::Token;
 use warmpath_gguf::{Value, Writer};
 use warmpath_worker::engine::{
     AtContextEnd, DraftCosts, DraftModelConfig, Engine, EngineConfig, EngineHandle, FinishReason, ShiftConfig,
-    ShiftWish, SpeculationConfig, StartError, Switch,
+    ShiftOptions, SpeculationConfig, StartError, Switch,
 };
 
 use super::speculation::{assert_same, check_disconnects, every_way_and_end, run, slots};
@@ -131,7 +131,7 @@ async fn contexts_end_and_shift_the_same_as_without_a_draft_model() {
     check(&slots(1), &[unlimited, ask(&tokens(4, 511), 9), ask(&tokens(4, 505), 300), ask(&tokens(5, 30), 40)]).await;
     let at_context_end = AtContextEnd::Shift;
     let shifting = EngineConfig { shifts: ShiftConfig { at_context_end, ..ShiftConfig::default() }, ..slots(1) };
-    let keeping = Ask { shifts: ShiftWish { n_keep: 40, ..ShiftWish::default() }, ..ask(&tokens(6, 470), 200) };
+    let keeping = Ask { shifts: ShiftOptions { n_keep: 40, ..ShiftOptions::default() }, ..ask(&tokens(6, 470), 200) };
     let (expected, _, plain) = run(&shifting, &[ask(&tokens(5, 490), 300), keeping.clone()]).await;
     stop(plain).await;
     let (found, _, engine) = run(&agreeing(&shifting), &[ask(&tokens(5, 490), 300), keeping]).await;

@@ -2,7 +2,7 @@
 
 use warmpath_bench::model::Preset;
 use warmpath_common::ids::Token;
-use warmpath_worker::engine::{EngineConfig, ProbabilitySource, ProbabilityWish};
+use warmpath_worker::engine::{EngineConfig, ProbabilityOptions, ProbabilitySource};
 use warmpath_worker_output::logprobs::{PromptProbabilities, TokenLogprob, of_logits};
 
 use super::by_hand::ByHand;
@@ -15,7 +15,7 @@ const TOLERANCE: f32 = 0.02;
 
 fn listing(prompt: &[Token], max_tokens: u32) -> Ask {
     let mut request = ask(prompt, max_tokens);
-    let wish = ProbabilityWish { n_top: N_TOP, source: ProbabilitySource::Model, of_prompt: true };
+    let wish = ProbabilityOptions { n_top: N_TOP, source: ProbabilitySource::Model, of_prompt: true };
     request.generation.probabilities = Some(wish);
     request
 }

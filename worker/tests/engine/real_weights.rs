@@ -10,7 +10,7 @@ use warmpath_bench::model::real::{gemma3_as, smollm2_as};
 use warmpath_common::ids::Token;
 use warmpath_prompt::{AddSpecial, ParseSpecial, PromptMaker, PromptOptions};
 use warmpath_worker::engine::{
-    AtContextEnd, CachedTokens, CostSource, DiskConfig, EngineConfig, EngineHandle, ShiftConfig, ShiftWish,
+    AtContextEnd, CachedTokens, CostSource, DiskConfig, EngineConfig, EngineHandle, ShiftConfig, ShiftOptions,
     SpeculationConfig, StoreConfig, Switch,
 };
 
@@ -232,7 +232,7 @@ async fn real_weights_with_moved_state_answer_as_when_it_is_moved_by_hand() {
     let mut uncached = Uncached::new(&config);
     let (engine, _updates) = start(config);
     ask(&whole, 1).answer(&engine).await;
-    let shifts = ShiftWish { cache_reuse_tokens: Some(32), ..ShiftWish::default() };
+    let shifts = ShiftOptions { cache_reuse_tokens: Some(32), ..ShiftOptions::default() };
     let moved = Ask { shifts, ..listed(&cut, ANSWER_TOKENS) }.answer(&engine).await;
     let n_moved = (whole.len() - behind) as u32;
     assert_eq!(cached(&moved), CachedTokens { resident: 60, shifted: n_moved, ..CachedTokens::default() });

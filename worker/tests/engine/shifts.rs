@@ -13,7 +13,7 @@ use warmpath_bench::model::Preset;
 use warmpath_common::ids::Token;
 use warmpath_worker::engine::{
     AtContextEnd, CacheType, CachedTokens, DiskConfig, Engine, EngineConfig, EngineError, FinishReason, PrefixCache,
-    ShiftConfig, ShiftObstacle, ShiftWish, StartError, StoreConfig, Switch,
+    ShiftConfig, ShiftObstacle, ShiftOptions, StartError, StoreConfig, Switch,
 };
 
 use super::by_hand::ByHand;
@@ -38,7 +38,7 @@ pub fn kinds(config: &EngineConfig) -> Vec<EngineConfig> {
 }
 
 pub fn reusing(prompt: &[Token], max_tokens: u32) -> Ask {
-    let shifts = ShiftWish { cache_reuse_tokens: Some(32), ..ShiftWish::default() };
+    let shifts = ShiftOptions { cache_reuse_tokens: Some(32), ..ShiftOptions::default() };
     Ask { shifts, ..ask(prompt, max_tokens) }
 }
 
@@ -78,7 +78,8 @@ async fn state_is_moved_only_for_requests_that_permit_it() {
     let answer = ask(&cut, 12).answer(&engine).await;
     assert_eq!(answer.started.unwrap().cached, CachedTokens { resident: 60, ..CachedTokens::default() });
     assert_eq!(answer.tokens, cold(&[ask(&cut, 12)]).await[0]);
-    let many = Ask { shifts: ShiftWish { cache_reuse_tokens: Some(161), ..ShiftWish::default() }, ..ask(&cut, 1) };
+    let many =
+        Ask { shifts: ShiftOptions { cache_reuse_tokens: Some(161), ..ShiftOptions::default() }, ..ask(&cut, 1) };
     ask(&whole, 1).answer(&engine).await;
     assert_eq!(many.answer(&engine).await.started.unwrap().cached.shifted, 0, "no common run has this length");
     assert_eq!(engine.counters().shifted_tokens, 0);
@@ -191,7 +192,8 @@ async fn moving_state_leaves_sequences_that_share_its_cells_unchanged() {
 async fn an_answer_outgrows_its_context_as_with_llama_cpp_s_own_calls() {
     let prompt = tokens(1, 100);
     for (n_keep, n_discard) in [(0, None), (100, None), (30, Some(50))] {
-        let request = Ask { shifts: ShiftWish { n_keep, n_discard, ..ShiftWish::default() }, ..ask(&prompt, 640) };
+        let request =
+            Ask { shifts: ShiftOptions { n_keep, n_discard, ..ShiftOptions::default() }, ..ask(&prompt, 640) };
         for config in kinds(&shifting(2)) {
             let mut by_hand = ByHand::new(&config);
             by_hand.compute(&prompt);
@@ -304,7 +306,7 @@ async fn what_cannot_be_shifted_is_refused() {
         assert!(matches!(refused, Some(EngineError::Shift(_))), "{preset:?} {keys:?}: {refused:?}");
         let is_keys = engine.facts().shift_obstacle == Some(ShiftObstacle::Keys);
         assert_eq!(is_keys, preset == Preset::Tiny);
-        let unwanted = ShiftWish { cache_reuse_tokens: Some(0), ..ShiftWish::default() };
+        let unwanted = ShiftOptions { cache_reuse_tokens: Some(0), ..ShiftOptions::default() };
         let answer = Ask { shifts: unwanted, ..ask(&tokens(1, 50), 3) }.answer(&engine).await;
         assert_eq!(answer.tokens.len(), 3);
         stop(engine).await;

@@ -10,8 +10,8 @@ use warmpath_bench::model::Preset;
 use warmpath_common::ids::Token;
 use warmpath_constraint::schema::normalize;
 use warmpath_worker::engine::{
-    AtContextEnd, CostSource, DraftWish, EngineConfig, EngineHandle, ProbabilitySource, ProbabilityWish, Sampling,
-    ShiftConfig, ShiftWish, SpeculationConfig, Switch,
+    AtContextEnd, CostSource, DraftOptions, EngineConfig, EngineHandle, ProbabilityOptions, ProbabilitySource,
+    Sampling, ShiftConfig, ShiftOptions, SpeculationConfig, Switch,
 };
 use warmpath_worker_core::drafting::ForcedDrafts;
 use warmpath_worker_output::reasoning_budget::{Begun, ReasoningBound};
@@ -117,7 +117,7 @@ fn every_way(engine: &EngineHandle) -> Vec<Ask> {
     };
     let probabilities = |source| {
         let mut asked = sampled(|_| {});
-        asked.generation.probabilities = Some(ProbabilityWish { n_top: 3, source, of_prompt: false });
+        asked.generation.probabilities = Some(ProbabilityOptions { n_top: 3, source, of_prompt: false });
         asked
     };
     let mut asks = vec![
@@ -215,7 +215,7 @@ async fn drafts_stop_at_the_end_of_the_context() {
         shifts: ShiftConfig { at_context_end: AtContextEnd::Shift, ..ShiftConfig::default() },
         ..slots(1)
     };
-    let keeping = Ask { shifts: ShiftWish { n_keep: 40, ..ShiftWish::default() }, ..ask(&tokens(6, 470), 200) };
+    let keeping = Ask { shifts: ShiftOptions { n_keep: 40, ..ShiftOptions::default() }, ..ask(&tokens(6, 470), 200) };
     check(&shifting, &[ask(&tokens(5, 490), 300), keeping, ask(&tokens(5, 500), 5)]).await;
 }
 
@@ -303,7 +303,7 @@ async fn a_client_s_prediction_is_drafted_up_to_its_own_limit() {
     predicted[30] = (predicted[30] + 1) % 256;
     let wish = |n_max| {
         let mut asked = Ask { salt: 8, cache_prompt: false, ..ask(&prompt, 60) };
-        asked.generation.drafts = DraftWish { predicted: predicted.clone(), n_max, n_min: None };
+        asked.generation.drafts = DraftOptions { predicted: predicted.clone(), n_max, n_min: None };
         asked
     };
     let (found, n, n_accepted) = drafted(&engine, &wish(None)).await;

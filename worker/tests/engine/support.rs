@@ -16,8 +16,8 @@ use warmpath_common::lora::{Applied, Scale};
 use warmpath_prompt::MediaRun;
 use warmpath_worker::engine::{
     AdapterFile, Engine, EngineConfig, EngineError, EngineEvent, EngineHandle, EngineUpdate, EventReceiver, Finished,
-    Generation, PastToken, PeerOffer, ProbabilitySource, ProbabilityWish, SampledToken, Sampling, ShiftWish, Started,
-    Submission, events,
+    Generation, PastToken, PeerOffer, ProbabilityOptions, ProbabilitySource, SampledToken, Sampling, ShiftOptions,
+    Started, Submission, events,
 };
 use warmpath_worker_core::tenants::TenantId;
 use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
@@ -90,7 +90,7 @@ pub struct Ask {
     pub adapter: Option<Applied>,
     pub generation: Generation,
     pub cache_prompt: bool,
-    pub shifts: ShiftWish,
+    pub shifts: ShiftOptions,
     pub wanted_slot: Option<SlotId>,
     pub expected_tokens: u32,
     pub last_message_token: Option<u32>,
@@ -114,7 +114,7 @@ pub fn ask(prompt: &[Token], max_tokens: u32) -> Ask {
             ..Generation::default()
         },
         cache_prompt: true,
-        shifts: ShiftWish::default(),
+        shifts: ShiftOptions::default(),
         wanted_slot: None,
         expected_tokens: 0,
         last_message_token: None,
@@ -136,7 +136,7 @@ impl Ask {
     /// Requests the model's probabilities of the tokens, with the `n_top` most likely ones of each.
     pub fn listing(mut self, n_top: usize) -> Self {
         self.generation.probabilities =
-            Some(ProbabilityWish { n_top, source: ProbabilitySource::Model, of_prompt: false });
+            Some(ProbabilityOptions { n_top, source: ProbabilitySource::Model, of_prompt: false });
         self
     }
 

@@ -179,24 +179,28 @@ impl Shares {
         self.end_shares(need.now_ms);
         let n_shares = self.n_shares(need) as u128;
         let is_above = |n_bytes: u64| u128::from(n_bytes) * n_shares > u128::from(limit_bytes);
-        let fair = || {
+        // 1. The largest tenant above an equal share, or an older chunk of a tenant without a share.
+        let above_share = || {
             let above = self.by_size(need).take_while(|(n_bytes, _)| is_above(*n_bytes));
             let largest = self.first(above.map(|(_, id)| id), need, need.min_hold_ms);
             let without = self.first(self.without.iter().map(|(_, id)| *id), need, need.min_hold_ms);
             let is_older = |giver: &Giver| largest.as_ref().is_none_or(|other| giver.age.0 <= other.age.0);
             without.filter(is_older).or(largest)
         };
-        let held = || {
+        // 2. Larger tenants above an equal share, now also chunks within the minimum hold time.
+        let within_hold_time = || {
             let larger = self.larger(need).take_while(|(n_bytes, _)| is_above(*n_bytes));
             self.first(larger.map(|(_, id)| id), need, 0)
         };
-        let own = || self.first([need.tenant.id], need, need.min_hold_ms);
+        // 3. The requesting tenant itself.
+        let requesting = || self.first([need.tenant.id], need, need.min_hold_ms);
+        // 4. The least recently active tenant, for a tenant without any bytes.
         let quiet_longest = || {
             let lacks_any = self.bytes_of(need.tenant.id) == 0 && is_above(need.n_bytes);
             let others = self.by_use.iter().map(|(_, id)| *id).filter(|_| lacks_any);
             self.first(others, need, need.min_hold_ms)
         };
-        let giver = fair().or_else(held).or_else(own).or_else(quiet_longest)?;
+        let giver = above_share().or_else(within_hold_time).or_else(requesting).or_else(quiet_longest)?;
         let is_over_share = giver.tenant != need.tenant.id && is_above(self.bytes_of(giver.tenant));
         Some((giver.age.2, if is_over_share { Reason::OverShare } else { Reason::Capacity }))
     }
@@ -247,8 +251,8 @@ impl Shares {
 
     /// Returns the number of equal shares: one for each tenant with a share, and one for all other tenants together.
     fn n_shares(&self, need: &Need) -> usize {
-        let own = self.accounts.get(&need.tenant.id).map(|account| account.size(need.tenant.id));
-        let is_counted = own.is_some_and(|size| self.by_bytes.contains(&size));
+        let size = self.accounts.get(&need.tenant.id).map(|account| account.size(need.tenant.id));
+        let is_counted = size.is_some_and(|size| self.by_bytes.contains(&size));
         let is_another = need.tenant.share_id().is_some() && !is_counted;
         let has_others = !self.without.is_empty() || need.tenant.share_id().is_none();
         self.by_bytes.len() + usize::from(is_another) + usize::from(has_others)

@@ -64,10 +64,10 @@ impl DraftModelCosts {
         if n_missing <= NEAR_TOKENS_MAX {
             return Distance::Near;
         }
-        let rest = u32::try_from(rest_tokens).unwrap_or(u32::MAX).min(REST_TOKENS_MAX);
+        let n_remaining = u32::try_from(rest_tokens).unwrap_or(u32::MAX).min(REST_TOKENS_MAX);
         // On average a missing token attends to half of the sequence.
         let missing = self.share * costs.tokens_at(n_tokens / 2, n_missing);
-        let is_worth_it = missing <= FOLLOWING_SHARE_MAX * f64::from(rest) * costs.tokens_at(n_tokens, 1);
+        let is_worth_it = missing <= FOLLOWING_SHARE_MAX * f64::from(n_remaining) * costs.tokens_at(n_tokens, 1);
         if is_worth_it { Distance::Far } else { Distance::TooFar }
     }
 }
@@ -87,7 +87,7 @@ pub struct DraftTarget<'a> {
     /// Owner of the draft model's state.
     pub owner: DraftStateOwner,
     /// Tokens whose state the served model has computed.
-    pub held: &'a [Token],
+    pub tokens: &'a [Token],
     /// Token that was chosen and is not computed yet.
     pub next: Token,
 }
@@ -95,17 +95,17 @@ pub struct DraftTarget<'a> {
 impl DraftTarget<'_> {
     /// Returns the number of tokens.
     pub fn n_tokens(&self) -> usize {
-        self.held.len() + 1
+        self.tokens.len() + 1
     }
 
     /// Returns the tokens from an index on.
     pub fn tokens_from(&self, place: usize) -> impl Iterator<Item = Token> {
-        self.held
+        self.tokens
             .get(place..)
             .unwrap_or_default()
             .iter()
             .copied()
-            .chain((place <= self.held.len()).then_some(self.next))
+            .chain((place <= self.tokens.len()).then_some(self.next))
     }
 }
 
@@ -135,8 +135,8 @@ impl DraftStateTokens {
         if self.owner != Some(target.owner) {
             return 0;
         }
-        let n_common = self.tokens.iter().zip(target.held).take_while(|(own, held)| own == held).count();
-        n_common.min(target.held.len())
+        let n_common = self.tokens.iter().zip(target.tokens).take_while(|(own, tokens)| own == tokens).count();
+        n_common.min(target.tokens.len())
     }
 
     /// Keeps the first `n_kept` tokens, for this owner.
@@ -194,12 +194,12 @@ mod tests {
     fn reuses_the_common_tokens_of_the_same_owner_except_the_last() {
         let (root, other) = (DraftStateOwner::Root(BlockHash([1; 32])), DraftStateOwner::Sequence(7));
         let mut followed = DraftStateTokens::default();
-        let target = |owner, held| DraftTarget { owner, held, next: 9 };
+        let target = |owner, tokens| DraftTarget { owner, tokens, next: 9 };
         assert_eq!(followed.n_common(&target(root, &[1, 2, 3])), 0);
         followed.keep(root, 0);
         target(root, &[1, 2, 3]).tokens_from(0).for_each(|token| followed.push(token));
         assert_eq!(followed.tokens, [1, 2, 3, 9]);
-        for (owner, held, n_common) in [
+        for (owner, tokens, n_common) in [
             (root, &[1, 2, 3, 9, 5][..], 4),
             (root, &[1, 2, 3], 3),
             (root, &[1, 2], 2),
@@ -207,7 +207,7 @@ mod tests {
             (root, &[], 0),
             (other, &[1, 2, 3], 0),
         ] {
-            assert_eq!(followed.n_common(&target(owner, held)), n_common, "{owner:?} {held:?}");
+            assert_eq!(followed.n_common(&target(owner, tokens)), n_common, "{owner:?} {tokens:?}");
         }
         followed.keep(other, 2);
         assert_eq!(followed.n_common(&target(root, &[1, 2, 3])), 0, "the owner has changed");

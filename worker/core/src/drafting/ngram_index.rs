@@ -121,8 +121,8 @@ impl NgramIndex {
     /// Returns up to `n_max` tokens that followed an occurrence. Beyond the end of the index's own text, the tokens
     /// since the occurrence are repeated.
     pub fn continuation(&self, occurrence: Occurrence, n_max: usize) -> Vec<Token> {
-        let rest = &self.tokens[occurrence.next..];
-        rest.iter().cycle().take(n_max).copied().take_while(|token| *token != END).collect()
+        let after = &self.tokens[occurrence.next..];
+        after.iter().cycle().take(n_max).copied().take_while(|token| *token != END).collect()
     }
 
     fn push(&mut self, token: Token) {

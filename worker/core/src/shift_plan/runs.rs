@@ -47,20 +47,25 @@ impl CommonRun {
 /// They are the chain of the longest [`RUNS_MAX`] runs that covers the most tokens. If the first text has a run's start
 /// several times, the first occurrence after the previous run is used, or else the first one.
 /// Cost: O(n log n) for n tokens in both texts, and `RUNS_MAX` comparisons of a run.
-pub(super) fn in_common(held: &[Token], wanted: &[Token], n_run_min: usize) -> Vec<CommonRun> {
-    let mut runs = by_hash(held, wanted, n_run_min);
+pub(super) fn in_common(slot_tokens: &[Token], prompt_tokens: &[Token], n_run_min: usize) -> Vec<CommonRun> {
+    let mut runs = by_hash(slot_tokens, prompt_tokens, n_run_min);
     runs.sort_by_key(|run| Reverse(run.n));
     runs.truncate(RUNS_MAX);
     // Different tokens may have the same hash.
-    runs.retain(|run| held[run.from..run.from + run.n] == wanted[run.to..run.to + run.n]);
+    runs.retain(|run| slot_tokens[run.from..run.from + run.n] == prompt_tokens[run.to..run.to + run.n]);
     runs.sort_by_key(|run| run.to);
     let mut chain = best_chain(&runs, n_run_min);
     let mut before = CommonRun { from: 0, to: 0, n: 0 };
     for run in &mut chain {
         *run = run.without_first(run.n_lost_behind(&before));
         // A text that occurs several times may have been matched with a wrong occurrence, so the gap is searched again.
-        let (held, wanted) = (&held[before.from + before.n..run.from], &wanted[before.to + before.n..run.to]);
-        let same = held.iter().rev().zip(wanted.iter().rev()).take_while(|(held, wanted)| held == wanted);
+        let (slot_tokens, prompt_tokens) =
+            (&slot_tokens[before.from + before.n..run.from], &prompt_tokens[before.to + before.n..run.to]);
+        let same = slot_tokens
+            .iter()
+            .rev()
+            .zip(prompt_tokens.iter().rev())
+            .take_while(|(slot_tokens, prompt_tokens)| slot_tokens == prompt_tokens);
         let n_more = same.count();
         *run = CommonRun { from: run.from - n_more, to: run.to - n_more, n: run.n + n_more };
         before = *run;
@@ -69,19 +74,19 @@ pub(super) fn in_common(held: &[Token], wanted: &[Token], n_run_min: usize) -> V
 }
 
 /// Returns runs of windows with equal hashes, in the order of the second text.
-fn by_hash(held: &[Token], wanted: &[Token], n_window: usize) -> Vec<CommonRun> {
-    let mut windows: Vec<(u64, usize)> = hashes(held, n_window).into_iter().zip(0..).collect();
+fn by_hash(slot_tokens: &[Token], prompt_tokens: &[Token], n_window: usize) -> Vec<CommonRun> {
+    let mut windows: Vec<(u64, usize)> = hashes(slot_tokens, n_window).into_iter().zip(0..).collect();
     windows.sort_unstable();
     let next = |hash: u64, behind: usize| {
         let idx = windows.partition_point(|window| *window < (hash, behind));
         windows.get(idx).filter(|(found, _)| *found == hash).map(|(_, from)| *from)
     };
     let mut runs: Vec<CommonRun> = Vec::new();
-    for (to, hash) in hashes(wanted, n_window).into_iter().enumerate() {
+    for (to, hash) in hashes(prompt_tokens, n_window).into_iter().enumerate() {
         let last = to + n_window - 1;
         if let Some(run) = runs.last_mut()
             && run.to + run.n == last
-            && held.get(run.from + run.n) == Some(&wanted[last])
+            && slot_tokens.get(run.from + run.n) == Some(&prompt_tokens[last])
         {
             run.n += 1;
             continue;

@@ -146,8 +146,8 @@ fn table(prompts: &[(u8, &[Token], AfterUse)]) -> SlotTable {
 fn best_for(table: &SlotTable, prompt: &[Token], n_run_min: u32) -> Option<(SlotId, u32, u32)> {
     let root = root(0);
     let reuse = Reuse::Allowed;
-    let wish = Wish { prompt, chain: &[], root: &root, tenant: None, reuse, wanted: None, media: &[] };
-    best(table, &wish, n_run_min).map(|reused| (reused.slot, reused.n_exact, reused.n_tokens()))
+    let request = SlotRequest { prompt, chain: &[], root: &root, tenant: None, reuse, wanted: None, media: &[] };
+    best(table, &request, n_run_min).map(|reused| (reused.slot, reused.n_exact, reused.n_tokens()))
 }
 
 #[test]

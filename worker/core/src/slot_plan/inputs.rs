@@ -16,7 +16,7 @@ use crate::tenants::TenantId;
 
 /// A request, with the properties on which a plan depends.
 #[derive(Debug, Clone, Copy)]
-pub struct Wish<'a> {
+pub struct SlotRequest<'a> {
     /// Prompt, at least one token.
     pub prompt: &'a [Token],
     /// Hash chain of the prompt, whole blocks only.
@@ -33,7 +33,7 @@ pub struct Wish<'a> {
     pub media: &'a [Range<u32>],
 }
 
-impl<'a> Wish<'a> {
+impl<'a> SlotRequest<'a> {
     /// Returns the prompt as a key for the store.
     pub fn prefix(&self) -> Prefix<'a> {
         Prefix { root: *self.root, chain: self.chain, tokens: self.prompt }

@@ -114,16 +114,17 @@ impl World {
         let root = root(salt);
         let chain = block_chain(&root, prompt, BLOCK);
         let (tenant, wanted) = (Some(TenantId::of_root(&root)), wanted.map(SlotId));
-        let wish = Wish { prompt, chain: &chain, root: &root, tenant, reuse, wanted, media: &self.media };
-        plan(&self.inputs(), &wish)
+        let request = SlotRequest { prompt, chain: &chain, root: &root, tenant, reuse, wanted, media: &self.media };
+        plan(&self.inputs(), &request)
     }
 
     fn best_usable(&self, prompt: &[Token], salt: u8) -> u32 {
         let root = root(salt);
         let chain = block_chain(&root, prompt, BLOCK);
         let reuse = Reuse::Allowed;
-        let wish = Wish { prompt, chain: &chain, root: &root, tenant: None, reuse, wanted: None, media: &self.media };
-        best_usable(&self.inputs(), &wish)
+        let request =
+            SlotRequest { prompt, chain: &chain, root: &root, tenant: None, reuse, wanted: None, media: &self.media };
+        best_usable(&self.inputs(), &request)
     }
 }
 

@@ -10,7 +10,7 @@ use warmpath_common::summary::{Change, RunState};
 use super::*;
 use crate::chunk_index::{ChunkIndex, StoreLimits};
 use crate::restore_costs::Costs;
-use crate::slot_plan::{PlanInputs, PrefixSource, Reuse, SlotDecision, Wish, plan};
+use crate::slot_plan::{PlanInputs, PrefixSource, Reuse, SlotDecision, SlotRequest, plan};
 use crate::tenants::TenantId;
 
 const BLOCK: u32 = 2;
@@ -133,7 +133,7 @@ impl Model {
         let root = root(salt);
         let reuse = if leaves_nothing { Reuse::Forbidden } else { Reuse::Allowed };
         let chain = block_chain(&root, &prompt, BLOCK);
-        let wish = Wish {
+        let request = SlotRequest {
             prompt: &prompt,
             chain: &chain,
             root: &root,
@@ -145,7 +145,7 @@ impl Model {
         let (index, at_hand, costs) = (empty_index(), HashSet::new(), costs(self.memory));
         let (table, index, at_hand, costs) = (&self.table, &index, &at_hand, &costs);
         let outlook = PlanInputs { table, index, at_hand, costs, is_disk_late: false };
-        let plan = match plan(&outlook, &wish) {
+        let plan = match plan(&outlook, &request) {
             SlotDecision::Start(plan) => plan,
             SlotDecision::WaitFor { slot, n_tokens } => return self.check_wait(&prompt, (slot, n_tokens)),
             SlotDecision::NoSlot => {

@@ -7,7 +7,9 @@ use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::Tier;
 use warmpath_worker_core::chunk_index::{ChunkId, StateKind, StoredPrefix};
-use warmpath_worker_core::slot_plan::{PlanInputs, PrefixSource, Reuse, Save, SlotDecision, SlotPlan, Wish, plan};
+use warmpath_worker_core::slot_plan::{
+    PlanInputs, PrefixSource, Reuse, Save, SlotDecision, SlotPlan, SlotRequest, plan,
+};
 use warmpath_worker_core::slot_table::{Acquire, AfterUse};
 
 use crate::Keeps;
@@ -24,7 +26,7 @@ impl World {
                 continue;
             }
             let waiting = &self.waiting[idx];
-            match plan(&self.outlook(), &self.wish(waiting, &root(waiting.request.salt))) {
+            match plan(&self.outlook(), &self.slot_request(waiting, &root(waiting.request.salt))) {
                 SlotDecision::NoSlot => {
                     assert!(self.running.iter().all(Option::is_some), "a request waits although a slot is idle");
                     return;
@@ -53,11 +55,11 @@ impl World {
         PlanInputs { table, index, at_hand, costs, is_disk_late: *is_disk_late }
     }
 
-    pub fn wish<'a>(&self, waiting: &'a Waiting, root: &'a BlockHash) -> Wish<'a> {
+    pub fn slot_request<'a>(&self, waiting: &'a Waiting, root: &'a BlockHash) -> SlotRequest<'a> {
         let request = &waiting.request;
         let tenant = tenant(root).share_id();
         let reuse = if request.keeps == Keeps::State { Reuse::Allowed } else { Reuse::Forbidden };
-        Wish { prompt: &request.prompt, chain: &waiting.chain, root, tenant, reuse, wanted: None, media: &[] }
+        SlotRequest { prompt: &request.prompt, chain: &waiting.chain, root, tenant, reuse, wanted: None, media: &[] }
     }
 
     /// Checks that a running sequence will compute the prefix for which a request waits.
@@ -132,7 +134,7 @@ impl World {
     fn bring(&mut self, waiting: &Waiting, plan: &SlotPlan) -> Kv {
         let request = &waiting.request;
         let root = root(request.salt);
-        let wish = Wish {
+        let slot_request = SlotRequest {
             prompt: &request.prompt,
             chain: &waiting.chain,
             root: &root,
@@ -141,7 +143,7 @@ impl World {
             wanted: None,
             media: &[],
         };
-        let found = self.index.find(&wish.prefix());
+        let found = self.index.find(&slot_request.prefix());
         let n_start = plan.start.n_tokens() as usize;
         let pieces = match plan.start {
             PrefixSource::Import { .. } => self.pieces(&found, n_start),

@@ -468,7 +468,7 @@ impl World {
         // A router is not told that the disk is late.
         let outlook = PlanInputs { is_disk_late: false, ..self.outlook() };
         for waiting in self.waiting.iter().filter(|waiting| waiting.request.keeps == Keeps::State) {
-            let usable = best_usable(&outlook, &self.wish(waiting, &root(waiting.request.salt))) / BLOCK;
+            let usable = best_usable(&outlook, &self.slot_request(waiting, &root(waiting.request.salt))) / BLOCK;
             let n_most = (waiting.request.prompt.len() - 1) / BLOCK as usize;
             let expected = self.announced.n_expected(&waiting.chain[..n_most.min(waiting.chain.len())]);
             assert_eq!(expected, usable as usize, "a router expects another reuse for {:?}", waiting.request);

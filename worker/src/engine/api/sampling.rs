@@ -62,8 +62,8 @@ impl SamplerKind {
     pub fn of_name(name: &str) -> Option<Self> {
         let name = name.to_ascii_lowercase();
         let is_meant = |kind: &Self| {
-            let own = kind.name();
-            name == own || name == own.replace('_', "-") || name == own.replace('_', "")
+            let kind_name = kind.name();
+            name == kind_name || name == kind_name.replace('_', "-") || name == kind_name.replace('_', "")
         };
         let other = match name.as_str() {
             "nucleus" => Some(Self::TopP),

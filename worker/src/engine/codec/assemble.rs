@@ -104,9 +104,9 @@ impl StateLayout {
             return;
         }
         write_u32(out, frame.n_streams);
-        let own = if frame.n_streams > 1 { frame.sequence.min(frame.n_streams - 1) } else { 0 };
+        let own_stream = if frame.n_streams > 1 { frame.sequence.min(frame.n_streams - 1) } else { 0 };
         for stream in 0..frame.n_streams {
-            if stream == own {
+            if stream == own_stream {
                 write_u32(out, source.n_tokens() as u32);
                 source.write_cells(out, frame.sequence);
                 self.write_tensors(out, source);

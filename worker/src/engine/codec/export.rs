@@ -119,11 +119,11 @@ impl<'a> ParsedState<'a> {
     /// Cost: one copy of the payload.
     /// Errors: `Range` if tokens are missing or not whole blocks, `Piece` if `payload` has another size.
     pub fn cut(&self, positions: Range<u32>, payload: &mut [u8]) -> Result<(), CodecError> {
-        let refused = CodecError::Range { start: positions.start, end: positions.end };
+        let error = CodecError::Range { start: positions.start, end: positions.end };
         let end = self.first_position.saturating_add(self.n_tokens);
-        let n_tokens = positions.end.checked_sub(positions.start).ok_or(refused.clone())?;
+        let n_tokens = positions.end.checked_sub(positions.start).ok_or(error.clone())?;
         if positions.start < self.first_position || positions.end > end || n_tokens % self.layout.block_tokens != 0 {
-            return Err(refused);
+            return Err(error);
         }
         if payload.len() != self.layout.payload_bytes(n_tokens) {
             return Err(CodecError::Piece { n_bytes: payload.len(), n_tokens });
@@ -173,14 +173,10 @@ impl<'a> ParsedState<'a> {
     ///
     /// Errors: `Range` if some are missing.
     pub(super) fn cells_at(&self, positions: &Range<u32>) -> Result<Vec<Range<usize>>, CodecError> {
-        let refused = CodecError::Range { start: positions.start, end: positions.end };
-        let start = positions.start.checked_sub(self.first_position).ok_or(refused.clone())? as usize;
+        let error = CodecError::Range { start: positions.start, end: positions.end };
+        let start = positions.start.checked_sub(self.first_position).ok_or(error.clone())? as usize;
         let cells = self.cells_of(start..start + positions.len());
-        if cells.iter().map(ExactSizeIterator::len).sum::<usize>() == positions.len() {
-            Ok(cells)
-        } else {
-            Err(refused)
-        }
+        if cells.iter().map(ExactSizeIterator::len).sum::<usize>() == positions.len() { Ok(cells) } else { Err(error) }
     }
 
     /// Returns the cells of tokens, counted from the first position.
@@ -218,13 +214,13 @@ impl<'a> ParsedState<'a> {
         }
     }
 
-    fn with_rest(mut self, rest: &'a [u8], sections: Sections, block_tokens: u32) -> Result<Self, CodecError> {
-        if sections == Sections::AttentionOnly && !rest.is_empty() {
-            return Err(CodecError::Trailing { n_bytes: rest.len() });
+    fn with_rest(mut self, after: &'a [u8], sections: Sections, block_tokens: u32) -> Result<Self, CodecError> {
+        if sections == Sections::AttentionOnly && !after.is_empty() {
+            return Err(CodecError::Trailing { n_bytes: after.len() });
         }
         self.layout.sections = sections;
         self.layout.block_tokens = block_tokens;
-        self.partial = rest;
+        self.partial = after;
         Ok(self)
     }
 
@@ -234,17 +230,17 @@ impl<'a> ParsedState<'a> {
         if n_streams == 0 || n_streams > STREAMS_MAX {
             return Err(CodecError::Impossible { what: "number of streams" });
         }
-        let mut found = None;
+        let mut state = None;
         for _ in 0..n_streams {
             let n_cells = reader.u32()?;
-            if n_cells > 0 && found.is_some() {
+            if n_cells > 0 && state.is_some() {
                 return Err(CodecError::Impossible { what: "second stream" });
             }
             if n_cells > 0 {
-                found = Some(Self::stream(reader, n_cells, sequence, variant)?);
+                state = Some(Self::stream(reader, n_cells, sequence, variant)?);
             }
         }
-        found.ok_or(CodecError::Empty)
+        state.ok_or(CodecError::Empty)
     }
 
     fn stream(reader: &mut ByteReader<'a>, n_cells: u32, sequence: i32, variant: Variant) -> Result<Self, CodecError> {

@@ -38,13 +38,13 @@ impl Default for SpeculationConfig {
 impl SpeculationConfig {
     /// Returns the drafter of a submission's response; `None` if the submission turns drafts off.
     pub(crate) fn drafter(self, submission: &Submission) -> Option<Drafter> {
-        let wish = &submission.generation.drafts;
-        let n_max = wish.n_max.map_or(self.limits.n_max, |n_max| self.limits.n_max.min(n_max as usize));
-        let n_min = wish.n_min.map_or(self.limits.n_min, |n_min| n_min as usize);
+        let options = &submission.generation.drafts;
+        let n_max = options.n_max.map_or(self.limits.n_max, |n_max| self.limits.n_max.min(n_max as usize));
+        let n_min = options.n_min.map_or(self.limits.n_min, |n_min| n_min as usize);
         // Responses have no media tokens.
         let text_start = submission.runs.last().map_or(0, MediaRun::end);
         let text = &submission.prompt[text_start as usize..];
-        let drafter = Drafter::new(text, &wish.predicted, DraftLimits { n_max, n_min });
+        let drafter = Drafter::new(text, &options.predicted, DraftLimits { n_max, n_min });
         let drafter = match self.forced {
             Some(forced) => drafter.forced(forced, &submission.prompt),
             None => drafter,

@@ -21,6 +21,6 @@ fn refuses_sizes_that_contradict_each_other() {
     check(&EngineConfig { batch_tokens: 256, ..base.clone() }, Some("batch"));
     let quantized = EngineConfig { cache_type_v: CacheType::Q8_0, ..base };
     check(&quantized, None);
-    assert!(quantized.flash_attn_settled());
+    assert!(quantized.uses_flash_attn());
     check(&EngineConfig { flash_attn: Switch::Off, ..quantized }, Some("flash attention"));
 }

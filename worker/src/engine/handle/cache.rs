@@ -82,8 +82,8 @@ impl EngineHandle {
     async fn inquire<T>(&self, ask: impl FnOnce(Reply<T>) -> AdminQuery) -> Result<T, CacheError> {
         let place = self.shared.inquiries.take().ok_or(CacheError::Busy)?;
         let (reply, answer) = oneshot::channel();
-        let asked = Box::new(WaitingQuery { inquiry: ask(reply), _place: place });
-        self.shared.commands.try_send(EngineCommand::Inquire(asked)).map_err(|error| match error {
+        let query = Box::new(WaitingQuery { inquiry: ask(reply), _place: place });
+        self.shared.commands.try_send(EngineCommand::Inquire(query)).map_err(|error| match error {
             TrySendError::Full(_) => CacheError::Busy,
             TrySendError::Disconnected(_) => EngineError::Stopped.into(),
         })?;

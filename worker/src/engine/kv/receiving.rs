@@ -15,7 +15,7 @@ use warmpath_common::ids::Token;
 use warmpath_worker_core::chunk_index::{ChunkId, Prefix};
 use warmpath_worker_core::slot_plan::Reuse;
 use warmpath_worker_core::tenants::Tenant;
-use warmpath_worker_core::transfer_plan::{self, Own, StateOffer};
+use warmpath_worker_core::transfer_plan::{self, PromptState, StateOffer};
 
 use super::KvState;
 use super::store::{Cache, SequenceState};
@@ -179,7 +179,7 @@ impl IncomingTransfers {
 
         // The core decides which blocks are faster to fetch, and how long the request may wait for them.
         let stored = kv.cache.index().find(&blocks.prefix);
-        let own = Own {
+        let local = PromptState {
             n_prompt: u32::try_from(blocks.n_prompt).ok()?,
             n_prompt_blocks: chain.len(),
             n_usable: blocks.n_usable,
@@ -190,7 +190,7 @@ impl IncomingTransfers {
         };
         let PeerSpeed { ms_per_byte, latency_ms } = offer.speed;
         let peer = StateOffer { n_blocks: offer.n_blocks, ms_per_byte, latency_ms };
-        let plan = transfer_plan::plan(&peer, &own, kv.cache.costs())?;
+        let plan = transfer_plan::plan(&peer, &local, kv.cache.costs())?;
         let (start, end) = (plan.blocks.start, plan.blocks.end);
         let (wait, prefill_ms_per_block) = match blocks.purpose {
             TransferPurpose::Request => {

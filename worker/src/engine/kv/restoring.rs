@@ -37,7 +37,7 @@ impl KvState<'_> {
         let began = Instant::now();
         let submission = &admission.submission;
         let left_answer_at = self.table.left_answer_at(&submission.prompt, &submission.chain_root);
-        let (slot, (cached, parked)) = match self.reuse(&self.wish(admission), plan, submission.shifts) {
+        let (slot, (cached, parked)) = match self.reuse(&self.slot_request(admission), plan, submission.shifts) {
             Some((reused, slot)) => (slot, self.prepare_moved(&reused, slot)),
             None => (plan.slot, (self.prepare(admission, fetched, plan), VecDeque::new())),
         };
@@ -82,15 +82,15 @@ impl KvState<'_> {
     ///
     /// `fetched` has the chunks that were read from disk for the request.
     fn prepare(&mut self, admission: &Admission, fetched: &[ChunkId], plan: &SlotPlan) -> CachedTokens {
-        let found = self.cache.index().find(&self.wish(admission).prefix());
-        let held = self.cache.hold(&found, plan);
+        let prefix = self.cache.index().find(&self.slot_request(admission).prefix());
+        let chunks = self.cache.hold(&prefix, plan);
         if plan.save == Save::First {
             self.save(plan.slot);
         }
         let n_tokens = plan.start.n_tokens();
         let began = Instant::now();
-        let brought = n_tokens > 0 && self.bring(plan, &found);
-        self.cache.release(&held);
+        let brought = n_tokens > 0 && self.bring(plan, &prefix);
+        self.cache.release(&chunks);
         if !brought || self.llama.last_position(plan.slot) != n_tokens.checked_sub(1) {
             if n_tokens > 0 {
                 warn!(slot = %plan.slot, start = ?plan.start, "the KV state cannot be restored; computing the prompt");
@@ -99,17 +99,17 @@ impl KvState<'_> {
             self.llama.clear(plan.slot);
             return CachedTokens::default();
         }
-        self.learn(plan, &found, began.elapsed());
+        self.learn(plan, &prefix, began.elapsed());
         if let Some(checkpoint) = plan.checkpoint {
             self.counters.checkpoint_uses.fetch_add(1, Relaxed);
             self.cache.touch_checkpoint(checkpoint, admission.tenant);
         }
-        self.cache.touch(&found, n_tokens, admission.tenant);
-        if found.n_tokens < n_tokens as usize {
+        self.cache.touch(&prefix, n_tokens, admission.tenant);
+        if prefix.n_tokens < n_tokens as usize {
             self.lend(plan);
         }
         match plan.start {
-            PrefixSource::Import { .. } => self.cache.origin(&found, n_tokens, plan.checkpoint, fetched),
+            PrefixSource::Import { .. } => self.cache.origin(&prefix, n_tokens, plan.checkpoint, fetched),
             PrefixSource::Cold | PrefixSource::Keep { .. } | PrefixSource::Copy { .. } => {
                 CachedTokens { resident: n_tokens, ..CachedTokens::default() }
             }
@@ -126,7 +126,7 @@ impl KvState<'_> {
     }
 
     /// Moves the state that a plan starts from; returns whether that succeeded.
-    fn bring(&mut self, plan: &SlotPlan, found: &StoredPrefix) -> bool {
+    fn bring(&mut self, plan: &SlotPlan, prefix: &StoredPrefix) -> bool {
         let slot = plan.slot;
         let n_tokens = plan.start.n_tokens();
         match plan.start {
@@ -148,7 +148,7 @@ impl KvState<'_> {
                 }
             },
             PrefixSource::Import { .. } => {
-                let stored = self.cache.state(found, n_tokens, plan.checkpoint, |n_bytes| self.llama.room(n_bytes));
+                let stored = self.cache.state(prefix, n_tokens, plan.checkpoint, |n_bytes| self.llama.room(n_bytes));
                 stored.is_some_and(|(n_bytes, n_whole)| self.llama.import_written(slot, n_bytes, n_whole).is_ok())
                     && self.rewind(slot, n_tokens)
             }
@@ -156,7 +156,7 @@ impl KvState<'_> {
     }
 
     /// Updates the measured cost of restoring state into a slot.
-    fn learn(&mut self, plan: &SlotPlan, found: &StoredPrefix, took: Duration) {
+    fn learn(&mut self, plan: &SlotPlan, prefix: &StoredPrefix, took: Duration) {
         let ms = took.as_secs_f64() * 1e3;
         match plan.start {
             PrefixSource::Cold | PrefixSource::Keep { .. } => return,
@@ -165,7 +165,7 @@ impl KvState<'_> {
                 self.cache.learn(|costs| costs.learn_copy(n_held, ms));
             }
             PrefixSource::Import { n_tokens } => {
-                let n_bytes = self.cache.payload_bytes(found, n_tokens, plan.checkpoint);
+                let n_bytes = self.cache.payload_bytes(prefix, n_tokens, plan.checkpoint);
                 self.cache.learn(|costs| costs.learn_import(n_bytes, ms));
             }
         }

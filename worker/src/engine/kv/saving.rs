@@ -42,9 +42,9 @@ impl KvState<'_> {
     ///
     /// If every slot has its own buffer, llama.cpp exports the whole sequence even if most of it is stored.
     pub(super) fn save_blocks(&mut self, slot: SlotId, n_blocks: usize, n_tokens_max: u32) -> u32 {
-        let held = self.table.slot(slot);
-        let (Some(root), tokens) = (held.root().copied(), held.exact_tokens()) else { return 0 };
-        if self.table.memory() == MemoryKind::Recurrent || !held.lends() {
+        let contents = self.table.slot(slot);
+        let (Some(root), tokens) = (contents.root().copied(), contents.exact_tokens()) else { return 0 };
+        if self.table.memory() == MemoryKind::Recurrent || !contents.lends() {
             return 0;
         }
         let chain = self.table.tree().chain_of(&root, tokens);
@@ -84,8 +84,8 @@ impl KvState<'_> {
 
     /// Stores a checkpoint with the partial state of a slot.
     pub(crate) fn keep_checkpoint(&mut self, slot: SlotId) {
-        let held = self.table.slot(slot);
-        let (Some(root), tokens) = (held.root().copied(), held.exact_tokens()) else { return };
+        let contents = self.table.slot(slot);
+        let (Some(root), tokens) = (contents.root().copied(), contents.exact_tokens()) else { return };
         let chain = self.table.tree().chain_of(&root, tokens);
         match self.llama.partial(slot) {
             Ok(partial) => {
@@ -156,8 +156,8 @@ impl KvState<'_> {
         let idle = self.idle_slots().map(|(slot, n_held)| (self.table.slot(slot).tenant(), n_held));
         let shares = SlotShares::new(self.rules.prefix_tokens_max, idle);
         let order = |slot: &SlotId| {
-            let held = self.table.slot(*slot);
-            (shares.keeps(held.tenant()), held.last_used())
+            let contents = self.table.slot(*slot);
+            (shares.keeps(contents.tenant()), contents.last_used())
         };
         self.idle_slots().map(|(slot, _)| slot).min_by_key(order)
     }

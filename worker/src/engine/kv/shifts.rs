@@ -15,11 +15,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use tracing::{debug, warn};
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_worker_core::shift_plan::{self, Move, Reused};
-use warmpath_worker_core::slot_plan::{self, SlotPlan, Wish};
+use warmpath_worker_core::slot_plan::{self, SlotPlan, SlotRequest};
 
 use super::KvState;
 use super::slot_state::{self, SlotStateError};
-use crate::engine::api::{CachedTokens, ShiftWish};
+use crate::engine::api::{CachedTokens, ShiftOptions};
 
 /// Moved state that waits until the prompt's tokens before it are computed.
 pub(crate) struct ParkedRun {
@@ -35,15 +35,20 @@ impl KvState<'_> {
     ///
     /// A prompt that only omits text of an idle slot continues the same conversation, so it takes that slot. Any other
     /// prompt may belong to another conversation, so the slot's state is copied.
-    pub(super) fn reuse(&self, wish: &Wish<'_>, plan: &SlotPlan, shifts: ShiftWish) -> Option<(Reused, SlotId)> {
+    pub(super) fn reuse(
+        &self,
+        request: &SlotRequest<'_>,
+        plan: &SlotPlan,
+        shifts: ShiftOptions,
+    ) -> Option<(Reused, SlotId)> {
         let n_run_min = shifts.cache_reuse_tokens.unwrap_or(self.rules.shifts.cache_reuse_tokens);
-        let reused = shift_plan::best(&self.table, wish, n_run_min)?;
+        let reused = shift_plan::best(&self.table, request, n_run_min)?;
         let has_gaps = !reused.behind_gaps().is_empty();
         if reused.n_tokens() <= plan.start.n_tokens() || has_gaps && self.cache.layout().is_none() {
             return None;
         }
         let slot = match has_gaps || self.table.slot(reused.slot).is_busy() {
-            true => slot_plan::least_valuable(&self.outlook(), wish)?,
+            true => slot_plan::least_valuable(&self.outlook(), request)?,
             false => reused.slot,
         };
         Some((reused, slot))
@@ -98,9 +103,11 @@ impl KvState<'_> {
     /// slot was shifted.
     ///
     /// Errors: a description of the failure; the slot is then empty.
-    pub(crate) fn shift_context(&mut self, slot: SlotId, wish: ShiftWish) -> Result<bool, SlotStateError> {
+    pub(crate) fn shift_context(&mut self, slot: SlotId, options: ShiftOptions) -> Result<bool, SlotStateError> {
         let n_held = self.n_held(slot);
-        let Some(shift) = shift_plan::context_shift(n_held, wish.n_keep, wish.n_discard) else { return Ok(false) };
+        let Some(shift) = shift_plan::context_shift(n_held, options.n_keep, options.n_discard) else {
+            return Ok(false);
+        };
         self.save(slot);
         let from_token = shift.from_token + shift.n_dropped;
         let rest = Move { from_token, to_token: shift.from_token, n_tokens: n_held - from_token };

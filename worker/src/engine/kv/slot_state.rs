@@ -65,7 +65,7 @@ pub(crate) fn look_at_layout(
     llama.decode_any(model, slot, 1)?;
     let state = llama.export(slot)?.to_vec();
     let partial = llama.partial(slot)?;
-    llama.settle_window(state.len(), partial.len());
+    llama.correct_window(state.len(), partial.len());
     llama.clear_all();
     Ok(parse_unknown(&state, &partial, block_tokens)?.layout().clone())
 }
@@ -161,9 +161,9 @@ pub(crate) fn append(
     }
     let frame = frame(llama, slot);
     let exported = llama.export(slot).map_err(SlotStateError::from);
-    let joined = exported.and_then(|held| {
-        let (held, behind) = (layout.parse(held)?, layout.parse(state)?);
-        Ok(join(frame, &[(&held, 0..positions.start), (&behind, positions.clone())])?)
+    let joined = exported.and_then(|bytes| {
+        let (head, tail) = (layout.parse(bytes)?, layout.parse(state)?);
+        Ok(join(frame, &[(&head, 0..positions.start), (&tail, positions.clone())])?)
     });
     if joined.is_err() {
         llama.clear(slot);

@@ -132,12 +132,12 @@ impl Cache {
     }
 
     /// Updates the costs by a measurement, if costs are measured.
-    pub(crate) fn learn(&mut self, take_in: impl FnOnce(&mut Costs)) {
+    pub(crate) fn learn(&mut self, update: impl FnOnce(&mut Costs)) {
         if self.cost_source == CostSource::Measured {
             let elapsed = self.faded_at.elapsed();
             self.faded_at += elapsed;
             self.costs.fade(&self.costs_at_first, elapsed.as_secs_f64());
-            take_in(&mut self.costs);
+            update(&mut self.costs);
         }
     }
 
@@ -252,7 +252,7 @@ impl Cache {
     /// Assembles a prompt's first whole blocks in a buffer from `room`; returns the size and the number of tokens.
     pub(crate) fn state<'b>(
         &self,
-        found: &StoredPrefix,
+        prefix: &StoredPrefix,
         n_tokens: u32,
         checkpoint: Option<ChunkId>,
         room: impl FnOnce(usize) -> &'b mut [u8],
@@ -260,7 +260,7 @@ impl Cache {
         let codec = self.codec.as_ref()?;
         let block_tokens = codec.layout.block_tokens();
         let pieces = self
-            .pieces(found, n_tokens)
+            .pieces(prefix, n_tokens)
             .map(|(id, n_blocks)| Some((self.payload(id)?, u32::try_from(n_blocks).ok()? * block_tokens)));
         let pieces: Vec<(Bytes, u32)> = pieces.collect::<Option<_>>()?;
         let pieces: Vec<_> = pieces.iter().map(|(payload, n)| PayloadPart { payload, n_tokens: *n }).collect();
@@ -297,36 +297,36 @@ impl Cache {
     }
 
     /// Returns the size of a prompt's first tokens in the store, including a checkpoint.
-    pub(crate) fn payload_bytes(&self, found: &StoredPrefix, n_tokens: u32, checkpoint: Option<ChunkId>) -> u64 {
-        let n_blocks: usize = self.pieces(found, n_tokens).map(|(_, n_blocks)| n_blocks).sum();
+    pub(crate) fn payload_bytes(&self, prefix: &StoredPrefix, n_tokens: u32, checkpoint: Option<ChunkId>) -> u64 {
+        let n_blocks: usize = self.pieces(prefix, n_tokens).map(|(_, n_blocks)| n_blocks).sum();
         let block_bytes = self.token_bytes() * u64::from(self.index.limits().block_size_tokens);
         n_blocks as u64 * block_bytes
             + checkpoint.and_then(|id| self.payload(id)).map_or(0, |payload| payload.len() as u64)
     }
 
     /// Returns the chunks with a prompt's first tokens, each with the number of used blocks.
-    fn pieces(&self, found: &StoredPrefix, n_tokens: u32) -> impl Iterator<Item = (ChunkId, usize)> {
+    fn pieces(&self, prefix: &StoredPrefix, n_tokens: u32) -> impl Iterator<Item = (ChunkId, usize)> {
         let needs_tokens = self.codec.as_ref().is_some_and(|codec| codec.memory != MemoryKind::Recurrent);
         let n_blocks = n_tokens.div_ceil(self.index.limits().block_size_tokens) as usize;
-        found.first(if needs_tokens { n_blocks } else { 0 })
+        prefix.first(if needs_tokens { n_blocks } else { 0 })
     }
 
     /// Protects the chunks of a plan from eviction until [`Self::release`].
-    pub(crate) fn hold(&mut self, found: &StoredPrefix, plan: &SlotPlan) -> Vec<ChunkId> {
+    pub(crate) fn hold(&mut self, prefix: &StoredPrefix, plan: &SlotPlan) -> Vec<ChunkId> {
         let n_imported = match plan.start {
             PrefixSource::Import { n_tokens } => n_tokens,
             PrefixSource::Cold | PrefixSource::Keep { .. } | PrefixSource::Copy { .. } => 0,
         };
-        let pieces = self.pieces(found, n_imported).map(|(id, _)| id);
-        let held: Vec<ChunkId> = pieces.chain(plan.checkpoint).collect();
-        for id in &held {
+        let pieces = self.pieces(prefix, n_imported).map(|(id, _)| id);
+        let chunks: Vec<ChunkId> = pieces.chain(plan.checkpoint).collect();
+        for id in &chunks {
             self.index.hold(*id);
         }
-        held
+        chunks
     }
 
-    pub(crate) fn release(&mut self, held: &[ChunkId]) {
-        for id in held {
+    pub(crate) fn release(&mut self, chunks: &[ChunkId]) {
+        for id in chunks {
             self.index.release(*id);
             if !self.index.is_held(*id) && self.passing.remove(id) {
                 self.payloads.remove(id);
@@ -335,8 +335,8 @@ impl Cache {
     }
 
     /// Records that a tenant's request starts from a prompt's first stored tokens.
-    pub(crate) fn touch(&mut self, found: &StoredPrefix, n_tokens: u32, tenant: Tenant) {
-        let used: Vec<(ChunkId, usize)> = self.pieces(found, n_tokens).collect();
+    pub(crate) fn touch(&mut self, prefix: &StoredPrefix, n_tokens: u32, tenant: Tenant) {
+        let used: Vec<(ChunkId, usize)> = self.pieces(prefix, n_tokens).collect();
         self.index.touch(&used, tenant, self.clock.now_ms());
     }
 
@@ -347,7 +347,7 @@ impl Cache {
     /// Returns the tiers of a prompt's first tokens; `fetched` has the chunks that were read from disk for it.
     pub(crate) fn origin(
         &self,
-        found: &StoredPrefix,
+        prefix: &StoredPrefix,
         n_tokens: u32,
         checkpoint: Option<ChunkId>,
         fetched: &[ChunkId],
@@ -356,7 +356,7 @@ impl Cache {
         let mut n_left = n_tokens;
         // Recurrent state has no chunks of tokens: all its tokens come with the checkpoint.
         let block_tokens = self.index.limits().block_size_tokens as usize;
-        let pieces = self.pieces(found, n_tokens).map(|(id, n_blocks)| (id, n_blocks * block_tokens));
+        let pieces = self.pieces(prefix, n_tokens).map(|(id, n_blocks)| (id, n_blocks * block_tokens));
         for (id, n) in pieces.chain(checkpoint.map(|id| (id, n_tokens as usize))) {
             let n = n_left.min(u32::try_from(n).unwrap_or(u32::MAX));
             n_left -= n;

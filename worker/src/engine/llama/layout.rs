@@ -81,7 +81,7 @@ pub(in crate::engine) fn fingerprint(
 /// stored state.
 fn name(config: &EngineConfig, shape: &str, rope_factors: Option<&str>, no_rotation: bool) -> Fingerprint {
     let (k, v) = (config.cache_type_k, config.cache_type_v);
-    let mut layout = format!("k={k:?} v={v:?} flash_attn={} {shape}", config.flash_attn_settled());
+    let mut layout = format!("k={k:?} v={v:?} flash_attn={} {shape}", config.uses_flash_attn());
     if let Some(factors) = rope_factors {
         layout.push_str(&format!(" rope_factors={factors}"));
     }

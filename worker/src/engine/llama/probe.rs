@@ -38,7 +38,7 @@ impl Llama<'_> {
         if let Ok(whole_bytes) = self.export(slot).map(<[u8]>::len)
             && let Ok(partial) = self.partial(slot)
         {
-            self.settle_window(whole_bytes, partial.len());
+            self.correct_window(whole_bytes, partial.len());
         }
         let rewinds = self.rewind(slot, 1);
         self.clear_all();
@@ -52,7 +52,7 @@ impl Llama<'_> {
 
     /// Corrects the suggested window, given the sizes of a slot's whole state and of its part that cannot be cut. Full
     /// attention has no such part, and llama.cpp then exports the whole state.
-    pub(in crate::engine) fn settle_window(&mut self, whole_bytes: usize, partial_bytes: usize) {
+    pub(in crate::engine) fn correct_window(&mut self, whole_bytes: usize, partial_bytes: usize) {
         self.window = match self.window {
             _ if partial_bytes >= whole_bytes => Window::None,
             Window::None => Window::UNKNOWN,

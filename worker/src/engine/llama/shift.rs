@@ -82,7 +82,7 @@ impl Llama<'_> {
             debug_assert!(moved.is_ok(), "positions are i32s");
         }
         self.cut_back(slot, n_tokens)?;
-        if has_moves { self.settle(slot, n_tokens) } else { Ok(()) }
+        if has_moves { self.execute_recorded(slot, n_tokens) } else { Ok(()) }
     }
 
     fn drop_tokens(&mut self, slot: SlotId, from: u32, to: Option<u32>) {

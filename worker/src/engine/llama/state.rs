@@ -16,7 +16,7 @@ use llama_cpp_2::token::LlamaToken;
 use warmpath_common::ids::SlotId;
 
 use super::window::Window;
-use super::{Llama, Spare};
+use super::{Llama, SpareSequence};
 
 /// Error of moving a sequence's state.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -185,7 +185,7 @@ impl Llama<'_> {
 
     /// Returns the spare sequence without a slot, for moving ranges of a shared buffer; `None` if there is none.
     pub(in crate::engine) fn spare_slot(&self) -> Option<SlotId> {
-        (self.spare == Spare::One).then_some(SlotId(self.n_slots))
+        (self.spare_sequence == SpareSequence::One).then_some(SlotId(self.n_slots))
     }
 
     fn check_held(&self, slot: SlotId, positions: &Range<u32>) -> Result<(), StateError> {
@@ -211,15 +211,15 @@ impl Llama<'_> {
         let copied = self.context.kv_cache_seq_cp(i32::from(from.0), i32::from(to.0), None, None);
         debug_assert!(copied.is_ok(), "no position was given");
         let cut = self.cut_back(to, n_tokens);
-        let settled = self.settle(to, if cut.is_ok() { n_tokens } else { 0 });
-        cut.and(settled)
+        let executed = self.execute_recorded(to, if cut.is_ok() { n_tokens } else { 0 });
+        cut.and(executed)
     }
 
     /// Makes llama.cpp execute recorded copies and shifts, by decoding one token after a slot's `n_tokens`, which is
     /// then dropped.
     ///
     /// Errors: `Decode`, `Rewind`, `Import`; the slot is then empty.
-    pub(in crate::engine::llama) fn settle(&mut self, slot: SlotId, n_tokens: u32) -> Result<(), StateError> {
+    pub(in crate::engine::llama) fn execute_recorded(&mut self, slot: SlotId, n_tokens: u32) -> Result<(), StateError> {
         let mut batch = LlamaBatch::new(1, 1);
         let position = i32::try_from(n_tokens).expect("a position is below the context's size, an i32");
         let added = batch.add(LlamaToken(0), position, &[i32::from(slot.0)], false);

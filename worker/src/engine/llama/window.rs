@@ -1,7 +1,7 @@
 //! The tokens that layers with a window attend to, and so the cells that a slot needs to continue.
 //!
 //! llama.cpp reuses the cells before a window. A file's keys do not decide whether there is one: llama.cpp ignores them
-//! for some architectures and has windows without them for others. So a trial decides (`Llama::settle_window`).
+//! for some architectures and has windows without them for others. So a trial decides (`Llama::correct_window`).
 
 use llama_cpp_2::model::LlamaModel;
 

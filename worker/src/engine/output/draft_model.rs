@@ -176,13 +176,13 @@ impl<'m> DraftModel<'m> {
 }
 
 /// Returns the measured time of a draft model's pass as a share of the served model's; `None` without a measurement.
-fn share(own: &mut Llama<'_>, served: &mut Llama<'_>, config: &EngineConfig) -> Option<f64> {
+fn share(draft: &mut Llama<'_>, target: &mut Llama<'_>, config: &EngineConfig) -> Option<f64> {
     let costs = config.speculation.map(|speculation| speculation.costs).unwrap_or_default();
     match (costs, &config.self_test) {
         (DraftCosts::LikeGpu, _) => Some(SHARE_LIKE_GPU),
         (DraftCosts::Measured, SelfTest::Skip) => None,
         (DraftCosts::Measured, SelfTest::Run { .. }) => {
-            own.one_token_ms().zip(served.one_token_ms()).map(|(own, served)| own / served)
+            draft.one_token_ms().zip(target.one_token_ms()).map(|(draft, target)| draft / target)
         }
     }
 }
@@ -195,26 +195,26 @@ impl WantedDraft {
 }
 
 impl Following {
-    fn target<'a>(&self, held: &'a Slot) -> DraftTarget<'a> {
-        DraftTarget { owner: self.owner, held: held.tokens(), next: self.next }
+    fn target<'a>(&self, contents: &'a Slot) -> DraftTarget<'a> {
+        DraftTarget { owner: self.owner, tokens: contents.tokens(), next: self.next }
     }
 }
 
 impl DraftModel<'_> {
     /// Returns the sequence in a slot if the draft model can draft for it; `None` if the sequence has no next token,
     /// does not fit into the draft model's context, or is one for which the draft model has failed.
-    pub(crate) fn following(&self, sequence: &Sequence, slot: SlotId, held: &Slot) -> Option<Following> {
+    pub(crate) fn following(&self, sequence: &Sequence, slot: SlotId, contents: &Slot) -> Option<Following> {
         let next = sequence.next_token()?;
         if self.failed[usize::from(slot.0)] == Some(sequence.order) {
             return None;
         }
-        let lent = held.root().filter(|_| held.lends());
+        let lent = contents.root().filter(|_| contents.lends());
         let owner = lent.map_or(DraftStateOwner::Sequence(sequence.order), |root| DraftStateOwner::Root(*root));
-        let n_tokens = u32::try_from(held.tokens().len() + 1).ok()?;
+        let n_tokens = u32::try_from(contents.tokens().len() + 1).ok()?;
         // The draft model does not compute the last token of a draft.
         let n_max = (self.context_tokens + 1).checked_sub(n_tokens).filter(|n_max| *n_max > 0)? as usize;
         let following = Following { owner, order: sequence.order, next, n_tokens, n_missing: 0, n_max };
-        let n_common = self.followed[usize::from(slot.0)].n_common(&following.target(held));
+        let n_common = self.followed[usize::from(slot.0)].n_common(&following.target(contents));
         Some(Following { n_missing: n_tokens - u32::try_from(n_common).unwrap_or(n_tokens), ..following })
     }
 

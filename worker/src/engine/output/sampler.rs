@@ -23,7 +23,7 @@ use warmpath_worker_output::reasoning_budget::ReasoningBudget;
 use super::constraint::piece;
 use crate::engine::api::SamplerKind;
 use crate::engine::api::{
-    EngineError, Generation, ProbabilitySource, ProbabilityWish, SampledToken, Sampling, Submission,
+    EngineError, Generation, ProbabilityOptions, ProbabilitySource, SampledToken, Sampling, Submission,
 };
 
 /// Maximum number of texts that interrupt a repetition for DRY. Source: llama-server's default has four; each requires
@@ -142,9 +142,14 @@ impl TokenSampler {
     }
 
     /// Returns the log probability of the last chosen token.
-    pub(crate) fn probabilities(&self, wish: ProbabilityWish, logits: &[f32], chosen: Token) -> TokenProbabilities {
-        if wish.source == ProbabilitySource::Model {
-            return logprobs::of_logits(logits, chosen, wish.n_top);
+    pub(crate) fn probabilities(
+        &self,
+        options: ProbabilityOptions,
+        logits: &[f32],
+        chosen: Token,
+    ) -> TokenProbabilities {
+        if options.source == ProbabilitySource::Model {
+            return logprobs::of_logits(logits, chosen, options.n_top);
         }
         let drawn = self.chooser.candidates.data.iter();
         let likely =
@@ -152,7 +157,7 @@ impl TokenSampler {
         let all: Vec<TokenLogprob> = drawn.map(likely).collect();
         let of_chosen = all.iter().find(|likely| likely.token == chosen).copied();
         let chosen = of_chosen.unwrap_or(TokenLogprob { token: chosen, logprob: f32::NEG_INFINITY });
-        TokenProbabilities { chosen, top: logprobs::likeliest(all, wish.n_top) }
+        TokenProbabilities { chosen, top: logprobs::likeliest(all, options.n_top) }
     }
 }
 

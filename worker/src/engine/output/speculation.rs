@@ -82,11 +82,11 @@ impl<'m> Speculation<'m> {
         // Every sequence proposes a draft from its own text or earlier responses, within its limits and its context.
         for (slot, sequence) in running.iter_mut() {
             let Some(share) = shares.iter().position(|share| share.slot == slot) else { continue };
-            let held = table.slot(slot);
-            let n_context = (table.context_tokens() as usize).saturating_sub(held.tokens().len() + 1);
+            let contents = table.slot(slot);
+            let n_context = (table.context_tokens() as usize).saturating_sub(contents.tokens().len() + 1);
             let rest_tokens = sequence.n_drafted_max();
-            let following = self.model.as_ref().and_then(|model| model.following(sequence, slot, held));
-            let root = held.root().copied().filter(|_| held.lends());
+            let following = self.model.as_ref().and_then(|model| model.following(sequence, slot, contents));
+            let root = contents.root().copied().filter(|_| contents.lends());
             let Some(drafter) = &mut sequence.drafter else { continue };
             let n_max = rest_tokens.min(n_context);
             let made = self.model.as_ref().zip(following).map(|(model, following)| {
@@ -208,7 +208,7 @@ impl Generator<'_> {
             if let Err(error) = self.choose(sequence, kv.llama.logits(*idx)) {
                 return end(DraftEnd::Failed(error));
             }
-            let chosen = sequence.untold.as_ref().map(|chosen| chosen.token);
+            let chosen = sequence.pending_token.as_ref().map(|chosen| chosen.token);
             let accepted = draft.get(n_chosen as usize - 1).filter(|drafted| Some(**drafted) == chosen);
             sequence.drafted.n_accepted += u32::from(accepted.is_some());
             self.counters.accepted_tokens.fetch_add(accepted.is_some().into(), Relaxed);
@@ -232,9 +232,9 @@ impl Generator<'_> {
     }
 
     /// Adds a response to the suffix memory, unless its slot's state must not be shared.
-    pub(crate) fn remember(&mut self, sequence: &Sequence, held: &Slot, tenant: TenantId) {
+    pub(crate) fn remember(&mut self, sequence: &Sequence, contents: &Slot, tenant: TenantId) {
         let Some(speculation) = &mut self.speculation else { return };
-        let Some(root) = held.root().filter(|_| held.lends()) else { return };
+        let Some(root) = contents.root().filter(|_| contents.lends()) else { return };
         let Some(drafter) = &sequence.drafter else { return };
         let (before, answer) = drafter.answer(sequence.n_generated as usize);
         speculation.memory.learn(root, tenant, before, answer);

@@ -168,8 +168,8 @@ impl Scheduler {
         let has_stream = shares.iter().any(|share| self.running.in_slot(share.slot).is_stream());
         // The batches of a round do not take the turn of a prompt, which comes before the next medium.
         self.last_was_media &= passes == Passes::Apart && (is_within_round || has_stream);
-        let mut own = pending.iter().filter(|(other, _)| *other == adapter);
-        let shares = match own.all(|(_, sequence)| sequence.work == Work::Decode) {
+        let mut with_adapter = pending.iter().filter(|(other, _)| *other == adapter);
+        let shares = match with_adapter.all(|(_, sequence)| sequence.work == Work::Decode) {
             true => generator.draft(shares, &mut self.running, table, room.ubatch_tokens),
             false => shares,
         };
@@ -212,11 +212,11 @@ impl Scheduler {
 /// Returns whether there are several prompts to compute and at least one has started. `ready` has each sequence with
 /// the number of its computed tokens.
 fn has_new_prompt<'a>(ready: impl Iterator<Item = (&'a Sequence, u32)>) -> bool {
-    let begun: Vec<bool> = ready
+    let has_begun_each: Vec<bool> = ready
         .filter(|(sequence, n_held)| sequence.work(*n_held) != Work::Decode)
         .map(|(sequence, n_held)| sequence.has_begun(n_held))
         .collect();
-    begun.len() > 1 && begun.contains(&true)
+    has_begun_each.len() > 1 && has_begun_each.contains(&true)
 }
 
 /// Returns the work of a sequence.

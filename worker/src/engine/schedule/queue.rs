@@ -59,7 +59,7 @@ impl QueuedSubmission {
     /// Returns whether it waits for another submission that has yet to arrive.
     fn is_held(&mut self, kv: &KvState<'_>) -> bool {
         let Some(until) = self.held_until else { return false };
-        let n_usable = slot_plan::best_usable(&kv.outlook(), &kv.wish(&self.admission));
+        let n_usable = slot_plan::best_usable(&kv.outlook(), &kv.slot_request(&self.admission));
         let is_held = n_usable < self.admission.submission.expected_tokens && Instant::now() < until;
         if !is_held {
             self.held_until = None;
@@ -77,7 +77,7 @@ impl Scheduler {
         transfers: &mut IncomingTransfers,
     ) {
         let n_prompt = u32::try_from(admission.submission.prompt.len()).unwrap_or(u32::MAX);
-        let n_usable = slot_plan::best_usable(&kv.outlook(), &kv.wish(&admission));
+        let n_usable = slot_plan::best_usable(&kv.outlook(), &kv.slot_request(&admission));
         let n_expected = match kv.reusable(&admission) {
             Reuse::Allowed => admission.submission.expected_tokens,
             Reuse::Forbidden => 0,
@@ -132,7 +132,7 @@ impl Scheduler {
                 *idx += 1;
                 continue;
             }
-            match slot_plan::plan(&kv.outlook(), &kv.wish(&waiting.admission)) {
+            match slot_plan::plan(&kv.outlook(), &kv.slot_request(&waiting.admission)) {
                 SlotDecision::NoSlot => return None,
                 SlotDecision::WaitFor { slot, n_tokens } => self.wait_for(*idx, slot, n_tokens, kv),
                 SlotDecision::Fetch(chunks) => {

@@ -176,9 +176,9 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
             n_slots,
             n_cached,
             rewinds: rewinds(model),
-            splits: rewinds(model) && !config.kv_unified_settled(),
+            splits: rewinds(model) && !config.uses_unified_kv(),
             drafts: rewinds(model) && config.speculation.is_some(),
-            rounds_suffixes: rewinds(model) && config.flash_attn_settled() && config.ubatch_tokens >= TILE_TOKENS,
+            rounds_suffixes: rewinds(model) && config.uses_flash_attn() && config.ubatch_tokens >= TILE_TOKENS,
             tile_ms: 0.0,
             layout,
             limit,
@@ -348,8 +348,8 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
         costs.import_ms_per_token /= n_tokens;
         if self.n_slots > 1 {
             let began = Instant::now();
-            let held = self.llama.n_held(first);
-            self.llama.copy_prefix(first, SlotId(self.n_slots - 1), held)?;
+            let n_held = self.llama.n_held(first);
+            self.llama.copy_prefix(first, SlotId(self.n_slots - 1), n_held)?;
             costs.copy_ms_per_token = ms(began) / n_tokens;
             let n_idle_cells = f64::from(self.n_slots - 1) * n_tokens;
             for slot in self.slots().skip(1) {
@@ -434,11 +434,11 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
     /// Decodes this many tokens after those of each slot, removes them again if possible, and returns the time of the
     /// step.
     fn step_ms(&mut self, work: &[(SlotId, u32)], outputs: Outputs) -> Result<f64, Stop> {
-        let held: Vec<u32> = work.iter().map(|(slot, _)| self.llama.n_held(*slot)).collect();
+        let lengths: Vec<u32> = work.iter().map(|(slot, _)| self.llama.n_held(*slot)).collect();
         self.llama.reset_batch();
         let mut idx = 0;
         let (_, ubatch_tokens) = self.llama.batch_limits();
-        for (&(slot, n_tokens), &start) in work.iter().zip(&held) {
+        for (&(slot, n_tokens), &start) in work.iter().zip(&lengths) {
             let n_tokens = n_tokens.min(ubatch_tokens);
             for position in start..start + n_tokens {
                 let is_wanted = outputs == Outputs::All || position + 1 == start + n_tokens;
@@ -455,7 +455,7 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
         let took_ms = ms(began);
         self.llama.reset_batch();
         decoded.map_err(|error| Stop::Failed(error.to_string()))?;
-        for (&(slot, _), &n_keep) in work.iter().zip(&held) {
+        for (&(slot, _), &n_keep) in work.iter().zip(&lengths) {
             if self.rewinds && n_keep > 0 && !self.llama.rewind(slot, n_keep) {
                 return Err(Stop::Failed("a slot could not be cut back".to_owned()));
             }

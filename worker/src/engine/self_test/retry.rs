@@ -13,7 +13,7 @@ use tracing::{info, warn};
 use warmpath_shell::machine::available_bytes;
 
 use super::result_file::{Remembered, ResultKey};
-use super::{ContextSetting, SelfTestReport, expected, measure_and_keep, tell};
+use super::{ContextSetting, SelfTestReport, expected, log_report, measure_and_keep};
 use crate::engine::config::EngineConfig;
 use crate::engine::handle::EngineShared;
 use crate::engine::handle::commands::EngineCommand;
@@ -44,8 +44,8 @@ pub(in crate::engine) struct Retry {
 }
 
 impl Retry {
-    pub(super) fn new(config: &EngineConfig, settled: &EngineConfig, remembered: Remembered, key: ResultKey) -> Self {
-        Self { config: config.clone(), running: expected(settled), remembered, key }
+    pub(super) fn new(config: &EngineConfig, decided: &EngineConfig, remembered: Remembered, key: ResultKey) -> Self {
+        Self { config: config.clone(), running: expected(decided), remembered, key }
     }
 
     /// Starts the thread, which ends with a result, with the engine, or soon after it drains. If it cannot be started,
@@ -79,7 +79,7 @@ impl Retry {
     }
 
     fn conclude(&self, report: SelfTestReport, engine: &Weak<EngineShared>) {
-        tell(&report);
+        log_report(&report);
         if report.setting != self.running {
             info!(setting = ?report.setting, "another setting is faster on the calm machine; the next start uses it");
         }
@@ -131,7 +131,7 @@ mod tests {
     use crate::engine::config::SelfTest;
     use crate::engine::config::speculation::SpeculationConfig;
     use crate::engine::{
-        Engine, EngineEvent, EngineHandle, EventReceiver, Generation, Sampling, ShiftWish, Submission, events,
+        Engine, EngineEvent, EngineHandle, EventReceiver, Generation, Sampling, ShiftOptions, Submission, events,
     };
 
     /// Returns a report by which each slot is computed by itself and drafts cost next to nothing.
@@ -167,7 +167,7 @@ mod tests {
                 ..Generation::default()
             },
             cache_prompt: false,
-            shifts: ShiftWish::default(),
+            shifts: ShiftOptions::default(),
             wanted_slot: None,
             expected_tokens: 0,
             breakpoints: Vec::new(),
@@ -219,9 +219,9 @@ mod tests {
         let reference = answers(&engine, || {}).await;
         assert_eq!(engine.self_test(), None);
         let key = ResultKey::of(Fingerprint([7; 32]), &config);
-        let settled = with(&config, expected(&config));
-        let running = expected(&settled);
-        let retry = || Retry::new(&config, &settled, Remembered::new(None), key.clone());
+        let decided = with(&config, expected(&config));
+        let running = expected(&decided);
+        let retry = || Retry::new(&config, &decided, Remembered::new(None), key.clone());
         let conclude = |report| retry().conclude(report, &engine.weak());
         assert_eq!(answers(&engine, || conclude(report(running, 4))).await, reference);
         let adopted = engine.self_test().expect("the engine has taken the measurements");

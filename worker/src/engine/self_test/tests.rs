@@ -247,7 +247,7 @@ fn settles_every_kind_of_memory_by_measuring_and_remembers_it() {
     for preset in [Preset::Tiny, Preset::TinySwa, Preset::TinyHybrid, Preset::TinyRecurrent] {
         let config = config(preset, Some(folder.path().join(preset.name())));
         let model = load(&config, Box::new(|_| true)).unwrap();
-        let Settled { config: settled, report, retry } = settle(&model, &config, MODEL);
+        let DecidedSettings { config: settled, report, retry } = decide(&model, &config, MODEL);
         let report = report.unwrap();
         assert_eq!(retry.is_some(), !report.is_calm());
         println!("{preset:?} {report:#?}");
@@ -267,14 +267,14 @@ fn settles_every_kind_of_memory_by_measuring_and_remembers_it() {
         assert_eq!(report.candidates.len(), 4);
         let costs = report.costs.unwrap();
         assert!(costs.export_ms_per_token > 0.0 && costs.import_ms_per_token > 0.0 && costs.copy_ms_per_token > 0.0);
-        let Settled { config: again, report: remembered, .. } = settle(&model, &config, MODEL);
+        let DecidedSettings { config: again, report: remembered, .. } = decide(&model, &config, MODEL);
         let remembered = remembered.unwrap();
         assert_eq!(remembered.origin, FiguresOrigin::Remembered);
         let outcomes =
             |report: &SelfTestReport| report.candidates.iter().map(|tried| tried.outcome.clone()).collect::<Vec<_>>();
         assert_eq!(outcomes(&remembered), outcomes(&report));
         assert_eq!((again.flash_attn, again.kv_unified), (settled.flash_attn, settled.kv_unified));
-        let other = settle(&model, &EngineConfig { threads: 2, ..config }, MODEL);
+        let other = decide(&model, &EngineConfig { threads: 2, ..config }, MODEL);
         assert_eq!(other.report.unwrap().origin, FiguresOrigin::Measured, "other settings are measured again");
     }
 }
@@ -316,9 +316,9 @@ fn impossible_settings_are_left_out_and_given_ones_kept() {
     let off = ContextSetting { cache_type_v: CacheType::Q8_0, ..setting((false, false)) };
     let tried = measure::measure(&model, &with(&config, off), limit(f64::MAX, EXPECTED_TIME, &|| false));
     assert!(matches!(tried.outcome, MeasureOutcome::Failed(_)), "quantized values need flash attention: {tried:?}");
-    let settled = settle(&model, &EngineConfig { kv_unified: Switch::On, ..config.clone() }, MODEL).config;
+    let settled = decide(&model, &EngineConfig { kv_unified: Switch::On, ..config.clone() }, MODEL).config;
     assert_eq!((settled.flash_attn, settled.kv_unified), (Switch::On, Switch::On));
-    let Settled { config: by_rule, report, .. } =
-        settle(&model, &EngineConfig { self_test: SelfTest::Skip, ..config }, MODEL);
+    let DecidedSettings { config: by_rule, report, .. } =
+        decide(&model, &EngineConfig { self_test: SelfTest::Skip, ..config }, MODEL);
     assert_eq!((by_rule.flash_attn, by_rule.kv_unified, report), (Switch::On, Switch::Off, None));
 }

@@ -7,7 +7,7 @@ use warmpath_common::block_hash::BlockHash;
 use warmpath_worker_core::drafting::Drafter;
 use warmpath_worker_core::tenants::Tenant;
 
-use super::Chosen;
+use super::ChosenToken;
 use super::places::HeldPlace;
 use crate::engine::api::Submission;
 use crate::engine::output::sampler::TokenSampler;
@@ -17,7 +17,7 @@ use crate::engine::publish::arrival_announcer::EarlyAnnouncement;
 pub(crate) struct Admission {
     pub submission: Submission,
     /// The response so far.
-    pub past: Vec<Chosen>,
+    pub past: Vec<ChosenToken>,
     /// Tenant to which its cached state is charged.
     pub tenant: Tenant,
     pub sampler: TokenSampler,

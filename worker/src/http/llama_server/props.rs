@@ -10,7 +10,7 @@ use warmpath_common::llama_server;
 use warmpath_common::prompts::MEDIA_MARKER;
 
 use crate::app::App;
-use crate::engine::{Generation, ProbabilitySource, ProbabilityWish, Sampling};
+use crate::engine::{Generation, ProbabilityOptions, ProbabilitySource, Sampling};
 use crate::error::RequestError;
 use crate::loaded_model::LoadedModel;
 use crate::loaded_model::common::check_model;
@@ -76,7 +76,7 @@ pub fn generation_params(ends: &[Token], generation: &Generation) -> Value {
     params["stop"] = json!(stop);
     params["ignore_eos"] = json!(ignore_eos);
     params["n_probs"] = json!(probabilities.map_or(0, |wish| wish.n_top));
-    let is_sampler = |wish: ProbabilityWish| wish.source == ProbabilitySource::Sampler;
+    let is_sampler = |wish: ProbabilityOptions| wish.source == ProbabilitySource::Sampler;
     params["post_sampling_probs"] = json!(probabilities.is_some_and(is_sampler));
     params
 }

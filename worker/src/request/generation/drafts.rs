@@ -9,7 +9,7 @@ use warmpath_common::ids::Token;
 use warmpath_common::whole::Whole;
 
 use super::whole_within;
-use crate::engine::DraftWish;
+use crate::engine::DraftOptions;
 use crate::error::RequestError;
 
 /// Maximum size of a prediction; the rest of a longer one is ignored. Units: bytes.
@@ -65,13 +65,13 @@ impl DraftFields {
     /// Returns the options that the fields set.
     ///
     /// Errors: `Field`, naming the first field that is out of range.
-    pub(super) fn resolve(&self, tokenize: &dyn Fn(&str) -> Vec<Token>) -> Result<DraftWish, RequestError> {
+    pub(super) fn resolve(&self, tokenize: &dyn Fn(&str) -> Vec<Token>) -> Result<DraftOptions, RequestError> {
         let most = i32::MAX.unsigned_abs();
         let n_max = whole_within("speculative.n_max", self.n_max, 0..=most, most)?;
         let n_min = whole_within("speculative.n_min", self.n_min, 0..=most, 0)?;
         let text = self.prediction.as_ref().map_or(String::new(), Prediction::text);
         let predicted = if text.is_empty() { Vec::new() } else { tokenize(&text) };
-        Ok(DraftWish { predicted, n_max: self.n_max.map(|_| n_max), n_min: self.n_min.map(|_| n_min) })
+        Ok(DraftOptions { predicted, n_max: self.n_max.map(|_| n_max), n_min: self.n_min.map(|_| n_min) })
     }
 }
 
@@ -90,7 +90,7 @@ impl Prediction {
 mod tests {
     use super::*;
 
-    fn wish(body: &str) -> Result<DraftWish, String> {
+    fn wish(body: &str) -> Result<DraftOptions, String> {
         let fields: DraftFields = serde_json::from_str(body).map_err(|error| error.to_string())?;
         fields.resolve(&|text| text.bytes().map(Token::from).collect()).map_err(|error| error.to_string())
     }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use warmpath_common::whole::Whole;
 
 use super::{TOP_LOGPROBS_MAX, schemas, whole_within};
-use crate::engine::{ProbabilitySource, ProbabilityWish};
+use crate::engine::{ProbabilityOptions, ProbabilitySource};
 use crate::error::RequestError;
 
 /// Maximum of `n_probs` for a response of any length. Source: each token of a response has this many entries, some
@@ -47,7 +47,7 @@ impl ProbabilityFields {
     /// Returns the requested log probabilities of a response of at most `max_tokens`.
     ///
     /// Errors: `Field`.
-    pub fn resolve(&self, max_tokens: Option<u32>, n_vocab: u32) -> Result<Option<ProbabilityWish>, RequestError> {
+    pub fn resolve(&self, max_tokens: Option<u32>, n_vocab: u32) -> Result<Option<ProbabilityOptions>, RequestError> {
         let (is_wanted, n_of_completion) = match self.logprobs {
             None => (false, None),
             Some(LogprobsField::Switch(is_wanted)) => (is_wanted, None),
@@ -65,7 +65,7 @@ impl ProbabilityFields {
             Some(false) | None => ProbabilitySource::Model,
         };
         let n_top = n_completion.max(n_chat).max(n_probs);
-        Ok((is_wanted || n_probs > 0).then_some(ProbabilityWish { n_top, source, of_prompt: false }))
+        Ok((is_wanted || n_probs > 0).then_some(ProbabilityOptions { n_top, source, of_prompt: false }))
     }
 }
 
@@ -77,7 +77,7 @@ fn count(param: &'static str, n: Option<Whole<i64>>, most: i64) -> Result<usize,
 /// Marks the log probabilities of a prompt, of any length, as requested, too.
 ///
 /// Errors: `Field` if they list too many tokens at each position.
-pub fn add_those_of_prompt(wish: &mut ProbabilityWish) -> Result<(), RequestError> {
+pub fn add_those_of_prompt(wish: &mut ProbabilityOptions) -> Result<(), RequestError> {
     if wish.n_top > N_PROBS_OF_ANY_LENGTH_MAX {
         let reason = format!("`n_probs` must be at most {N_PROBS_OF_ANY_LENGTH_MAX} with `echo`");
         return Err(RequestError::field("n_probs", reason));

@@ -9,7 +9,7 @@ use warmpath_common::whole::Whole;
 use warmpath_worker_output::tool_call_detector::ReasoningMarks;
 
 use super::{at_most, whole_within};
-use crate::engine::BudgetWish;
+use crate::engine::ReasoningBudgetOptions;
 use crate::error::RequestError;
 
 /// Longest text of a field. Units: bytes. Source: own choice: a page of text; each of its tokens is a step.
@@ -44,7 +44,7 @@ impl BudgetFields {
     /// Returns the requested bound; `default` is the worker's.
     ///
     /// Errors: `Field`, naming the first field that is out of range.
-    pub(super) fn resolve(&self, default: &BudgetWish) -> Result<BudgetWish, RequestError> {
+    pub(super) fn resolve(&self, default: &ReasoningBudgetOptions) -> Result<ReasoningBudgetOptions, RequestError> {
         let wished = [
             ("reasoning_budget_tokens", self.reasoning_budget_tokens),
             ("thinking_budget_tokens", self.thinking_budget_tokens),
@@ -63,7 +63,7 @@ impl BudgetFields {
             at_most(param, "bytes", (text.as_ref().map_or(0, String::len), TEXT_BYTES_MAX))?;
         }
         let message = self.reasoning_budget_message.as_ref().unwrap_or(&default.message).clone();
-        Ok(BudgetWish {
+        Ok(ReasoningBudgetOptions {
             tokens_max: named.map(|(_, tokens_max)| tokens_max).or(default.tokens_max),
             message,
             marks: self.marks()?,
@@ -97,14 +97,18 @@ fn tokens_max(_: &mut SchemaGenerator) -> Schema {
 mod tests {
     use super::*;
 
-    fn wish(body: &str, default: &BudgetWish) -> Result<BudgetWish, String> {
+    fn wish(body: &str, default: &ReasoningBudgetOptions) -> Result<ReasoningBudgetOptions, String> {
         let fields: BudgetFields = serde_json::from_str(body).map_err(|error| error.to_string())?;
         fields.resolve(default).map_err(|error| error.to_string())
     }
 
     #[test]
     fn a_request_s_bound_replaces_the_default_one() {
-        let default = BudgetWish { tokens_max: Some(9), message: "m".to_owned(), ..BudgetWish::default() };
+        let default = ReasoningBudgetOptions {
+            tokens_max: Some(9),
+            message: "m".to_owned(),
+            ..ReasoningBudgetOptions::default()
+        };
         let bound = |body: &str| wish(body, &default).map(|wish| (wish.tokens_max, wish.named));
         let (own, other) = (Some("reasoning_budget_tokens"), Some("thinking_budget_tokens"));
         for (body, expected) in [
@@ -124,7 +128,7 @@ mod tests {
 
     #[test]
     fn own_marks_need_an_opening_and_a_closing_one() {
-        let marks = |body: &str| wish(body, &BudgetWish::default()).expect(body).marks;
+        let marks = |body: &str| wish(body, &ReasoningBudgetOptions::default()).expect(body).marks;
         let (start, end) = (r#""reasoning_budget_start_tag": "<t>""#, r#""reasoning_budget_end_tag": "</t>""#);
         let expected = ReasoningMarks { start: "<t>".to_owned(), ends: vec!["</t>".to_owned()] };
         assert_eq!(marks(&format!("{{{start}, {end}}}")), Some(expected.clone()));
@@ -142,9 +146,9 @@ mod tests {
             (format!(r#"{{"reasoning_budget_message": "{long}"}}"#), "reasoning_budget_message"),
             (format!(r#"{{"reasoning_budget_end_tags": ["{long}"]}}"#), "reasoning_budget_end_tags"),
         ] {
-            let error = wish(&body, &BudgetWish::default()).expect_err(field);
+            let error = wish(&body, &ReasoningBudgetOptions::default()).expect_err(field);
             assert!(error.contains(&format!("`{field}`")), "{error}");
         }
-        assert!(wish(r#"{"reasoning_budget_tokens": 1.5}"#, &BudgetWish::default()).is_err());
+        assert!(wish(r#"{"reasoning_budget_tokens": 1.5}"#, &ReasoningBudgetOptions::default()).is_err());
     }
 }

@@ -8,7 +8,7 @@ use warmpath_common::model::MemoryKind;
 
 use crate::chunk_index::{ChunkId, ChunkIndex, ChunkRecord, StateKind, StoreLimits};
 use crate::disk_reads::tests::COSTS;
-use crate::slot_plan::{PlanInputs, PrefixSource, Reuse, SlotDecision, Wish, best_usable, plan};
+use crate::slot_plan::{PlanInputs, PrefixSource, Reuse, SlotDecision, SlotRequest, best_usable, plan};
 use crate::slot_table::{SlotSizes, SlotTable};
 
 const ROOT: BlockHash = BlockHash([7; 32]);
@@ -55,13 +55,13 @@ fn check(
     let inputs = PlanInputs { table: &table, index: &index, at_hand: &at_hand, costs: &COSTS, is_disk_late: false };
     let chain = block_chain(&ROOT, &PROMPT, BLOCK);
     let (reuse, tenant) = (Reuse::Allowed, None);
-    let wish = Wish { prompt: &PROMPT, chain: &chain, root: &ROOT, tenant, reuse, wanted: None, media: &[] };
+    let request = SlotRequest { prompt: &PROMPT, chain: &chain, root: &ROOT, tenant, reuse, wanted: None, media: &[] };
     let expected: Vec<ChunkId> = missing.iter().map(|idx| ids[*idx]).collect();
-    assert_eq!(plan(&inputs, &wish), SlotDecision::Fetch(expected));
+    assert_eq!(plan(&inputs, &request), SlotDecision::Fetch(expected));
     let late = PlanInputs { is_disk_late: true, ..inputs };
-    let SlotDecision::Start(plan) = plan(&late, &wish) else { panic!("a slot is idle") };
+    let SlotDecision::Start(plan) = plan(&late, &request) else { panic!("a slot is idle") };
     assert_eq!(plan.start, start, "{memory:?} {n_in_ram} {at_hand:?}");
-    assert_eq!(best_usable(&late, &wish), start.n_tokens(), "{memory:?} {n_in_ram} {at_hand:?}");
+    assert_eq!(best_usable(&late, &request), start.n_tokens(), "{memory:?} {n_in_ram} {at_hand:?}");
 }
 
 fn import(n_tokens: u32) -> PrefixSource {
