@@ -4,7 +4,7 @@
 //! worker has either an embedder or an engine.
 //!
 //! Not here: HTTP, post-processing of a vector (`vector`), the texts of a batch
-//! (`warmpath_worker_core::embedding_batch`).
+//! (`warmpath_worker_core::batches::embedding_batch`).
 
 mod compute;
 mod footprint;

@@ -66,7 +66,7 @@ pub(crate) use publish::summary_events::UpdateSender;
 pub use self_test::{
     ContextSetting, Figures, FiguresOrigin, MeasureOutcome, SelfTestReport, StateCosts, SuffixRounding, TriedSetting,
 };
-pub use warmpath_worker_core::summary_writer::EngineUpdate;
+pub use warmpath_worker_core::reports::summary_writer::EngineUpdate;
 
 use tokio::sync::mpsc;
 

@@ -324,7 +324,7 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
-    use warmpath_worker_core::chunk_index::{Evicted, Reason, ShareTotals, Totals};
+    use warmpath_worker_core::store::chunk_index::{Evicted, Reason, ShareTotals, Totals};
 
     use super::*;
 

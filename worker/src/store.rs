@@ -22,7 +22,7 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use warmpath_common::model::Fingerprint;
-use warmpath_worker_core::chunk_index::{ChunkId, ChunkRecord};
+use warmpath_worker_core::store::chunk_index::{ChunkId, ChunkRecord};
 
 pub use folder::Reservation;
 pub use preamble::Damage;

@@ -12,9 +12,9 @@ use std::time::Duration;
 use warmpath_common::ids::RequestId;
 use warmpath_common::prefetch::HotPrefix;
 use warmpath_common::summary::{Change, Load};
-use warmpath_worker_core::batch_plan::{BatchLimits, Passes};
-use warmpath_worker_core::chunk_index::ChunkId;
-use warmpath_worker_core::summary_writer::EngineUpdate;
+use warmpath_worker_core::batches::batch_plan::{BatchLimits, Passes};
+use warmpath_worker_core::reports::summary_writer::EngineUpdate;
+use warmpath_worker_core::store::chunk_index::ChunkId;
 
 use self::announcements::Announcements;
 use super::trace::Trace;

@@ -12,11 +12,11 @@ use std::time::Duration;
 
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::summary::Load;
-use warmpath_worker_core::batch_plan::{BatchLimits, RunningSequence, Work, plan};
-use warmpath_worker_core::pending_prefills::AnnouncementId;
-use warmpath_worker_core::rates::{Averages, StepCounts};
-use warmpath_worker_core::slot_plan::{SlotDecision, SlotPlan};
-use warmpath_worker_core::summary_writer::EngineUpdate;
+use warmpath_worker_core::batches::batch_plan::{BatchLimits, RunningSequence, Work, plan};
+use warmpath_worker_core::reports::pending_prefills::AnnouncementId;
+use warmpath_worker_core::reports::rates::{Averages, StepCounts};
+use warmpath_worker_core::reports::summary_writer::EngineUpdate;
+use warmpath_worker_core::slots::slot_plan::{SlotDecision, SlotPlan};
 
 use super::kv::{Kv, KvSizes, Prompt};
 

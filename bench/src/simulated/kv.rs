@@ -12,10 +12,12 @@ use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::model::MemoryKind;
 use warmpath_common::prefetch::{HotPrefix, LIST_TOKENS_MAX};
 use warmpath_common::summary::{Change, Tier};
-use warmpath_worker_core::chunk_index::{ChunkId, ChunkIndex, NewChunk, Prefix, StoreLimits, StoreOrder};
-use warmpath_worker_core::restore_costs::Costs;
-use warmpath_worker_core::slot_plan::{self, PlanInputs, PrefixSource, Reuse, SlotDecision, SlotPlan, SlotRequest};
-use warmpath_worker_core::slot_table::{Acquire, AfterUse, SlotSizes, SlotTable};
+use warmpath_worker_core::slots::slot_plan::{
+    self, PlanInputs, PrefixSource, Reuse, SlotDecision, SlotPlan, SlotRequest,
+};
+use warmpath_worker_core::slots::slot_table::{Acquire, AfterUse, SlotSizes, SlotTable};
+use warmpath_worker_core::store::chunk_index::{ChunkId, ChunkIndex, NewChunk, Prefix, StoreLimits, StoreOrder};
+use warmpath_worker_core::store::restore_costs::Costs;
 use warmpath_worker_core::tenants::{Tenant, TenantId};
 
 /// Tenant of every request.

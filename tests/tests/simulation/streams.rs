@@ -10,7 +10,7 @@ use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::membership::{DiscoveredWorker, MembershipChange};
 use warmpath_router_core::fleet::summary_reader::FrameEffect;
 use warmpath_router_core::fleet::summary_stream::SummaryStream;
-use warmpath_worker_core::summary_writer::HEARTBEAT;
+use warmpath_worker_core::reports::summary_writer::HEARTBEAT;
 
 use super::connection::{Arrival, Connection, Damage, Subscriber};
 use super::router::{Report, Router, STREAM_LIMITS, Shown, Subscription, watch};

@@ -10,9 +10,9 @@ use warmpath_common::block_hash::{BlockKey, block_chain};
 use warmpath_common::ids::{RequestId, Token};
 use warmpath_common::model::Fingerprint;
 use warmpath_common::summary::{Change, ReplayLimits, Resume, Run, RunState, Stamp, Tier};
-use warmpath_worker_core::batch_plan::{BatchLimits, Passes};
-use warmpath_worker_core::pending_prefills::AnnouncementId;
-use warmpath_worker_core::summary_writer::{EngineUpdate, SummaryWriter};
+use warmpath_worker_core::batches::batch_plan::{BatchLimits, Passes};
+use warmpath_worker_core::reports::pending_prefills::AnnouncementId;
+use warmpath_worker_core::reports::summary_writer::{EngineUpdate, SummaryWriter};
 
 use super::model::{Build, CONTEXT_TOKENS};
 

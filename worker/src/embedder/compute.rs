@@ -14,7 +14,7 @@ use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
 use warmpath_common::ids::Token;
 use warmpath_common::model::{EmbeddingInfo, Fingerprint, Pooling};
-use warmpath_worker_core::compute_threads::ThreadWaits;
+use warmpath_worker_core::batches::compute_threads::ThreadWaits;
 
 use super::layout::EmbeddingLayout;
 use super::{EmbedConfig, EmbedFacts};

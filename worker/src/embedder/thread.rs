@@ -13,10 +13,10 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::summary::{Load, Rates};
 use warmpath_gguf::GgufError;
-use warmpath_worker_core::embedding_batch::{
+use warmpath_worker_core::batches::embedding_batch::{
     EmbeddingBatchLimits, NextTexts, PieceTurn, TextPosition, plan, step_in_pieces,
 };
-use warmpath_worker_core::rates::{Averages, StepCounts};
+use warmpath_worker_core::reports::rates::{Averages, StepCounts};
 
 use super::compute::{Computer, Vectors};
 use super::handle::{EmbedHandle, EmbedJob, EmbedderCommand, EmbedderShared};

@@ -1,7 +1,7 @@
 //! The plain types of the engine's interface: submissions here, their events and the rest in the folder.
 //!
 //! They lie below all parts of the engine and know none of them. Not here: running a submission (`thread`), updates for
-//! the summary (`warmpath_worker_core::summary_writer`).
+//! the summary (`warmpath_worker_core::reports::summary_writer`).
 
 pub(crate) mod cache;
 mod channel;

@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use warmpath_common::block_hash::block_hash;
 use warmpath_common::model::Fingerprint;
-use warmpath_worker_core::prefix_tree::BlockHasher;
-use warmpath_worker_core::restore_costs::Costs;
+use warmpath_worker_core::slots::prefix_tree::BlockHasher;
+use warmpath_worker_core::store::restore_costs::Costs;
 
 use crate::store::{STATE_VERSION, StoreError};
 pub use draft_model::DraftModelConfig;

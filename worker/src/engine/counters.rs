@@ -2,12 +2,12 @@
 //!
 //! The engine thread updates them, and the store's thread updates those of failed disk operations; any thread reads
 //! them. No value depends on another, so relaxed atomics suffice. Not here: moving averages
-//! (`warmpath_worker_core::rates`), reports to routers (`publish`).
+//! (`warmpath_worker_core::reports::rates`), reports to routers (`publish`).
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use warmpath_worker_core::compute_threads::ThreadWaits;
+use warmpath_worker_core::batches::compute_threads::ThreadWaits;
 
 use crate::engine::api::{CachedTokens, Finished};
 use crate::store::{DiskEvent, WriteFailure};

@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use warmpath_common::ids::Token;
 use warmpath_constraint::RuleCompiler;
 use warmpath_prompt::MediaRun;
-use warmpath_worker_core::prefix_tree::{BlockHasher, chain_of};
+use warmpath_worker_core::slots::prefix_tree::{BlockHasher, chain_of};
 use warmpath_worker_core::tenants::{Tenant, Tenants};
 
 use super::api::facts::EngineFacts;

@@ -27,10 +27,10 @@ use tracing::warn;
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::Change;
-use warmpath_worker_core::checkpoints::CheckpointPolicy;
-use warmpath_worker_core::chunk_index::{ChunkId, Prefix};
-use warmpath_worker_core::slot_plan::{PlanInputs, Reuse, SlotRequest};
-use warmpath_worker_core::slot_table::{AfterUse, SlotTable};
+use warmpath_worker_core::slots::checkpoints::CheckpointPolicy;
+use warmpath_worker_core::slots::slot_plan::{PlanInputs, Reuse, SlotRequest};
+use warmpath_worker_core::slots::slot_table::{AfterUse, SlotTable};
+use warmpath_worker_core::store::chunk_index::{ChunkId, Prefix};
 use warmpath_worker_core::tenants::{Tenant, TenantId};
 
 use crate::engine::config::{PrefixCache, ShiftConfig};
@@ -41,7 +41,7 @@ use store::Cache;
 
 /// Time from the start of a slot's last request until the idle slot no longer counts towards its tenant's share.
 ///
-/// Source: the same time as for a tenant's share of the store in RAM (`warmpath_worker_core::chunk_index`).
+/// Source: the same time as for a tenant's share of the store in RAM (`warmpath_worker_core::store::chunk_index`).
 const QUIET_AFTER: Duration = Duration::from_hours(1);
 
 /// State of slots and of the store.

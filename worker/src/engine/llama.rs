@@ -1,6 +1,6 @@
 //! llama.cpp as the engine uses it: load, context, KV operations, one batch at a time.
 //!
-//! Not here: the tokens to decode (`warmpath_worker_core::batch_plan`), sampling (`sampler`).
+//! Not here: the tokens to decode (`warmpath_worker_core::batches::batch_plan`), sampling (`sampler`).
 
 pub(crate) mod adapters;
 pub(crate) mod devices;
@@ -38,7 +38,7 @@ use llama_cpp_sys_2 as sys;
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::lora::{AdapterInfo, Applied};
 use warmpath_common::model::{Fingerprint, MemoryKind};
-use warmpath_worker_core::compute_threads::ThreadWaits;
+use warmpath_worker_core::batches::compute_threads::ThreadWaits;
 
 use super::api::facts::EngineFacts;
 use super::config::{CacheType, EngineConfig, SLOTS_MAX, StartError};

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use warmpath_common::ids::SlotId;
 use warmpath_common::summary::Load;
-use warmpath_worker_core::slot_table::SlotTable;
+use warmpath_worker_core::slots::slot_table::SlotTable;
 
 use super::api::SlotView;
 use super::handle::view::EngineView;

@@ -15,10 +15,10 @@ use std::time::Duration;
 use warmpath_common::lora::Applied;
 use warmpath_common::summary::{Load, Rates};
 use warmpath_prompt::MediaRun;
-use warmpath_worker_core::batch_plan::BatchLimits;
-use warmpath_worker_core::decode_groups::DecodeGroups;
-use warmpath_worker_core::rates::Averages;
-use warmpath_worker_core::slot_table::SlotTable;
+use warmpath_worker_core::batches::batch_plan::BatchLimits;
+use warmpath_worker_core::batches::decode_groups::DecodeGroups;
+use warmpath_worker_core::reports::rates::Averages;
+use warmpath_worker_core::slots::slot_table::SlotTable;
 
 use super::counters::Counters;
 use super::kv::restoring::SlotStart;

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use warmpath_common::ids::Token;
-use warmpath_worker_core::batch_plan::Work;
+use warmpath_worker_core::batches::batch_plan::Work;
 use warmpath_worker_core::drafting::Drafter;
 use warmpath_worker_core::drafting::lengths::Length;
 use warmpath_worker_output::logprobs::{self, PromptProbabilities, TokenProbabilities};
@@ -37,7 +37,7 @@ pub(crate) struct Sequence {
     /// Number of the sequence in the order in which sequences got their slots.
     pub(super) order: u64,
     /// Prompt tokens of other sequences for which this one has waited since its last token
-    /// (`warmpath_worker_core::batch_plan::passed_tokens`).
+    /// (`warmpath_worker_core::batches::batch_plan::passed_tokens`).
     pub(super) passed_tokens: u32,
     /// Next token of the response, which was chosen and not sent yet.
     pub(super) pending_token: Option<ChosenToken>,

@@ -14,8 +14,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use warmpath_common::ids::SlotId;
-use warmpath_worker_core::rates::StepCounts;
-use warmpath_worker_core::slot_plan::SlotPlan;
+use warmpath_worker_core::reports::rates::StepCounts;
+use warmpath_worker_core::slots::slot_plan::SlotPlan;
 
 use super::api::{EngineError, EngineEvent, FinishReason, PromptFault};
 use super::counters::Counters;

@@ -16,7 +16,7 @@ use tracing::error;
 use warmpath_common::lora::AdapterInfo;
 use warmpath_gguf::GgufError;
 use warmpath_shell::log::timed;
-use warmpath_worker_core::summary_writer::EngineUpdate;
+use warmpath_worker_core::reports::summary_writer::EngineUpdate;
 
 use super::api::cache::INQUIRIES_MAX;
 use super::api::facts::EngineFacts;

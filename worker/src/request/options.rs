@@ -10,7 +10,7 @@ use warmpath_common::empty_maps;
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::lora::RequestedAdapter;
 use warmpath_common::whole::Whole;
-use warmpath_worker_core::shift_plan::REUSE_TOKENS_DEFAULT;
+use warmpath_worker_core::slots::shift_plan::REUSE_TOKENS_DEFAULT;
 
 use crate::engine::ShiftOptions;
 use crate::error::RequestError;

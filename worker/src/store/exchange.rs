@@ -12,7 +12,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::Token;
-use warmpath_worker_core::chunk_index::{ChunkRecord, StateKind};
+use warmpath_worker_core::store::chunk_index::{ChunkRecord, StateKind};
 
 use super::Identity;
 use super::format;

@@ -16,7 +16,7 @@ use std::io::{self, Read};
 use serde::{Deserialize, Serialize};
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::Token;
-use warmpath_worker_core::chunk_index::{ChunkRecord, StateKind};
+use warmpath_worker_core::store::chunk_index::{ChunkRecord, StateKind};
 use warmpath_worker_core::tenants::TenantId;
 
 use super::preamble::{self, Damage, FileKind, PREAMBLE_BYTES};

@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
 use bytes::Bytes;
-use warmpath_worker_core::chunk_index::{ChunkId, ChunkRecord};
+use warmpath_worker_core::store::chunk_index::{ChunkId, ChunkRecord};
 
 use super::{DiskEvent, WriteFailure};
 

@@ -19,7 +19,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use tempfile::TempDir;
 use warmpath_common::block_hash::{BlockHash, block_chain, block_hash};
 use warmpath_common::ids::Token;
-use warmpath_worker_core::chunk_index::StateKind;
+use warmpath_worker_core::store::chunk_index::StateKind;
 use warmpath_worker_core::tenants::TenantId;
 
 use super::format::file_name;

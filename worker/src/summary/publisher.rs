@@ -3,7 +3,7 @@
 //! With one owner, a snapshot and the updates after it neither overlap nor leave a gap. With one bounded broadcast
 //! channel, a slow subscriber is disconnected and starts again.
 //!
-//! Not here: the published view and the frames (`warmpath_worker_core::summary_writer`), HTTP.
+//! Not here: the published view and the frames (`warmpath_worker_core::reports::summary_writer`), HTTP.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,7 +19,9 @@ use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 use tracing::{info, warn};
 use warmpath_common::model::ModelInfo;
 use warmpath_common::summary::{Snapshot, Stamp};
-use warmpath_worker_core::summary_writer::{EngineUpdate, FrameBytes, REPLAY_LIMITS, StreamStart, SummaryWriter};
+use warmpath_worker_core::reports::summary_writer::{
+    EngineUpdate, FrameBytes, REPLAY_LIMITS, StreamStart, SummaryWriter,
+};
 
 use crate::error::RequestError;
 use crate::metrics::Metrics;

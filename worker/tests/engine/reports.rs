@@ -9,7 +9,7 @@ use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::{Change, Load, Resume, RunState, Tier};
 use warmpath_worker::engine::{EngineConfig, EngineUpdate, StoreConfig};
-use warmpath_worker_core::pending_prefills::AnnouncementId;
+use warmpath_worker_core::reports::pending_prefills::AnnouncementId;
 
 use super::support::{ask, config, root, start, stop, tokens, until};
 

@@ -2,7 +2,7 @@
 //!
 //! The tests compare counts, not times. The same conversations run without a flood, with a flood of the same tenant,
 //! which shows that the flood is strong enough, and with floods of others. Not here: the shares on their own
-//! (`warmpath_worker_core::chunk_index`), keys and their tenants (the whole system's tests).
+//! (`warmpath_worker_core::store::chunk_index`), keys and their tenants (the whole system's tests).
 
 use warmpath_bench::model::Preset;
 use warmpath_common::ids::Token;

@@ -15,7 +15,7 @@ use warmpath_worker::engine::{
     SENDS_MAX, SendError, Switch,
 };
 use warmpath_worker::store::exchange::RunReader;
-use warmpath_worker_core::restore_costs::Costs;
+use warmpath_worker_core::store::restore_costs::Costs;
 
 use super::support::{Answer, Answering, Ask, ask, config, start, stop, tokens, until};
 use super::tiers::store;

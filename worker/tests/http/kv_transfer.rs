@@ -10,7 +10,7 @@ use warmpath_common::block_hash::{BlockHash, ChainRoot, block_chain};
 use warmpath_common::headers::{CACHE_SALT, KV_FETCHED, KV_PEER};
 use warmpath_worker::config::Config;
 use warmpath_worker::engine::CostSource;
-use warmpath_worker_core::restore_costs::Costs;
+use warmpath_worker_core::store::restore_costs::Costs;
 
 use crate::cache::{compute, prompt};
 use crate::harness::{TestWorker, folder, model, tiny};

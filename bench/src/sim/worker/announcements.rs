@@ -8,9 +8,9 @@ use std::collections::HashSet;
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::RequestId;
 use warmpath_common::summary::{Change, Load};
-use warmpath_worker_core::pending_prefills::{AnnouncementId, PendingPrefills};
-use warmpath_worker_core::summary_writer::EngineUpdate;
-use warmpath_worker_core::unadmitted_requests::Arrivals;
+use warmpath_worker_core::reports::pending_prefills::{AnnouncementId, PendingPrefills};
+use warmpath_worker_core::reports::summary_writer::EngineUpdate;
+use warmpath_worker_core::reports::unadmitted_requests::Arrivals;
 
 use super::super::trace::Request;
 

@@ -4,8 +4,8 @@
 //! request itself waits for four of them:
 //!
 //! - **wait**: the prompt tokens that the worker computes first, and, if every slot is taken, the time until one is
-//!   free. Workers compute short remainders beside long prompts (`worker/core/src/batch_plan.rs`), so a request waits
-//!   in proportion to its own prefill: at most three times that for each request ahead of it.
+//!   free. Workers compute short remainders beside long prompts (`worker/core/src/batches/batch_plan.rs`), so a request
+//!   waits in proportion to its own prefill: at most three times that for each request ahead of it.
 //! - **transfer**: the part of the prompt that the worker fetches from another one (`transfer`).
 //! - **encode**: the media that it does not reuse, at the time that the worker takes for each of their tokens. A
 //!   thread of its own encodes them, while other requests go on.

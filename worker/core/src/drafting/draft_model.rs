@@ -154,7 +154,7 @@ impl DraftStateTokens {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch_plan::Passes;
+    use crate::batches::batch_plan::Passes;
     use crate::drafting::step_costs::{Curve, DepthCost};
 
     fn costs() -> StepCosts {

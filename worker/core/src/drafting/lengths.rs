@@ -202,7 +202,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::batch_plan::Passes;
+    use crate::batches::batch_plan::Passes;
     use crate::drafting::step_costs::{Curve, DepthCost};
 
     /// SmolLM2 Q8_0 on one thread. Source: docs/decisions/0052-drafting.md.

@@ -3,7 +3,7 @@
 //! The shell's self-test measures it, because machines differ: on a CPU two tokens may take twice as long as one, and
 //! on a GPU sixteen may take no longer than one.
 
-use crate::batch_plan::Passes;
+use crate::batches::batch_plan::Passes;
 
 /// Tokens of a conversation that has just begun, with which steps are measured. Source: a short question with a chat
 /// template.

@@ -167,7 +167,7 @@ fn speed_of(
     mut choose: impl FnMut(usize, Option<Token>) -> Token,
 ) -> f64 {
     let tokens = step_costs::Curve::new(times.iter().copied());
-    let (passes, depth) = (crate::batch_plan::Passes::Together, step_costs::DepthCost::default());
+    let (passes, depth) = (crate::batches::batch_plan::Passes::Together, step_costs::DepthCost::default());
     let costs = step_costs::StepCosts { streams: tokens.clone(), tokens, passes, depth };
     let room = lengths::StepRoom { n_streams: 1, tokens_max: 512, drafts_max: 1, held_tokens: 0 };
     let mut drafter = Drafter::new(prompt, &[], DraftLimits { n_max: 31, n_min: 0 });
@@ -196,7 +196,7 @@ fn speed_of(
 /// `percent` of its tokens are right.
 fn speed_with_model(percent: u64, n_tokens: usize, times: &[(u32, f64)], share: f64) -> f64 {
     let tokens = step_costs::Curve::new(times.iter().copied());
-    let (passes, depth) = (crate::batch_plan::Passes::Together, step_costs::DepthCost::default());
+    let (passes, depth) = (crate::batches::batch_plan::Passes::Together, step_costs::DepthCost::default());
     let costs = step_costs::StepCosts { streams: tokens.clone(), tokens, passes, depth };
     let room = lengths::StepRoom { n_streams: 1, tokens_max: 512, drafts_max: 1, held_tokens: 0 };
     let mut drafter = Drafter::new(&[1, 2, 3], &[], DraftLimits { n_max: 31, n_min: 0 });
@@ -301,7 +301,7 @@ fn a_common_end_of_many_prompts_slows_no_response() {
     let possible = drafter.propose(memory.of(&ROOT), 31);
     assert!(possible.chances[0] > 0.9, "{possible:?}");
     let tokens = step_costs::Curve::new(Q8_0);
-    let (passes, depth) = (crate::batch_plan::Passes::Together, step_costs::DepthCost::default());
+    let (passes, depth) = (crate::batches::batch_plan::Passes::Together, step_costs::DepthCost::default());
     let costs = step_costs::StepCosts { streams: tokens.clone(), tokens, passes, depth };
     let room = lengths::StepRoom { n_streams: 1, tokens_max: 512, drafts_max: 1, held_tokens: 0 };
     assert_eq!(lengths::lengths(&[possible], room, &costs)[0], Length::default());

@@ -7,7 +7,7 @@ use warmpath_common::block_hash::{BlockHash, BlockKey, block_chain};
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::{Change, RunState, Tier};
-use warmpath_worker_core::chunk_index::StateKind;
+use warmpath_worker_core::store::chunk_index::StateKind;
 
 use crate::Keeps;
 use crate::world::{BLOCK, Truth, World, root};

@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use warmpath_common::block_hash::{BlockHash, block_hash};
 use warmpath_common::ids::Token;
 use warmpath_common::model::MemoryKind;
-use warmpath_worker_core::prefix_tree::BlockHasher;
+use warmpath_worker_core::slots::prefix_tree::BlockHasher;
 
 use world::{Request, Setting, World};
 

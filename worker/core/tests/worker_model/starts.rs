@@ -6,11 +6,11 @@ use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::Tier;
-use warmpath_worker_core::chunk_index::{ChunkId, StateKind, StoredPrefix};
-use warmpath_worker_core::slot_plan::{
+use warmpath_worker_core::slots::slot_plan::{
     PlanInputs, PrefixSource, Reuse, Save, SlotDecision, SlotPlan, SlotRequest, plan,
 };
-use warmpath_worker_core::slot_table::{Acquire, AfterUse};
+use warmpath_worker_core::slots::slot_table::{Acquire, AfterUse};
+use warmpath_worker_core::store::chunk_index::{ChunkId, StateKind, StoredPrefix};
 
 use crate::Keeps;
 use crate::world::{BLOCK, Kv, Running, Truth, Waiting, World, root, tenant};

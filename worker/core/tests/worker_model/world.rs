@@ -8,14 +8,14 @@ use warmpath_common::block_hash::{BlockHash, ChainRoot, block_hash};
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::Tier;
-use warmpath_worker_core::checkpoints::{CheckpointNeed, CheckpointPolicy};
-use warmpath_worker_core::chunk_index::{
+use warmpath_worker_core::slots::checkpoints::{CheckpointNeed, CheckpointPolicy};
+use warmpath_worker_core::slots::prefix_tree::BlockHasher;
+use warmpath_worker_core::slots::slot_plan::{PlanInputs, best_usable};
+use warmpath_worker_core::slots::slot_table::{AfterUse, SlotSizes, SlotTable};
+use warmpath_worker_core::store::chunk_index::{
     ChunkId, ChunkIndex, NewChunk, PinId, Prefix, StateKind, StoreLimits, StoreOrder,
 };
-use warmpath_worker_core::prefix_tree::BlockHasher;
-use warmpath_worker_core::restore_costs::Costs;
-use warmpath_worker_core::slot_plan::{PlanInputs, best_usable};
-use warmpath_worker_core::slot_table::{AfterUse, SlotSizes, SlotTable};
+use warmpath_worker_core::store::restore_costs::Costs;
 use warmpath_worker_core::tenants::{Tenant, TenantId};
 
 use crate::announced::Announced;

@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::{RequestId, SlotId, Token};
 use warmpath_common::summary::Tier;
-use warmpath_worker_core::chunk_index::{
+use warmpath_worker_core::store::chunk_index::{
     EntryView, Evicted, PIN_MAX, PinView, ShareTotals, ShareView, StoreLimits, Totals,
 };
 

@@ -9,7 +9,7 @@ use std::sync::mpsc::TrySendError;
 use tokio::sync::oneshot;
 use warmpath_common::ids::SlotId;
 use warmpath_common::prefetch::HotPrefix;
-use warmpath_worker_core::prefix_tree::chain_of;
+use warmpath_worker_core::slots::prefix_tree::chain_of;
 
 use super::EngineHandle;
 use super::commands::{AdminQuery, EngineCommand, WaitingQuery};

@@ -6,7 +6,7 @@ use std::sync::mpsc::TrySendError;
 
 use tokio::sync::oneshot;
 use warmpath_common::prefetch::HotPrefix;
-use warmpath_worker_core::prefix_tree::chain_of;
+use warmpath_worker_core::slots::prefix_tree::chain_of;
 use warmpath_worker_core::tenants::{Tenant, TenantId};
 
 use super::EngineHandle;

@@ -1,7 +1,7 @@
 //! Contents of the cache for the admin API: totals, tenants, entries, pins.
 //!
 //! Not here: the queries of the admin API (`handle::commands`), a slot's state (`saved_slot`), the store's own
-//! decisions (`warmpath_worker_core::chunk_index`).
+//! decisions (`warmpath_worker_core::store::chunk_index`).
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -9,7 +9,7 @@ use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::SlotId;
 use warmpath_common::prefetch::HotPrefix;
 use warmpath_common::summary::Tier;
-use warmpath_worker_core::chunk_index::{ChunkId, PinId, PinView, Prefix, ShareView, Totals};
+use warmpath_worker_core::store::chunk_index::{ChunkId, PinId, PinView, Prefix, ShareView, Totals};
 use warmpath_worker_core::tenants::TenantId;
 
 use super::KvState;

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::Token;
-use warmpath_worker_core::chunk_index::{ChunkId, Prefix};
-use warmpath_worker_core::slot_plan::Reuse;
+use warmpath_worker_core::slots::slot_plan::Reuse;
+use warmpath_worker_core::store::chunk_index::{ChunkId, Prefix};
+use warmpath_worker_core::store::transfer_plan::{self, PromptState, StateOffer};
 use warmpath_worker_core::tenants::Tenant;
-use warmpath_worker_core::transfer_plan::{self, PromptState, StateOffer};
 
 use super::KvState;
 use super::store::{Cache, SequenceState};

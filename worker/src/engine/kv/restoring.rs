@@ -3,16 +3,16 @@
 //! A plan is executed step by step and checked at the end. If the slot's state does not end where the plan says, the
 //! slot is cleared and the whole prompt computed.
 //!
-//! Not here: the decision (`warmpath_worker_core::slot_plan`), the store (`store`), computing the rest (`step`).
+//! Not here: the decision (`warmpath_worker_core::slots::slot_plan`), the store (`store`), computing the rest (`step`).
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use tracing::warn;
-use warmpath_worker_core::chunk_index::{ChunkId, StoredPrefix};
-use warmpath_worker_core::slot_plan::{PrefixSource, Save, SlotPlan};
-use warmpath_worker_core::slot_table::{Acquire, AfterUse};
+use warmpath_worker_core::slots::slot_plan::{PrefixSource, Save, SlotPlan};
+use warmpath_worker_core::slots::slot_table::{Acquire, AfterUse};
+use warmpath_worker_core::store::chunk_index::{ChunkId, StoredPrefix};
 
 use super::shifts::ParkedRun;
 use super::{KvState, SlotOwner};

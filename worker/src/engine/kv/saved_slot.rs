@@ -9,9 +9,9 @@
 
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::{SlotId, Token};
-use warmpath_worker_core::checkpoints;
-use warmpath_worker_core::chunk_index::{ChunkId, Prefix};
-use warmpath_worker_core::slot_table::{Acquire, AfterUse, Shift};
+use warmpath_worker_core::slots::checkpoints;
+use warmpath_worker_core::slots::slot_table::{Acquire, AfterUse, Shift};
+use warmpath_worker_core::store::chunk_index::{ChunkId, Prefix};
 
 use super::store::{Cache, SequenceState};
 use super::{KvState, SlotOwner};

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
-use warmpath_worker_core::chunk_index::Prefix;
-use warmpath_worker_core::slot_shares::SlotShares;
+use warmpath_worker_core::slots::slot_shares::SlotShares;
+use warmpath_worker_core::store::chunk_index::Prefix;
 
 use super::store::SequenceState;
 use super::{KvState, SlotOwner};

@@ -11,7 +11,7 @@
 use tokio::sync::oneshot;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::SlotId;
-use warmpath_worker_core::chunk_index::{ChunkId, ChunkPart};
+use warmpath_worker_core::store::chunk_index::{ChunkId, ChunkPart};
 
 use super::KvState;
 use super::store::Cache;

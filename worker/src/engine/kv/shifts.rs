@@ -6,7 +6,7 @@
 //! llama.cpp can only append tokens to a sequence. So moved state with tokens to compute before it is *parked*: it is
 //! exported at its new positions, and imported again once those tokens are computed.
 //!
-//! Not here: the moves (`warmpath_worker_core::shift_plan`), llama.cpp's calls (`llama`).
+//! Not here: the moves (`warmpath_worker_core::slots::shift_plan`), llama.cpp's calls (`llama`).
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -14,8 +14,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use tracing::{debug, warn};
 use warmpath_common::ids::{SlotId, Token};
-use warmpath_worker_core::shift_plan::{self, Move, Reused};
-use warmpath_worker_core::slot_plan::{self, SlotPlan, SlotRequest};
+use warmpath_worker_core::slots::shift_plan::{self, Move, Reused};
+use warmpath_worker_core::slots::slot_plan::{self, SlotPlan, SlotRequest};
 
 use super::KvState;
 use super::slot_state::{self, SlotStateError};

@@ -17,12 +17,12 @@ use std::time::Instant;
 use bytes::Bytes;
 use tracing::{debug, info, warn};
 use warmpath_common::model::MemoryKind;
-use warmpath_worker_core::chunk_index::{
+use warmpath_worker_core::slots::slot_plan::{PrefixSource, SlotPlan};
+use warmpath_worker_core::store::chunk_index::{
     ChunkId, ChunkIndex, ChunkRecord, NewChunk, Prefix, StoreLimits, StoredPrefix, TierChange,
 };
-use warmpath_worker_core::disk_reads::DiskReads;
-use warmpath_worker_core::restore_costs::Costs;
-use warmpath_worker_core::slot_plan::{PrefixSource, SlotPlan};
+use warmpath_worker_core::store::disk_reads::DiskReads;
+use warmpath_worker_core::store::restore_costs::Costs;
 use warmpath_worker_core::tenants::Tenant;
 
 use clock::{Clock, past_ms};

@@ -4,7 +4,7 @@
 //! different roots. So the context only has to apply the batch's adapter before each batch.
 //!
 //! Not here: the adapter of a request (`warmpath_common::lora`), the order of adapters
-//! (`warmpath_worker_core::adapter_schedule`).
+//! (`warmpath_worker_core::batches::adapter_schedule`).
 
 use std::path::Path;
 

@@ -6,12 +6,12 @@
 //! not moved, by zero. If that changes them (keys that are rounded again, or scaled), shifting is refused, because it
 //! would change other slots' state.
 //!
-//! Not here: the new positions (`warmpath_worker_core::shift_plan`).
+//! Not here: the new positions (`warmpath_worker_core::slots::shift_plan`).
 
 use llama_cpp_2::model::{LlamaModel, RopeType};
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
-use warmpath_worker_core::shift_plan::Move;
+use warmpath_worker_core::slots::shift_plan::Move;
 
 use super::{Llama, Probed, StateError};
 use crate::engine::api::ShiftObstacle;

@@ -1,13 +1,13 @@
 //! The number of threads that compute a step.
 //!
 //! Where the system does not report how long threads wait for a processor, steps are computed with the configured
-//! threads. Not here: the choice of the number (`warmpath_worker_core::compute_threads`).
+//! threads. Not here: the choice of the number (`warmpath_worker_core::batches::compute_threads`).
 
 use std::time::{Duration, Instant};
 
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_sys_2 as sys;
-use warmpath_worker_core::compute_threads::{ComputeThreads, ThreadWaits, TimedStep};
+use warmpath_worker_core::batches::compute_threads::{ComputeThreads, ThreadWaits, TimedStep};
 
 use super::raw_context;
 use crate::engine::config::EngineConfig;

@@ -17,7 +17,7 @@ use std::time::Instant;
 use moka::sync::Cache;
 use warmpath_common::media::{ContentHash, MediaSize};
 use warmpath_prompt::{MediaRun, Medium};
-use warmpath_worker_core::rates::EncodeAverage;
+use warmpath_worker_core::reports::rates::EncodeAverage;
 
 use super::Projector;
 use crate::engine::api::Waker;

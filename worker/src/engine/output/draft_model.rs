@@ -19,7 +19,7 @@ use warmpath_worker_core::drafting::draft_model::{
 };
 use warmpath_worker_core::drafting::lengths::MakingTimes;
 use warmpath_worker_core::drafting::step_costs::StepCosts;
-use warmpath_worker_core::slot_table::{Slot, SlotTable};
+use warmpath_worker_core::slots::slot_table::{Slot, SlotTable};
 
 use crate::engine::api::facts::EngineFacts;
 use crate::engine::config::speculation::DraftCosts;

@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
-use warmpath_worker_core::batch_plan::Share;
+use warmpath_worker_core::batches::batch_plan::Share;
 use warmpath_worker_core::drafting::lengths::{self, DraftSource, Length, Possible, StepRoom};
 use warmpath_worker_core::drafting::step_costs::StepCosts;
 use warmpath_worker_core::drafting::suffix_memory::SuffixMemory;
-use warmpath_worker_core::slot_table::{Slot, SlotTable};
+use warmpath_worker_core::slots::slot_table::{Slot, SlotTable};
 use warmpath_worker_core::tenants::TenantId;
 
 use super::Generator;

@@ -3,15 +3,15 @@
 //! The engine thread reads its commands only between steps, so the submitting thread notifies the publisher itself. An
 //! announcement is a guard, so it is always withdrawn when its request ends.
 //!
-//! Not here: the published state (`warmpath_worker_core::pending_prefills`), its stream (`crate::summary`).
+//! Not here: the published state (`warmpath_worker_core::reports::pending_prefills`), its stream (`crate::summary`).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::mpsc::{UnboundedSender, WeakUnboundedSender};
 use warmpath_common::block_hash::{BlockHash, BlockKey};
 use warmpath_common::ids::RequestId;
-use warmpath_worker_core::pending_prefills::AnnouncementId;
-use warmpath_worker_core::summary_writer::EngineUpdate;
+use warmpath_worker_core::reports::pending_prefills::AnnouncementId;
+use warmpath_worker_core::reports::summary_writer::EngineUpdate;
 
 /// Source of early announcements.
 pub(crate) struct ArrivalAnnouncer {

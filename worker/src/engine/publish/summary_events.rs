@@ -1,13 +1,13 @@
 //! Reports of the engine thread: updates for routers, and the view of its slots.
 //!
-//! Not here: the cached blocks (`warmpath_worker_core::prefix_tree`), the stream to routers (`crate::summary`).
+//! Not here: the cached blocks (`warmpath_worker_core::slots::prefix_tree`), the stream to routers (`crate::summary`).
 
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedSender;
 use warmpath_common::summary::{Change, Load};
-use warmpath_worker_core::pending_prefills::AnnouncementId;
-use warmpath_worker_core::summary_writer::EngineUpdate;
+use warmpath_worker_core::reports::pending_prefills::AnnouncementId;
+use warmpath_worker_core::reports::summary_writer::EngineUpdate;
 
 use super::arrival_announcer::EarlyAnnouncement;
 

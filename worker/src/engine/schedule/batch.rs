@@ -5,17 +5,18 @@
 //! within a batch starts its response after the batch; otherwise its decode steps would delay the batch's other
 //! prompts.
 //!
-//! Not here: the plan (`warmpath_worker_core::batch_plan`) and its cuts (`micro_batches`), computing them (`step`).
+//! Not here: the plan (`warmpath_worker_core::batches::batch_plan`) and its cuts (`micro_batches`), computing them
+//! (`step`).
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
 
 use warmpath_common::ids::SlotId;
 use warmpath_common::lora::Applied;
-use warmpath_worker_core::adapter_schedule::AdapterTurns;
-use warmpath_worker_core::batch_plan::{self, BatchLimits, Passes, RunningSequence, Share, Work};
-use warmpath_worker_core::micro_batches;
-use warmpath_worker_core::slot_table::SlotTable;
+use warmpath_worker_core::batches::adapter_schedule::AdapterTurns;
+use warmpath_worker_core::batches::batch_plan::{self, BatchLimits, Passes, RunningSequence, Share, Work};
+use warmpath_worker_core::batches::micro_batches;
+use warmpath_worker_core::slots::slot_table::SlotTable;
 
 use super::Scheduler;
 use crate::engine::kv::KvState;

@@ -4,14 +4,14 @@
 //! for another worker keeps its place, and later requests may start before it. No request waits for the disk while a
 //! read is late.
 //!
-//! Not here: the decision (`warmpath_worker_core::slot_plan`), the start in a slot (`kv::restoring`).
+//! Not here: the decision (`warmpath_worker_core::slots::slot_plan`), the start in a slot (`kv::restoring`).
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use warmpath_common::ids::SlotId;
-use warmpath_worker_core::chunk_index::ChunkId;
-use warmpath_worker_core::slot_plan::{self, Reuse, SlotDecision, SlotPlan};
+use warmpath_worker_core::slots::slot_plan::{self, Reuse, SlotDecision, SlotPlan};
+use warmpath_worker_core::store::chunk_index::ChunkId;
 
 use super::Scheduler;
 use crate::engine::api::FetchedState;

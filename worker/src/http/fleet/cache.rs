@@ -9,7 +9,7 @@ use axum::http::Uri;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use warmpath_common::summary::Tier;
-use warmpath_worker_core::chunk_index::{EntryView, StateKind, Totals};
+use warmpath_worker_core::store::chunk_index::{EntryView, StateKind, Totals};
 
 use crate::app::App;
 use crate::engine::{CacheTotals, CacheView, EntryPage, TenantView};

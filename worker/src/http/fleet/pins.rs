@@ -1,7 +1,7 @@
 //! `/cache/pin`: prefixes that are not evicted until they are unpinned.
 //!
 //! A pin names a prefix, not its stored part. So it can be created before the first request with that prefix, and it
-//! survives `/cache/clear`. Not here: the share of the store for pins (`warmpath_worker_core::chunk_index`).
+//! survives `/cache/clear`. Not here: the share of the store for pins (`warmpath_worker_core::store::chunk_index`).
 
 use std::sync::Arc;
 

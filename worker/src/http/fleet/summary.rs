@@ -15,7 +15,7 @@ use warmpath_common::media::{MediaLayout, SizeQuery};
 use warmpath_common::summary::{CONTENT_TYPE, Loading, Snapshot};
 use warmpath_prompt::{MediaReader as _, is_readable};
 use warmpath_shell::api_error::ApiError as _;
-use warmpath_worker_core::summary_writer::HEARTBEAT;
+use warmpath_worker_core::reports::summary_writer::HEARTBEAT;
 
 use crate::app::App;
 use crate::error::RequestError;

@@ -4,8 +4,8 @@ use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{RequestId, SlotId, WorkerUid};
 use warmpath_common::model::Fingerprint;
 use warmpath_common::summary::{Change, Digest, Frame, FrameBody, Load, Resume, Run, RunState, Tier};
-use warmpath_worker_core::pending_prefills::AnnouncementId;
-use warmpath_worker_core::summary_writer::HEARTBEAT;
+use warmpath_worker_core::reports::pending_prefills::AnnouncementId;
+use warmpath_worker_core::reports::summary_writer::HEARTBEAT;
 
 use super::*;
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use warmpath_bench::model::Preset;
 use warmpath_bench::model::cache::cached_model;
 use warmpath_common::ids::Token;
-use warmpath_worker_core::shift_plan::Move;
+use warmpath_worker_core::slots::shift_plan::Move;
 
 use super::*;
 use crate::engine::config::{CacheType, EngineConfig, Switch};

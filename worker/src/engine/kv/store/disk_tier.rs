@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tracing::{info, warn};
-use warmpath_worker_core::chunk_index::{ChunkId, StoreOrder};
+use warmpath_worker_core::store::chunk_index::{ChunkId, StoreOrder};
 
 use super::Cache;
 use crate::store::{DiskEvent, DiskStore};
