@@ -8,7 +8,7 @@ use clap::Args;
 use comfy_table::Table;
 use serde::Serialize;
 
-use crate::status::{ADMIN_DEFAULT, Admin, Counted, Fleet, align_right, print, table};
+use crate::status::{ADMIN_DEFAULT, Admin, Counters, Fleet, align_right, print, table};
 
 /// Loads of the forecast, as multiples of the present one. Source: own choice: usual steps of growth.
 const GROWTH: [f64; 4] = [1.0, 1.5, 2.0, 4.0];
@@ -25,7 +25,7 @@ pub struct Settings {
     #[arg(long, value_name = "MINUTES", default_value_t = MINUTES_MAX, value_parser = clap::value_parser!(u32).range(1..=i64::from(MINUTES_MAX)))]
     minutes: u32,
     #[command(flatten)]
-    given: Values,
+    flag_values: Values,
     /// Share of the time that a worker may be busy; above 0.7 queues become frequent
     #[arg(long, value_name = "0 TO 1", default_value_t = 0.7, value_parser = positive_share)]
     utilization: f64,
@@ -117,8 +117,8 @@ impl Inputs {
 
 impl Values {
     /// Returns the values that a fleet has measured.
-    fn measured(fleet: &Fleet, counted: &Counted) -> Self {
-        let answered = counted.requests - counted.failures;
+    fn measured(fleet: &Fleet, counters: &Counters) -> Self {
+        let n_answered = counters.requests - counters.failures;
         let per = |total: f64, n: f64| (n > 0.0 && total > 0.0).then(|| total / n);
         let mean = |values: &mut dyn Iterator<Item = f64>| {
             let (n, sum) =
@@ -126,9 +126,9 @@ impl Values {
             per(sum, n)
         };
         Self {
-            requests_per_s: per(answered, counted.seconds),
-            prompt_tokens: per(counted.prompt_tokens, answered),
-            hit_ratio: counted.hit_ratio(),
+            requests_per_s: per(n_answered, counters.seconds),
+            prompt_tokens: per(counters.prompt_tokens, n_answered),
+            hit_ratio: counters.hit_ratio(),
             answer_tokens: mean(&mut fleet.ready_workers().filter_map(|worker| worker.load.rates.answer_tokens)),
             prefill_tokens_per_s: mean(
                 &mut fleet.ready_workers().filter_map(|worker| worker.load.rates.prefill_tokens_per_s),
@@ -144,12 +144,12 @@ impl Values {
 /// Returns the values of the calculation: those of flags, else the measured ones.
 ///
 /// Errors: a value that neither has.
-fn inputs(settings: &Settings, measured: &Values) -> anyhow::Result<Inputs> {
-    let (given, minutes) = (&settings.given, settings.minutes);
+fn inputs(settings: &Settings, fleet_values: &Values) -> anyhow::Result<Inputs> {
+    let minutes = settings.minutes;
     let input = |value: fn(&Values) -> Option<f64>, flag: &'static str, reason: &str| {
-        let given = value(given).map(|value| Input { value, source: Source::Flag, flag });
-        let found = given.or_else(|| value(measured).map(|value| Input { value, source: Source::Fleet, flag }));
-        found.with_context(|| format!("{reason}: give --{flag}, or ask again after some load"))
+        let of_flag = value(&settings.flag_values).map(|value| Input { value, source: Source::Flag, flag });
+        let of_fleet = || value(fleet_values).map(|value| Input { value, source: Source::Fleet, flag });
+        of_flag.or_else(of_fleet).with_context(|| format!("{reason}: give --{flag}, or ask again after some load"))
     };
     let no_answers = format!("the router has answered no request in the last {minutes} min");
     let no_reuse = format!("no worker has reported the reuse of a prompt in the last {minutes} min");
@@ -171,9 +171,9 @@ fn inputs(settings: &Settings, measured: &Values) -> anyhow::Result<Inputs> {
 /// Errors: a value is neither given nor measured; to measure, the router does not respond, or its workers serve several
 /// models.
 pub async fn run(settings: &Settings) -> anyhow::Result<()> {
-    let (fleet, measured, seconds) = if settings.needs_the_fleet() {
+    let (fleet, fleet_values, seconds) = if settings.needs_the_fleet() {
         let admin = Admin::at(&settings.admin);
-        let (fleet, counted) = tokio::try_join!(admin.fleet(), admin.counted(settings.minutes * 60))?;
+        let (fleet, counters) = tokio::try_join!(admin.fleet(), admin.counters(settings.minutes * 60))?;
         let models = fleet.model_names();
         ensure!(
             models.len() <= 1,
@@ -181,12 +181,12 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
              a flag, for one model at a time",
             models.join(", ")
         );
-        let measured = Values::measured(&fleet, &counted);
-        (Some(fleet), measured, counted.seconds)
+        let fleet_values = Values::measured(&fleet, &counters);
+        (Some(fleet), fleet_values, counters.seconds)
     } else {
         (None, Values::default(), 0.0)
     };
-    let inputs = inputs(settings, &measured)?;
+    let inputs = inputs(settings, &fleet_values)?;
     let n_ready = fleet.map(|fleet| fleet.ready_workers().count());
     let result = Forecast::of(inputs, settings.utilization, n_ready);
     print(&if settings.json { serde_json::to_string(&result)? } else { result.text(seconds) })
@@ -263,10 +263,10 @@ impl Forecast {
     fn inputs_table(&self, seconds: f64) -> Table {
         let mut table = table(&["value", "", "source"]);
         let fleet = format!("router, last {:.1} min", seconds / 60.0);
-        let mut add = |name: &str, input: Input, digits: usize, measured: &str| {
+        let mut add = |name: &str, input: Input, digits: usize, fleet_source: &str| {
             let source = match input.source {
                 Source::Flag => format!("--{}", input.flag),
-                Source::Fleet => measured.to_owned(),
+                Source::Fleet => fleet_source.to_owned(),
             };
             table.add_row([name.to_owned(), format!("{:.digits$}", input.value), source]);
         };
@@ -328,7 +328,7 @@ mod tests {
         serde_json::from_value(fleet).expect("a fleet")
     }
 
-    fn counted(requests: f64) -> Counted {
+    fn counted(requests: f64) -> Counters {
         let counted = json!({
             "seconds": 100.0, "requests": requests, "failures": 10.0, "prompt_tokens": 2000.0 * (requests - 10.0),
             "cached_tokens": 1600.0 * (requests - 10.0), "ttft_p50_s": null, "ttft_p95_s": null,

@@ -38,21 +38,21 @@ enum Command {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    let (own, flags) = serve::split(arguments);
-    let cli: Cli = match command_line::parse(own).unwrap_or_else(|error| error.exit()) {
+    let (command_line, flags) = serve::split(arguments);
+    let cli: Cli = match command_line::parse(command_line).unwrap_or_else(|error| error.exit()) {
         ParsedCommandLine::Run(cli) => cli,
         ParsedCommandLine::Text(text) => {
-            let written = std::io::stdout().write_all(text.as_bytes());
-            return if written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+            let result = std::io::stdout().write_all(text.as_bytes());
+            return if result.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         }
     };
     let _log = log::start_lines();
-    let ended = match cli.command {
+    let result = match cli.command {
         Command::Serve(settings) => serve::run(settings, flags).await,
         Command::Status(settings) => status::run(&settings).await,
         Command::Capacity(settings) => capacity::run(&settings).await,
     };
-    match ended {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log::line(&format!("warmpath: {error:#}"));

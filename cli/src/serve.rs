@@ -1,12 +1,12 @@
 //! `warmpath serve`: workers and a router on this machine, as child processes that are restarted when they end.
 //!
 //! A child that ends before the fleet was ready for the first time ends the fleet: its flags or its model are wrong,
-//! and a restart would not help. Not here: the children's flags (`plan`), their settings (`given`), a single child
-//! (`child`).
+//! and a restart would not help.
 
 mod child;
-mod given;
+mod flags;
 mod plan;
+mod programs;
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -21,9 +21,9 @@ use warmpath_shell::stop_signals::StopSignals;
 
 use crate::status::{self, Fleet};
 use child::ChildSignals;
-use given::Given;
-pub use plan::{Flags, Settings, split};
-use plan::{Machine, Plan, Programs};
+pub use flags::{Flags, Settings, split};
+use plan::{Machine, Plan};
+use programs::{ProgramSettings, Programs};
 
 /// Interval at which the fleet is polled until it is ready.
 ///
@@ -38,8 +38,8 @@ pub async fn run(settings: Settings, flags: Flags) -> anyhow::Result<()> {
     let mut stops = StopSignals::listen().context("listening for SIGTERM and SIGINT")?;
     settings.check(&flags)?;
     let programs = Programs::of(&settings)?;
-    let given = Given::of(&programs, &flags).await?;
-    let plan = Plan::of(settings, (programs, flags), &given, &Machine::here())?;
+    let program_settings = ProgramSettings::read(&programs, &flags).await?;
+    let plan = Plan::of(settings, programs, &flags, &program_settings, &Machine::here())?;
     let (workers_end, router_ends, kill) =
         (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
     let is_ready = CancellationToken::new();
@@ -52,10 +52,10 @@ pub async fn run(settings: Settings, flags: Flags) -> anyhow::Result<()> {
             () = until_listening(&plan.worker_listen) => {}
             () = router_ends.cancelled() => {}
         }
-        let ended = child::keep(&plan.router, signals(&router_ends)).await;
+        let result = child::keep(&plan.router, signals(&router_ends)).await;
         // The router's last responses need the workers.
         workers_end.cancel();
-        ended
+        result
     };
     let announce = async {
         let fleet = until_ready(&plan).await;
@@ -72,7 +72,7 @@ pub async fn run(settings: Settings, flags: Flags) -> anyhow::Result<()> {
         std::future::pending::<()>().await;
     };
     tokio::select! {
-        ended = async { tokio::try_join!(workers, router) } => ended.map(drop),
+        result = async { tokio::try_join!(workers, router) } => result.map(drop),
         () = announce => Ok(()),
         () = signals => Ok(()),
     }

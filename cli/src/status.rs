@@ -108,7 +108,7 @@ impl Fleet {
 
 /// Counters of a router over the last minutes.
 #[derive(Debug, Clone, Default, Deserialize)]
-pub(crate) struct Counted {
+pub(crate) struct Counters {
     pub(crate) seconds: f64,
     pub(crate) requests: f64,
     pub(crate) failures: f64,
@@ -118,7 +118,7 @@ pub(crate) struct Counted {
     ttft_p95_s: Option<f64>,
 }
 
-impl Counted {
+impl Counters {
     /// Returns the reused share of the prompt tokens; `None` if there are none.
     pub(crate) fn hit_ratio(&self) -> Option<f64> {
         (self.prompt_tokens > 0.0).then(|| self.cached_tokens / self.prompt_tokens)
@@ -164,18 +164,19 @@ impl Admin {
     /// Returns the router's counters over the last seconds.
     ///
     /// Errors: no response, or one that is not a router's.
-    pub(crate) async fn counted(&self, seconds: u32) -> anyhow::Result<Counted> {
+    pub(crate) async fn counters(&self, seconds: u32) -> anyhow::Result<Counters> {
         let history = self.get(&format!("history?window_s={seconds}")).await?;
         read(history["sum"].clone())
     }
 
     async fn get(&self, what: &str) -> anyhow::Result<Value> {
         let url = format!("{}/internal/v1/{what}", self.url);
-        let asked = self.http.get(&url).send().await;
-        let answer = asked.with_context(|| format!("no router responds at {}: --admin names its address", self.url))?;
-        let status = answer.status();
+        let response = self.http.get(&url).send().await;
+        let response =
+            response.with_context(|| format!("no router responds at {}: --admin names its address", self.url))?;
+        let status = response.status();
         ensure!(status.is_success(), "{url} responds with {status}: is it a router's --admin-listen?");
-        answer.json().await.with_context(|| format!("{url} is not a router's admin listener"))
+        response.json().await.with_context(|| format!("{url} is not a router's admin listener"))
     }
 }
 
@@ -189,13 +190,13 @@ fn read<T: for<'de> Deserialize<'de>>(value: Value) -> anyhow::Result<T> {
 pub async fn run(settings: &Settings) -> anyhow::Result<()> {
     let admin = Admin::at(&settings.admin);
     let form = if settings.json { Form::Json } else { Form::Text };
-    let mut shown = show(&admin, form).await?;
-    let Some(seconds) = settings.watch else { return print(&shown) };
+    let mut text = show(&admin, form).await?;
+    let Some(seconds) = settings.watch else { return print(&text) };
     let pause = Duration::try_from_secs_f64(seconds).context("--watch takes seconds")?;
     loop {
-        print(&if form == Form::Json { shown } else { format!("{CLEAR}{shown}") })?;
+        print(&if form == Form::Json { text } else { format!("{CLEAR}{text}") })?;
         tokio::time::sleep(pause).await;
-        shown = show(&admin, form).await.unwrap_or_else(|error| format!("{error:#}"));
+        text = show(&admin, form).await.unwrap_or_else(|error| format!("{error:#}"));
     }
 }
 
@@ -241,20 +242,20 @@ async fn show(admin: &Admin, form: Form) -> anyhow::Result<String> {
         return Ok(json!({"fleet": fleet, "history": history, "decisions": decisions["decisions"]}).to_string());
     }
     let fleet: Fleet = read(fleet)?;
-    let counted: Counted = read(history["sum"].clone())?;
+    let counters: Counters = read(history["sum"].clone())?;
     let mut decisions: Vec<Decision> = read(decisions["decisions"].clone())?;
     decisions.truncate(DECISIONS_SHOWN);
-    let parts = [head(&fleet, &counted), workers(&fleet).to_string(), latest(&decisions)];
+    let parts = [head(&fleet, &counters), workers(&fleet).to_string(), latest(&decisions)];
     Ok(parts.join("\n"))
 }
 
-fn head(fleet: &Fleet, counted: &Counted) -> String {
+fn head(fleet: &Fleet, counters: &Counters) -> String {
     let state = match &fleet.unready_reason {
         None if fleet.ready => "ready".to_owned(),
         reason => format!("not ready: {}", reason.as_deref().unwrap_or("no reason is reported")),
     };
-    let minutes = (counted.seconds / 60.0).ceil();
-    let ratio = counted.hit_ratio().map_or("-".to_owned(), |ratio| format!("{:.1} %", 100.0 * ratio));
+    let minutes = (counters.seconds / 60.0).ceil();
+    let ratio = counters.hit_ratio().map_or("-".to_owned(), |ratio| format!("{:.1} %", 100.0 * ratio));
     let ms = |seconds: Option<f64>| seconds.map_or("-".to_owned(), |seconds| format!("{:.0} ms", seconds * 1e3));
     format!(
         "Router {}, {state}; {} requests in flight, {} waiting.\nLast {minutes} min: {} requests, {} failed attempts; \
@@ -262,11 +263,11 @@ fn head(fleet: &Fleet, counted: &Counted) -> String {
         fleet.version,
         fleet.in_flight,
         fleet.waiting,
-        counted.requests,
-        counted.failures,
-        counted.prompt_tokens,
-        ms(counted.ttft_p50_s),
-        ms(counted.ttft_p95_s),
+        counters.requests,
+        counters.failures,
+        counters.prompt_tokens,
+        ms(counters.ttft_p50_s),
+        ms(counters.ttft_p95_s),
     )
 }
 

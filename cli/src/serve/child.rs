@@ -74,7 +74,7 @@ impl Running {
 pub async fn keep(program: &Program, signals: ChildSignals) -> anyhow::Result<()> {
     let mut pause = PAUSE_MIN;
     loop {
-        let started = Instant::now();
+        let start_time = Instant::now();
         match start(program) {
             Ok(mut running) => tokio::select! {
                 status = running.wait() => {
@@ -85,7 +85,7 @@ pub async fn keep(program: &Program, signals: ChildSignals) -> anyhow::Result<()
                     if !signals.is_ready.is_cancelled() {
                         bail!("{} ended before the fleet was ready: {status}", program.name);
                     }
-                    if started.elapsed() >= STEADY {
+                    if start_time.elapsed() >= STEADY {
                         pause = PAUSE_MIN;
                     }
                     log::line(&format!("warmpath: {} ended: {status}; restart in {pause:?}", program.name));
@@ -123,13 +123,13 @@ fn start(program: &Program) -> anyhow::Result<Running> {
 /// Makes the system end the child if this process is killed, so that no worker and its memory remain.
 #[cfg(target_os = "linux")]
 fn end_with_parent(command: &mut Command) {
-    let ask = || {
+    let set_signal = || {
         // SAFETY: the call takes two numbers and changes nothing but the calling process.
-        let asked = unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) };
-        if asked == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+        let status = unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) };
+        if status == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
     };
     // SAFETY: the closure makes one system call and neither allocates nor takes a lock.
-    unsafe { command.pre_exec(ask) };
+    unsafe { command.pre_exec(set_signal) };
 }
 
 #[cfg(not(target_os = "linux"))]

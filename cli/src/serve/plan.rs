@@ -1,17 +1,17 @@
 //! The programs of a fleet on one machine, and their flags. Pure, except for reading the machine's size.
 //!
 //! Workers of one machine share its processors and memory, so each gets a part of them unless the user sets another
-//! amount. Not here: running the programs (`child`).
+//! amount.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context as _, ensure};
-use clap::{Args, Command};
 
 use super::child::Program;
-use super::given::Given;
+use super::flags::{Flags, Settings};
+use super::programs::{ProgramSettings, Programs};
 use crate::status::Fleet;
 
 /// Seconds for which the router holds requests while workers load. Source: own choice: a large model from a slow disk.
@@ -21,90 +21,6 @@ const WAIT_S: &str = "600";
 ///
 /// Source: the default of one worker's `--cache-ram`.
 const CACHE_PART: u64 = 4;
-
-/// Flags of `warmpath serve` itself.
-#[derive(Debug, Clone, Args)]
-pub struct Settings {
-    /// Workers to start. One is best on a machine without GPUs, several on one with several GPUs
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub workers: u16,
-    /// Address for clients
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8080")]
-    pub listen: SocketAddr,
-    /// Address of metrics and the fleet page
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9090")]
-    pub admin_listen: SocketAddr,
-    /// Address of the first worker; each further worker takes the next port
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8081")]
-    pub worker_listen: SocketAddr,
-    /// Folder of warmpath-worker and warmpath-router. The default is this program's folder
-    #[arg(long, value_name = "DIR")]
-    pub bin_dir: Option<PathBuf>,
-    /// Serve no chat page. By default there is one at / if --listen is a loopback address; on others the router's --ui
-    /// serves it
-    #[arg(long)]
-    pub no_ui: bool,
-}
-
-impl Settings {
-    /// Checks the settings and the flags that are passed on.
-    ///
-    /// Errors: no worker, flags that this program sets itself.
-    pub fn check(&self, flags: &Flags) -> anyhow::Result<()> {
-        ensure!(self.workers > 0, "--workers must be at least 1");
-        ensure!(
-            !has(&flags.workers, "--name"),
-            "--name can only be set for one worker: `warmpath serve` names its workers"
-        );
-        for flag in ["--listen", "--admin-listen", "--worker"] {
-            ensure!(!has(&flags.router, flag), "{flag} is set by `warmpath serve`; give it before `--`");
-        }
-        Ok(())
-    }
-}
-
-/// Flags that are passed on.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Flags {
-    /// Flags of each worker.
-    pub workers: Vec<OsString>,
-    /// Flags of the router.
-    pub router: Vec<OsString>,
-}
-
-/// Returns the command line for this program itself, and the flags that it passes on.
-///
-/// For `warmpath serve` these are the flags of [`Settings`], anywhere before `--`; for any other command, everything.
-pub fn split(arguments: Vec<OsString>) -> (Vec<OsString>, Flags) {
-    if arguments.get(1).is_none_or(|command| command != "serve") {
-        return (arguments, Flags::default());
-    }
-    let known = Settings::augment_args(Command::new("serve"));
-    let known = |flag: &str| known.get_arguments().find(|known| known.get_long() == flag.strip_prefix("--"));
-    let mut given = arguments.into_iter();
-    let mut own: Vec<OsString> = given.by_ref().take(2).collect();
-    let mut flags = Flags::default();
-    while let Some(flag) = given.next() {
-        let text = flag.to_str().unwrap_or_default();
-        let name = text.split_once('=').map_or(text, |(name, _)| name);
-        match text {
-            "--" => {
-                flags.router = given.collect();
-                break;
-            }
-            "-h" | "--help" => own.push(flag),
-            _ => match known(name).filter(|_| name.starts_with("--")) {
-                Some(known) => {
-                    let value_follows = known.get_action().takes_values() && name.len() == text.len();
-                    own.push(flag);
-                    own.extend(if value_follows { given.next() } else { None });
-                }
-                None => flags.workers.push(flag),
-            },
-        }
-    }
-    (own, flags)
-}
 
 /// Size of the machine.
 #[derive(Debug, Clone, Copy)]
@@ -120,32 +36,6 @@ impl Machine {
     pub fn here() -> Self {
         let free_bytes = warmpath_shell::machine::available_bytes().unwrap_or(0);
         Self { n_processors: std::thread::available_parallelism().map_or(1, usize::from), free_mib: free_bytes >> 20 }
-    }
-}
-
-/// Files of the programs.
-#[derive(Debug, Clone)]
-pub struct Programs {
-    /// warmpath-worker.
-    pub worker: PathBuf,
-    /// warmpath-router.
-    pub router: PathBuf,
-}
-
-impl Programs {
-    /// Returns the programs in the folder of `--bin-dir`, or in this program's.
-    ///
-    /// Errors: one is missing.
-    pub fn of(settings: &Settings) -> anyhow::Result<Self> {
-        let bin_dir = match &settings.bin_dir {
-            Some(dir) => dir.clone(),
-            None => std::env::current_exe()?.parent().context("this program lies in no folder")?.to_owned(),
-        };
-        let programs = Self { worker: bin_dir.join("warmpath-worker"), router: bin_dir.join("warmpath-router") };
-        for program in [&programs.worker, &programs.router] {
-            ensure!(program.is_file(), "{} does not exist: --bin-dir names its folder", program.display());
-        }
-        Ok(programs)
     }
 }
 
@@ -172,20 +62,21 @@ impl Plan {
     /// Errors: addresses that overlap or have no port.
     pub fn of(
         settings: Settings,
-        (programs, flags): (Programs, Flags),
-        given: &Given,
+        programs: Programs,
+        flags: &Flags,
+        program_settings: &ProgramSettings,
         machine: &Machine,
     ) -> anyhow::Result<Self> {
         let Settings { workers: n_workers, listen, admin_listen, worker_listen, no_ui, .. } = settings;
         let addresses = (0..n_workers).map(|n| address(worker_listen, n)).collect::<anyhow::Result<Vec<_>>>()?;
-        for taken in [listen, admin_listen] {
-            ensure!(taken.port() > 0, "{taken} needs a port: clients and operators have to know it");
+        for router_address in [listen, admin_listen] {
+            ensure!(router_address.port() > 0, "{router_address} needs a port: clients and operators have to know it");
             ensure!(
-                addresses.iter().all(|address| address.port() != taken.port()),
-                "{taken} is also a worker's port: give --worker-listen another one"
+                addresses.iter().all(|address| address.port() != router_address.port()),
+                "{router_address} is also a worker's port: give --worker-listen another one"
             );
         }
-        let scheme = if given.worker.contains_key("tls-cert") { "https" } else { "http" };
+        let scheme = if program_settings.worker.contains_key("tls-cert") { "https" } else { "http" };
         let worker_urls: Vec<_> = addresses.iter().map(|address| format!("{scheme}://{address}")).collect();
         let mut workers = Vec::new();
         for (n, address) in addresses.iter().enumerate() {
@@ -193,7 +84,7 @@ impl Plan {
             args.extend(["--name".into(), format!("worker-{n}").into()]);
             args.extend(flags.workers.iter().cloned());
             if n_workers > 1 {
-                args.extend(shares(&given.worker, n, usize::from(n_workers), machine));
+                args.extend(shares(&program_settings.worker, n, usize::from(n_workers), machine));
             }
             workers.push(Program { name: format!("worker-{n}"), path: programs.worker.clone(), args });
         }
@@ -202,11 +93,11 @@ impl Plan {
         for url in &worker_urls {
             router_args.extend(["--worker".into(), url.into()]);
         }
-        if !given.router.contains_key("wait") {
+        if !program_settings.router.contains_key("wait") {
             router_args.extend(["--wait".into(), WAIT_S.into()]);
         }
-        let has_tls = given.router.contains_key("tls-cert");
-        let chat_page = given.router.get("ui").and_then(toml::Value::as_bool);
+        let has_tls = program_settings.router.contains_key("tls-cert");
+        let chat_page = program_settings.router.get("ui").and_then(toml::Value::as_bool);
         ensure!(!(no_ui && chat_page == Some(true)), "--no-ui contradicts the router's --ui");
         let has_chat_page = chat_page.unwrap_or(!no_ui && listen.ip().is_loopback());
         if has_chat_page && chat_page.is_none() {
@@ -259,27 +150,21 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
 }
 
 /// Returns flags that give the `n`-th worker its part of the machine, except for amounts that the user sets.
-fn shares(given: &toml::Table, n: usize, n_workers: usize, machine: &Machine) -> Vec<OsString> {
+fn shares(worker_settings: &toml::Table, n: usize, n_workers: usize, machine: &Machine) -> Vec<OsString> {
     let mut args: Vec<OsString> = Vec::new();
-    if !given.contains_key("threads") {
+    if !worker_settings.contains_key("threads") {
         args.extend(["--threads".into(), (machine.n_processors / n_workers).max(1).to_string().into()]);
     }
-    if machine.free_mib > 0 && !given.contains_key("cache-ram") {
+    if machine.free_mib > 0 && !worker_settings.contains_key("cache-ram") {
         let mib = machine.free_mib / CACHE_PART / n_workers as u64;
         args.extend(["--cache-ram".into(), mib.to_string().into()]);
     }
-    if let Some(disk) = given.get("cache-disk") {
+    if let Some(disk) = worker_settings.get("cache-disk") {
         let disk = disk.as_str().map_or_else(|| disk.to_string(), str::to_owned);
         // Each worker gets a folder of its own. If a flag is given twice, the last one counts.
         args.extend(["--cache-disk".into(), Path::new(&disk).join(format!("worker-{n}")).into_os_string()]);
     }
     args
-}
-
-/// Returns whether a flag is given.
-fn has(flags: &[OsString], name: &str) -> bool {
-    let names_it = |flag: &str| flag.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('='));
-    flags.iter().filter_map(|flag| flag.to_str()).any(names_it)
 }
 
 #[cfg(test)]
@@ -307,11 +192,17 @@ mod tests {
     }
 
     /// Returns the plan for programs with these flags and settings.
-    fn plan(settings: Settings, (workers, router): (&str, &str), given: (&str, &str)) -> anyhow::Result<Plan> {
+    fn plan(
+        settings: Settings,
+        worker_flags: &str,
+        router_flags: &str,
+        worker_settings: &str,
+        router_settings: &str,
+    ) -> anyhow::Result<Plan> {
         let programs = Programs { worker: "warmpath-worker".into(), router: "warmpath-router".into() };
-        let flags = Flags { workers: words(workers), router: words(router) };
-        let given = Given { worker: given.0.parse()?, router: given.1.parse()? };
-        Plan::of(settings, (programs, flags), &given, &MACHINE)
+        let flags = Flags { workers: words(worker_flags), router: words(router_flags) };
+        let program_settings = ProgramSettings { worker: worker_settings.parse()?, router: router_settings.parse()? };
+        Plan::of(settings, programs, &flags, &program_settings, &MACHINE)
     }
 
     fn text(args: &[OsString]) -> String {
@@ -319,22 +210,9 @@ mod tests {
     }
 
     #[test]
-    fn each_flag_is_passed_to_its_program_wherever_it_stands() {
-        let line =
-            "warmpath serve -hf a/b --workers 3 --no-ui -c 8192 --listen=0.0.0.0:80 --no-mmap -- --wait 5 --workers 2";
-        let (own, flags) = split(words(line));
-        assert_eq!(text(&own), "warmpath serve --workers 3 --no-ui --listen=0.0.0.0:80");
-        assert_eq!(text(&flags.workers), "-hf a/b -c 8192 --no-mmap");
-        assert_eq!(text(&flags.router), "--wait 5 --workers 2");
-        let (own, flags) = split(words("warmpath status --json"));
-        assert_eq!((text(&own).as_str(), flags), ("warmpath status --json", Flags::default()));
-        assert_eq!(text(&split(words("warmpath serve -h")).0), "warmpath serve -h");
-    }
-
-    #[test]
     fn workers_share_the_machine_and_each_has_its_address_and_folder() {
-        let flags = ("-m a.gguf --cache-disk=/kv", "--queue-max 5");
-        let plan = plan(settings(2), flags, ("cache-disk = '/kv'", "queue-max = 5")).expect("a fleet");
+        let (workers, router) = ("-m a.gguf --cache-disk=/kv", "--queue-max 5");
+        let plan = plan(settings(2), workers, router, "cache-disk = '/kv'", "queue-max = 5").expect("a fleet");
         assert_eq!(
             text(&plan.workers[1].args),
             "--listen 127.0.0.1:8082 --name worker-1 -m a.gguf --cache-disk=/kv --threads 4 --cache-ram 1500 \
@@ -349,11 +227,12 @@ mod tests {
 
     #[test]
     fn given_threads_and_memory_take_precedence_and_a_single_worker_gets_none() {
-        let given = ("threads = 3\ncache-ram = 7", "wait = 0");
-        let two = plan(settings(2), ("-m a.gguf -t 3 --cache-ram=7", "--wait=0"), given).expect("a fleet");
+        let worker_settings = "threads = 3\ncache-ram = 7";
+        let workers = "-m a.gguf -t 3 --cache-ram=7";
+        let two = plan(settings(2), workers, "--wait=0", worker_settings, "wait = 0").expect("a fleet");
         assert_eq!(text(&two.workers[0].args), "--listen 127.0.0.1:8081 --name worker-0 -m a.gguf -t 3 --cache-ram=7");
         assert!(text(&two.router.args).ends_with("--worker http://127.0.0.1:8082 --ui --wait=0"), "{:?}", two.router);
-        let one = plan(settings(1), ("-m a.gguf", ""), ("", "")).expect("a fleet");
+        let one = plan(settings(1), "-m a.gguf", "", "", "").expect("a fleet");
         assert_eq!(text(&one.workers[0].args), "--listen 127.0.0.1:8081 --name worker-0 -m a.gguf");
     }
 
@@ -361,7 +240,7 @@ mod tests {
     fn the_chat_page_is_served_on_loopback_unless_it_is_turned_off() {
         let everywhere = Settings { listen: SocketAddr::from(([0; 4], 8080)), ..settings(1) };
         let without = Settings { no_ui: true, ..settings(1) };
-        for (settings, given, expected) in [
+        for (settings, router_settings, expected) in [
             (settings(1), "", (true, true)),
             (settings(1), "ui = true", (true, false)),
             (settings(1), "ui = false", (false, false)),
@@ -369,17 +248,16 @@ mod tests {
             (everywhere.clone(), "", (false, false)),
             (everywhere, "ui = true", (true, false)),
         ] {
-            let plan = plan(settings, ("", ""), ("", given)).expect("a fleet");
+            let plan = plan(settings, "", "", "", router_settings).expect("a fleet");
             let is_announced = plan.greeting(&Fleet::default()).contains("chat page");
-            assert_eq!((is_announced, text(&plan.router.args).contains("--ui")), expected, "{given}");
+            assert_eq!((is_announced, text(&plan.router.args).contains("--ui")), expected, "{router_settings}");
         }
-        assert!(plan(without, ("", ""), ("", "ui = true")).is_err());
+        assert!(plan(without, "", "", "", "ui = true").is_err());
     }
 
     #[test]
     fn urls_of_workers_and_router_show_whether_they_use_tls() {
-        let given = ("tls-cert = 'a.pem'", "tls-cert = 'b.pem'");
-        let plan = plan(settings(1), ("", ""), given).expect("a fleet");
+        let plan = plan(settings(1), "", "", "tls-cert = 'a.pem'", "tls-cert = 'b.pem'").expect("a fleet");
         assert!(text(&plan.router.args).contains("--worker https://127.0.0.1:8081"), "{:?}", plan.router);
         assert_eq!(plan.worker_urls, ["https://127.0.0.1:8081"]);
         assert!(plan.greeting(&Fleet::default()).contains("https://127.0.0.1:8080/v1"));
@@ -389,7 +267,7 @@ mod tests {
     fn impossible_settings_are_refused_with_advice() {
         let refused = |settings: Settings, workers: &str, router: &str| {
             let flags = Flags { workers: words(workers), router: words(router) };
-            let planned = settings.check(&flags).and_then(|()| plan(settings, (workers, router), ("", "")));
+            let planned = settings.check(&flags).and_then(|()| plan(settings, workers, router, "", ""));
             planned.expect_err("no fleet").to_string()
         };
         assert!(refused(settings(0), "", "").contains("--workers must be at least 1"));

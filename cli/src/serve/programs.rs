@@ -1,0 +1,68 @@
+//! The files of worker and router, and the settings with which each would start.
+//!
+//! The programs themselves print them (`--print-config`), because they know the spellings of their flags and the
+//! precedence of flags, variables and configuration files.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail, ensure};
+use tokio::process::Command;
+
+use super::flags::{Flags, Settings};
+
+/// Files of the programs.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    /// warmpath-worker.
+    pub worker: PathBuf,
+    /// warmpath-router.
+    pub router: PathBuf,
+}
+
+impl Programs {
+    /// Returns the programs in the folder of `--bin-dir`, or in this program's.
+    ///
+    /// Errors: one is missing.
+    pub fn of(settings: &Settings) -> anyhow::Result<Self> {
+        let bin_dir = match &settings.bin_dir {
+            Some(dir) => dir.clone(),
+            None => std::env::current_exe()?.parent().context("this program lies in no folder")?.to_owned(),
+        };
+        let programs = Self { worker: bin_dir.join("warmpath-worker"), router: bin_dir.join("warmpath-router") };
+        for program in [&programs.worker, &programs.router] {
+            ensure!(program.is_file(), "{} does not exist: --bin-dir names its folder", program.display());
+        }
+        Ok(programs)
+    }
+}
+
+/// Settings of the programs by name, without defaults.
+#[derive(Debug, Clone, Default)]
+pub struct ProgramSettings {
+    /// Settings of every worker.
+    pub worker: toml::Table,
+    /// Settings of the router.
+    pub router: toml::Table,
+}
+
+impl ProgramSettings {
+    /// Runs the programs with `--print-config`.
+    ///
+    /// Errors: a program cannot be started, or refuses its flags.
+    pub async fn read(programs: &Programs, flags: &Flags) -> anyhow::Result<Self> {
+        let worker = settings(&programs.worker, &flags.workers).await?;
+        Ok(Self { worker, router: settings(&programs.router, &flags.router).await? })
+    }
+}
+
+async fn settings(program: &Path, flags: &[OsString]) -> anyhow::Result<toml::Table> {
+    let output = Command::new(program).args(flags).arg("--print-config").output().await;
+    let output = output.with_context(|| format!("{} cannot be started", program.display()))?;
+    if !output.status.success() {
+        let reason = String::from_utf8_lossy(&output.stderr);
+        bail!("{} refuses its flags:\n{}", program.display(), reason.trim_end());
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.parse().with_context(|| format!("{} prints a configuration that is not TOML", program.display()))
+}
