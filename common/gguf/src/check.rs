@@ -1,4 +1,4 @@
-//! Check of a model file before llama.cpp loads it: only its header and size are read.
+//! Check of one GGUF file before llama.cpp loads it: only its header and size are read.
 //!
 //! llama.cpp's own loader reports unknown architectures and missing tensors.
 //!
@@ -15,7 +15,6 @@ use llama_cpp_sys_2 as sys;
 use crate::context::Context;
 use crate::error::GgufError;
 use crate::scalar::MetadataValue;
-use crate::shards;
 
 /// A checked header: metadata and tensor infos.
 #[derive(Debug)]
@@ -96,22 +95,9 @@ impl Header {
     }
 }
 
-/// Reads and checks the header of the model at `path`; for a split model, the header of its first file.
-///
-/// Errors: `Read`, `NotAFile`, `Magic`, `Version`, `Header`, `Truncated`, `TensorType`, `NotFirst`, `Architecture`, as
-/// documented there. Cost: reads the header only, whatever the file's size. Panics: never, whatever the bytes.
-pub fn check(path: &Path) -> Result<Header, GgufError> {
-    let header = check_file(path)?;
-    shards::refuse_later(path, &header)?;
-    if header.architecture.is_empty() {
-        return Err(GgufError::Architecture { path: path.to_owned() });
-    }
-    Ok(header)
-}
-
 /// Reads and checks the header of one file, which may be any file of a split model.
 ///
-/// Errors: those of [`check`] except `NotFirst` and `Architecture`.
+/// Errors: those of [`check`](crate::check) except `NotFirst` and `Architecture`.
 pub(crate) fn check_file(path: &Path) -> Result<Header, GgufError> {
     let file_bytes = check_start(path)?;
     let header_error = |reason: &str| GgufError::Header { path: path.to_owned(), reason: reason.to_owned() };

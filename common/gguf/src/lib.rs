@@ -17,11 +17,11 @@ mod tokenizer;
 mod vocabulary;
 mod writer;
 
-pub use check::{Header, TensorInfo, check};
+pub use check::{Header, TensorInfo};
 pub use error::GgufError;
 pub use fingerprint::fingerprint;
 pub use scalar::MetadataValue;
-pub use shards::{Model, model_name, shard_name, shard_path};
+pub use shards::{Model, check, model_name, shard_name, shard_path};
 pub use tokenizer::{TOKEN_BYTES_MAX, TOKENS_MAX, TokenizerError};
 pub use vocabulary::{TOOL_USE_TEMPLATE_KEY, VocabularyChanges, changed_vocabulary, vocabulary};
 pub use writer::{TensorSink, TensorType, Value, Writer};

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use llama_cpp_sys_2 as sys;
 
-use crate::check::{Header, TensorInfo, check, check_file};
+use crate::check::{Header, TensorInfo, check_file};
 use crate::error::GgufError;
 
 /// Key of a file's index among those of its model, from 0.
@@ -21,6 +21,19 @@ const NO_KEY: &str = "split.no";
 const COUNT_KEY: &str = "split.count";
 /// Key of the number of tensors in all files.
 const N_TENSORS_KEY: &str = "split.tensors.count";
+
+/// Reads and checks the header of the model at `path`; for a split model, the header of its first file.
+///
+/// Errors: `Read`, `NotAFile`, `Magic`, `Version`, `Header`, `Truncated`, `TensorType`, `NotFirst`, `Architecture`, as
+/// documented there. Cost: reads the header only, whatever the file's size. Panics: never, whatever the bytes.
+pub fn check(path: &Path) -> Result<Header, GgufError> {
+    let header = check_file(path)?;
+    refuse_later(path, &header)?;
+    if header.architecture().is_empty() {
+        return Err(GgufError::Architecture { path: path.to_owned() });
+    }
+    Ok(header)
+}
 
 /// Checked headers of all files of a model.
 #[derive(Debug)]
@@ -177,7 +190,7 @@ const MISSING_NAMED_MAX: usize = 8;
 /// Rejects a later file of a split model, which has no metadata.
 ///
 /// Errors: `NotFirst`.
-pub(crate) fn refuse_later(path: &Path, header: &Header) -> Result<(), GgufError> {
+fn refuse_later(path: &Path, header: &Header) -> Result<(), GgufError> {
     let no = header.unsigned(NO_KEY).unwrap_or(0);
     if no == 0 {
         return Ok(());

@@ -7,9 +7,10 @@ use std::path::Path;
 
 use llama_cpp_sys_2 as sys;
 
-use crate::check::{Header, check};
+use crate::check::Header;
 use crate::context::Context;
 use crate::error::GgufError;
+use crate::shards::check;
 
 /// Keys that mark a file as one of several; a vocabulary is complete by itself.
 const SPLIT_KEYS: [&CStr; 3] = [c"split.no", c"split.count", c"split.tensors.count"];
