@@ -6,20 +6,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::block_hash::hex_serde;
-use crate::lora::{AdapterInfo, Applied};
+use crate::lora::adapter::{AdapterInfo, Applied};
 
-/// Fingerprint of a model file or of a KV layout: 32 bytes of blake3.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Fingerprint(pub [u8; 32]);
-
-impl std::fmt::Display for Fingerprint {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&crate::block_hash::to_hex(&self.0))
-    }
-}
-
-hex_serde!(Fingerprint, 32, |print: &Fingerprint| print.0, Fingerprint);
+pub use crate::fingerprint::Fingerprint;
 
 /// Kind of a sequence's memory, by the positions to which it can be rewound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
