@@ -7,8 +7,6 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::openai::ChatPrompt;
-
 /// Field of a converted chat with its breakpoints.
 pub const FIELD: &str = "cache_breakpoints";
 
@@ -31,13 +29,14 @@ pub fn is_marked(fields: &Map<String, Value>) -> bool {
         .any(|name| fields.get(*name).is_some_and(|mark| !mark.is_null()))
 }
 
-/// Returns the breakpoints of a chat, in their order: those of a converted dialect, and those of marked parts.
-pub fn of_chat(chat: &ChatPrompt) -> Vec<CacheBreakpoint> {
-    let mut breakpoints = chat.cache_breakpoints.clone();
-    for (message, fields) in chat.messages.iter().enumerate() {
+/// Returns the breakpoints of a chat, in their order: those that a dialect's conversion has found, and those of marked
+/// parts.
+pub(crate) fn of_messages(messages: &[Map<String, Value>], converted: &[CacheBreakpoint]) -> Vec<CacheBreakpoint> {
+    let mut breakpoints = converted.to_vec();
+    for (message, fields) in messages.iter().enumerate() {
         let Some(Value::Array(parts)) = fields.get("content") else { continue };
-        let marked = parts.iter().enumerate().filter(|(_, part)| part.as_object().is_some_and(is_marked));
-        breakpoints.extend(marked.map(|(idx, _)| CacheBreakpoint { message, parts: idx + 1 }));
+        let marked_parts = parts.iter().enumerate().filter(|(_, part)| part.as_object().is_some_and(is_marked));
+        breakpoints.extend(marked_parts.map(|(idx, _)| CacheBreakpoint { message, parts: idx + 1 }));
     }
     breakpoints.sort_unstable();
     breakpoints.dedup();
@@ -50,6 +49,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::openai::ChatPrompt;
 
     #[test]
     fn the_last_marked_parts_of_a_chat_are_its_breakpoints() {
@@ -62,6 +62,6 @@ mod tests {
         ], "cache_breakpoints": [{"message": 0, "parts": 0}, {"message": 2, "parts": 1}]});
         let chat: ChatPrompt = serde_json::from_value(body).expect("a chat");
         let place = |message, parts| CacheBreakpoint { message, parts };
-        assert_eq!(of_chat(&chat), [place(0, 1), place(2, 1), place(2, 2), place(2, 3)]);
+        assert_eq!(chat.breakpoints(), [place(0, 1), place(2, 1), place(2, 2), place(2, 3)]);
     }
 }

@@ -7,7 +7,6 @@
 
 pub mod anthropic;
 mod conversation;
-mod custom;
 mod field;
 pub mod responses;
 mod spelling;
@@ -18,11 +17,8 @@ use serde_json::{Map, Value, json};
 use crate::cache_breakpoints;
 use crate::fields::{self, ReadError};
 
-pub(crate) use custom::write_custom_calls;
-pub use custom::{CUSTOM, FREE_TEXT, function_of_custom};
 pub use spelling::Spelling;
-pub(crate) use tools::name_function;
-pub use tools::{CallForm, LEFT_OUT_KINDS, TOOL_SEARCH, Tool, ToolNames, left_out_of_chat};
+pub use tools::{CallForm, Tool, ToolNames};
 
 /// A request of another API format, converted into a chat completion request.
 #[derive(Debug, Clone, PartialEq, Eq)]

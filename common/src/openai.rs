@@ -3,17 +3,20 @@
 //! Sampling fields and responses belong to the worker; the router relays the rest of a body without parsing it. Each
 //! reader deserializes only the fields that it uses from the same bytes; unknown fields are ignored.
 
+pub mod custom_tools;
 pub mod deferred_tools;
 mod messages;
 pub mod schemas;
+pub mod tool_kinds;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
-use crate::cache_breakpoints::CacheBreakpoint;
-use crate::dialects::{function_of_custom, left_out_of_chat, name_function, write_custom_calls};
+use crate::cache_breakpoints::{self, CacheBreakpoint};
 use crate::empty_maps;
+use custom_tools::{function_of_custom, write_custom_calls};
+use tool_kinds::{left_out_of_chat, name_function};
 
 pub use messages::REASONING_FIELDS;
 pub(crate) use messages::{document_text, result_text, thought};
@@ -49,6 +52,13 @@ pub struct ChatPrompt {
     #[serde(default)]
     #[schemars(skip)]
     pub cache_breakpoints: Vec<CacheBreakpoint>,
+}
+
+impl ChatPrompt {
+    /// Returns the breakpoints of the chat, in their order: those of a converted dialect, and those of marked parts.
+    pub fn breakpoints(&self) -> Vec<CacheBreakpoint> {
+        cache_breakpoints::of_messages(&self.messages, &self.cache_breakpoints)
+    }
 }
 
 /// Reads a chat's messages in the one form that checks and templates know; calls of custom tools become calls of

@@ -9,14 +9,15 @@ mod tools;
 use serde_json::{Map, Value, json};
 
 use super::conversation::{Call, Conversation, Part};
-use super::custom::free_text_arguments;
 use super::field::{Field, Object, unsupported, wrong};
 use super::spelling::Origins;
-use super::tools::{CallForm, Listing, OTHER_KIND, TOOL_SEARCH, left_out_kind};
+use super::tools::{CallForm, Listing};
 use super::{Converted, DialectError, Spelling, drop_meaningless, read_object, write, write_breakpoints};
 use crate::cache_breakpoints::is_marked;
 use crate::empty_maps::is_empty_list;
 use crate::history::new_message;
+use crate::openai::custom_tools::free_text_arguments;
+use crate::openai::tool_kinds::{OTHER_KIND, TOOL_SEARCH, left_out_kind};
 use crate::openai::{document_text, result_text, thought};
 use tools::{read_definitions, read_tool_choice, take_tool};
 

@@ -13,15 +13,15 @@ pub const CUSTOM: &str = "custom";
 /// Name of the argument of a tool that takes one free text.
 pub const FREE_TEXT: &str = "input";
 
-/// Returns the fields, beside its name, of a function that takes a custom tool's text. A grammar, given by syntax and
-/// definition, is added to the description: it is shown to the model but not enforced, because the text is written as a
-/// JSON string.
-pub(super) fn free_text_fields(description: &str, grammar: Option<(&str, &str)>) -> Map<String, Value> {
-    let mut description = description.to_owned();
-    if let Some((syntax, definition)) = grammar {
-        let joint = if description.is_empty() { "" } else { "\n\n" };
-        description.push_str(&format!("{joint}The input must follow this {syntax} grammar:\n{definition}"));
-    }
+/// Returns a tool's description with the grammar of its text. The model sees the grammar, and nothing enforces it,
+/// because the text is written as a JSON string.
+pub(crate) fn description_with_grammar(description: &str, syntax: &str, definition: &str) -> String {
+    let joint = if description.is_empty() { "" } else { "\n\n" };
+    format!("{description}{joint}The input must follow this {syntax} grammar:\n{definition}")
+}
+
+/// Returns the fields, beside its name, of a function that takes a custom tool's text.
+pub(crate) fn free_text_fields(description: &str) -> Map<String, Value> {
     let mut fields = Map::new();
     if !description.is_empty() {
         fields.insert("description".to_owned(), description.into());
@@ -37,7 +37,7 @@ pub(super) fn free_text_fields(description: &str, grammar: Option<(&str, &str)>)
 }
 
 /// Returns the arguments of a call that has one free text.
-pub(super) fn free_text_arguments(text: &str) -> String {
+pub(crate) fn free_text_arguments(text: &str) -> String {
     json!({FREE_TEXT: text}).to_string()
 }
 
@@ -46,10 +46,13 @@ pub fn function_of_custom(tool: &Value) -> Option<Value> {
     let custom = tool.get(CUSTOM)?.as_object().filter(|_| tool["type"] == CUSTOM)?;
     let name = custom.get("name")?.as_str()?;
     let description = custom.get("description").and_then(Value::as_str).unwrap_or_default();
+    let with_grammar = |grammar: &Value| {
+        Some(description_with_grammar(description, grammar["syntax"].as_str()?, grammar["definition"].as_str()?))
+    };
     let grammar = custom.get("format").and_then(|format| format.get("grammar"));
-    let grammar = grammar.and_then(|grammar| Some((grammar["syntax"].as_str()?, grammar["definition"].as_str()?)));
+    let description = grammar.and_then(with_grammar).unwrap_or_else(|| description.to_owned());
     let mut function = Map::from_iter([("name".to_owned(), name.into())]);
-    function.extend(free_text_fields(description, grammar));
+    function.extend(free_text_fields(&description));
     Some(json!({"type": "function", "function": function}))
 }
 

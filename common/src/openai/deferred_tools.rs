@@ -12,7 +12,7 @@ use std::collections::HashSet;
 use serde_json::{Map, Value, json};
 
 use super::ChatPrompt;
-use crate::dialects::{TOOL_SEARCH, left_out_of_chat};
+use super::tool_kinds::{TOOL_SEARCH, left_out_of_chat};
 
 /// Field of a tool that waits until the conversation loads it.
 pub const DEFER_LOADING: &str = "defer_loading";

@@ -5,7 +5,6 @@
 
 use std::sync::Arc;
 
-use warmpath_common::cache_breakpoints;
 use warmpath_common::ids::Token;
 use warmpath_common::openai::ChatPrompt;
 use warmpath_constraint::{Begin, CallGrammar, CallStart, ReasoningFirst};
@@ -63,7 +62,7 @@ fn breakpoints(generator: &Generator, chat: &ChatPrompt, tokens: &[Token]) -> Ve
     if generator.common.model.memory.stored_state_rewinds() {
         return Vec::new();
     }
-    let marked = cache_breakpoints::of_chat(chat);
+    let marked = chat.breakpoints();
     let marked = marked.into_iter().filter_map(|end| generator.common.prompts.breakpoint(chat, tokens, end));
     marked.chain(generator.common.prompts.last_user_message_start(chat, tokens)).collect()
 }

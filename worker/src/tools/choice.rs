@@ -4,8 +4,9 @@
 //! them.
 
 use serde_json::Value;
-use warmpath_common::dialects::{CUSTOM, left_out_of_chat};
 use warmpath_common::empty_maps::is_empty_list;
+use warmpath_common::openai::custom_tools::CUSTOM;
+use warmpath_common::openai::tool_kinds::left_out_of_chat;
 use warmpath_llama_chat::ToolChoice;
 
 use crate::error::RequestError;

@@ -5,11 +5,12 @@
 
 use serde_json::{Map, Value, json};
 
-use super::super::custom::free_text_fields;
+use super::super::DialectError;
 use super::super::field::{Field, Object, unsupported, wrong};
-use super::super::tools::{CallForm, Definition, Listing, Loading, TOOL_SEARCH, Tool, kind_left_out, take_loading};
-use super::super::{CUSTOM, DialectError};
+use super::super::tools::{CallForm, Definition, Listing, Loading, Tool, take_loading};
 use crate::empty_maps::is_empty_list;
+use crate::openai::custom_tools::{CUSTOM, description_with_grammar, free_text_fields};
+use crate::openai::tool_kinds::{TOOL_SEARCH, kind_left_out};
 
 /// Reads the definition of a tool, or of every tool of a namespace.
 pub(super) fn read_definitions(mut tool: Object) -> Result<Vec<Definition>, DialectError> {
@@ -65,12 +66,12 @@ fn function_fields(tool: &mut Object) -> Map<String, Value> {
 /// Returns the fields of a function that takes a custom tool's text.
 fn custom_fields(tool: &mut Object) -> Result<Map<String, Value>, DialectError> {
     let description = tool.optional_text("description")?.unwrap_or_default();
-    let Some(mut format) = tool.optional_object("format")? else { return Ok(free_text_fields(&description, None)) };
+    let Some(mut format) = tool.optional_object("format")? else { return Ok(free_text_fields(&description)) };
     match format.text("type")?.as_str() {
-        "text" => Ok(free_text_fields(&description, None)),
+        "text" => Ok(free_text_fields(&description)),
         "grammar" => {
             let (syntax, definition) = (format.text("syntax")?, format.text("definition")?);
-            Ok(free_text_fields(&description, Some((&syntax, &definition))))
+            Ok(free_text_fields(&description_with_grammar(&description, &syntax, &definition)))
         }
         _ => Err(wrong(&format.path_of("type"), "must be \"text\" or \"grammar\"")),
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::Serialize;
-use warmpath_common::dialects::CUSTOM;
+use warmpath_common::openai::custom_tools::CUSTOM;
 
 use super::free_text::FreeText;
 use crate::lifecycle::message;

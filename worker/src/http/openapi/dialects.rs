@@ -4,9 +4,10 @@
 //! `the_document_and_the_parsers_agree_field_by_field` compares.
 
 use serde_json::{Map, Value, json};
-use warmpath_common::dialects::{DROPPED, LEFT_OUT_KINDS, anthropic, responses};
+use warmpath_common::dialects::{DROPPED, anthropic, responses};
 use warmpath_common::media::ImageFormat;
 use warmpath_common::openai::schemas::{self, IMAGE_URL};
+use warmpath_common::openai::tool_kinds::LEFT_OUT_KINDS;
 
 use crate::tools::{defer_loading_schema, function_name_pattern};
 
