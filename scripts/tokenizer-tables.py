@@ -58,7 +58,7 @@ HEAD = """\
 //!
 //! Not here: their use (`classes`, `split`).
 
-use crate::split::Splitter;
+use crate::splitter::Splitter;
 
 /// First character of each run of characters with one class, and the class, in ascending order.
 ///

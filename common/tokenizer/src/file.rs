@@ -3,8 +3,8 @@
 use hashbrown::HashMap;
 use warmpath_common::ids::Token;
 
-use crate::UnsupportedVocabulary;
 use crate::alphabet::{spelled, unspell};
+use crate::error::UnsupportedVocabulary;
 use crate::merge::{Merge, Symbol};
 
 /// The bytes of all tokens that spell any, one behind the other.

@@ -8,10 +8,12 @@
 
 pub mod alphabet;
 mod classes;
+mod error;
 mod file;
 mod merge;
 mod pieces;
 mod split;
+mod splitter;
 mod tables;
 
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -23,8 +25,10 @@ use crate::classes::Classes;
 use crate::file::{Pairs, Spellings, byte_tokens, of_spelled_bytes};
 use crate::merge::{Merges, Scratch, Symbol};
 use crate::pieces::Pieces;
-use crate::split::Splitter;
+use crate::splitter::Splitter;
 use crate::tables::PRE_TOKENIZERS;
+
+pub use error::UnsupportedVocabulary;
 
 /// A vocabulary as its GGUF file has it.
 #[derive(Debug, Clone, Copy)]
@@ -35,26 +39,6 @@ pub struct Source<'a> {
     pub tokens: &'a [Vec<u8>],
     /// `tokenizer.ggml.merges`, the first of which is applied first.
     pub merges: Option<&'a [Vec<u8>]>,
-}
-
-/// Reason why a vocabulary's texts are not tokenized here.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum UnsupportedVocabulary {
-    /// The pre-tokenizer is not known.
-    #[error("its pre-tokenizer {pre:?} has no splitter here")]
-    PreTokenizer {
-        /// Its name.
-        pre: String,
-    },
-    /// The file has no list of merges.
-    #[error("it has no merges")]
-    NoMerges,
-    /// Two tokens have the same text.
-    #[error("token {token} has the same text as one before it")]
-    Alike {
-        /// The second of them.
-        token: Token,
-    },
 }
 
 /// Tokenizer of one vocabulary.

@@ -2,7 +2,7 @@
 //!
 //! Not here: their use (`classes`, `split`).
 
-use crate::split::Splitter;
+use crate::splitter::Splitter;
 
 /// First character of each run of characters with one class, and the class, in ascending order.
 ///
