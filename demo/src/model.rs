@@ -6,6 +6,7 @@
 pub mod adapter;
 pub mod cache;
 pub mod hash_net;
+mod oracle;
 pub mod preset;
 pub mod projector;
 pub mod quantize;
@@ -18,7 +19,7 @@ mod write;
 
 use std::path::PathBuf;
 
-pub use hash_net::Oracle;
+pub use oracle::Oracle;
 pub use preset::Preset;
 pub use write::{write_model, write_model_with, write_split_model};
 

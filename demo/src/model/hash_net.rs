@@ -10,8 +10,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
 use warmpath_common::ids::Token;
 
-use crate::model::preset::{LayerKind, Preset, Spec};
-use crate::model::tokenizer::Tokenizer;
+use crate::model::preset::{LayerKind, Spec};
 
 /// Number of bits of a state.
 pub const N_BITS: usize = 32;
@@ -132,37 +131,4 @@ pub(crate) fn rng(seed: u64, purpose: u64) -> ChaCha8Rng {
 /// Returns a number below `n`; the bias is negligible, since `n` is small against 2^64.
 pub(crate) fn below(rng: &mut ChaCha8Rng, n: usize) -> usize {
     usize::try_from(rng.next_u64() % n as u64).expect("below a usize")
-}
-
-/// Predictor of a made model's output, which does not run the model.
-#[derive(Debug)]
-pub struct Oracle {
-    net: HashNet,
-    answers: Vec<Token>,
-    end: Option<Token>,
-}
-
-impl Oracle {
-    /// Returns the predictor for the model of `preset` and `seed` with our own vocabulary.
-    ///
-    /// Errors: none with our own vocabulary, which has enough words.
-    pub fn new(preset: Preset, seed: u64) -> anyhow::Result<Self> {
-        let tokenizer = Tokenizer::own(seed)?;
-        Ok(Self { net: HashNet::new(&preset.spec(), seed), answers: tokenizer.answers, end: tokenizer.end })
-    }
-
-    /// Returns the greedy answer of `n` tokens to `prompt`, continued past end tokens.
-    pub fn answer(&self, prompt: &[Token], n: usize) -> Vec<Token> {
-        let mut tokens = prompt.to_vec();
-        for _ in 0..n {
-            let state = self.net.state(&tokens);
-            let end_bits = (1 << N_END_BITS) - 1;
-            let token = match self.end {
-                Some(end) if state & end_bits == end_bits => end,
-                _ => self.answers[state as usize % N_ANSWERS],
-            };
-            tokens.push(token);
-        }
-        tokens.split_off(prompt.len())
-    }
 }
