@@ -19,7 +19,7 @@ use warmpath_common::openai::tool_kinds::left_out_of_chat;
 use warmpath_common::openai::{self, offered};
 use warmpath_constraint::schema::SchemaError;
 use warmpath_llama_chat::{ReasoningFormat, ToolChoice};
-use warmpath_prompt::FormatWish;
+use warmpath_prompt::FormatOptions;
 
 use self::choice::{NamedTool, RequestTools, ToolSelection};
 use crate::error::RequestError;
@@ -91,7 +91,7 @@ impl ToolFields {
         &self,
         messages: &[Map<String, Value>],
         default: ReasoningOutput,
-    ) -> Result<(FormatWish, ReasoningOutput), RequestError> {
+    ) -> Result<(FormatOptions, ReasoningOutput), RequestError> {
         let reasoning_output = self.reasoning_output(default)?;
         let tools = self.tools.as_deref().unwrap_or_default();
         let named = check_tools(tools)?;
@@ -116,7 +116,7 @@ impl ToolFields {
         let parallel_tool_calls = if is_single { Some(false) } else { self.parallel_tool_calls };
         let reasoning_format =
             if reasoning_output == ReasoningOutput::Inline { ReasoningFormat::None } else { ReasoningFormat::Auto };
-        Ok((FormatWish { tools: chosen, tool_choice, parallel_tool_calls, reasoning_format }, reasoning_output))
+        Ok((FormatOptions { tools: chosen, tool_choice, parallel_tool_calls, reasoning_format }, reasoning_output))
     }
 
     /// Returns the tools that are offered to the model, and those that the conversation may load.

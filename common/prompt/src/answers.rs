@@ -11,22 +11,11 @@ use warmpath_llama_chat::{AnswerParser, ChatError, ChatFormat, ReasoningFormat, 
 use crate::caps::Separators;
 use crate::error::PromptError;
 use crate::fitted::FittedTemplate;
-use crate::formats::{CONTENT_MARK, Ending, KnownFormat, REASONING_MARK, Wanted};
+use crate::format_key::{CONTENT_MARK, Ending, FormatKey, FormatOptions, REASONING_MARK};
+use crate::formats::KnownFormat;
 use crate::messages::Continued;
 use crate::spacing::{Written, spaced};
-
-/// A request's settings for the format of its response.
-#[derive(Debug, Clone, PartialEq)]
-pub struct FormatWish {
-    /// Tools that may be called; empty if none may.
-    pub tools: Vec<Json>,
-    /// Whether one must be called.
-    pub tool_choice: ToolChoice,
-    /// Whether several may be called, if the template renders several calls in one message; `None` counts as true.
-    pub parallel_tool_calls: Option<bool>,
-    /// Field of the response that reasoning is put into.
-    pub reasoning_format: ReasoningFormat,
-}
+use crate::stand_in::reads;
 
 /// Format of the response to one request.
 #[derive(Debug, Clone)]
@@ -127,22 +116,22 @@ impl FittedTemplate {
     pub(crate) fn answer_format(
         &self,
         request: &ChatPrompt,
-        wish: &FormatWish,
+        options: &FormatOptions,
         prompt: &str,
     ) -> Result<Option<AnswerFormat>, PromptError> {
         let (enable_thinking, kwargs) = self.kwargs.switches(request)?;
         let goes_on = self.continued(request)?;
         let ending = ending(request, goes_on.as_ref());
-        let wanted = |tools| Wanted { ending, wish, tools, enable_thinking, kwargs: &kwargs };
-        let is_required = wish.tool_choice == ToolChoice::Required;
-        let known = match self.formats.get(&wanted(&wish.tools)) {
+        let key = |tools| FormatKey { ending, options, tools, enable_thinking, kwargs: &kwargs };
+        let is_required = options.tool_choice == ToolChoice::Required;
+        let known = match self.formats.get(&key(&options.tools)) {
             Ok(known) => known,
             // If even a request without tools has no format, the template is at fault; otherwise a tool is.
-            Err(error) if wish.tools.is_empty() || self.formats.get(&wanted(&[])).is_err() => {
+            Err(error) if options.tools.is_empty() || self.formats.get(&key(&[])).is_err() => {
                 tracing::debug!(%error, "no format is known for this chat template");
                 return if is_required { Err(nothing_to_require()) } else { Ok(None) };
             }
-            Err(error) => return Err(self.refused_tool(&wish.tools, wanted, &error)),
+            Err(error) => return Err(self.refused_tool(&options.tools, key, &error)),
         };
         if is_required && known.format.grammar.is_empty() {
             return Err(nothing_to_require());
@@ -155,29 +144,29 @@ impl FittedTemplate {
             None => {
                 let prefix = self.generation_prompt(request, prompt, &known.format)?;
                 // Some of llama.cpp's parsers expect the same beginning of every response.
-                if reads(&known.format, &prefix) { prefix } else { self.first_prefix(&wanted(&wish.tools), prefix) }
+                if reads(&known.format, &prefix) { prefix } else { self.first_prefix(&key(&options.tools), prefix) }
             }
         };
         if goes_on.is_none() {
-            known.spaced.get_or_init(|| self.spaced(request, wish, &known));
+            known.spaced.get_or_init(|| self.spaced(request, options, &known));
         }
         Ok(Some(AnswerFormat { known, prefix, continues: goes_on.is_some(), separators: self.separators() }))
     }
 
     /// Returns the grammar of calls with white space as the template writes it; `None` if that cannot be determined.
-    fn spaced(&self, request: &ChatPrompt, wish: &FormatWish, known: &KnownFormat) -> Option<String> {
+    fn spaced(&self, request: &ChatPrompt, options: &FormatOptions, known: &KnownFormat) -> Option<String> {
         let parameters = |tool: &Json| tool["function"]["parameters"].clone();
         let has_some = |tool: &&Json| parameters(tool)["properties"].as_object().is_none_or(|named| !named.is_empty());
-        let tool = wish.tools.iter().find(has_some).or(wish.tools.first())?;
+        let tool = options.tools.iter().find(has_some).or(options.tools.first())?;
         let name = tool["function"]["name"].as_str()?;
-        let tools: Vec<&str> = wish.tools.iter().filter_map(|tool| tool["function"]["name"].as_str()).collect();
+        let tools: Vec<&str> = options.tools.iter().filter_map(|tool| tool["function"]["name"].as_str()).collect();
         let rendered = |messages: Vec<Map<String, Json>>, add_generation_prompt: bool| {
             let tools = Some(vec![tool.clone()]);
             let add_generation_prompt = Some(add_generation_prompt);
             self.plain(&ChatPrompt { messages, tools, add_generation_prompt, ..request.clone() }).ok()
         };
         let asked = rendered(called(name, &parameters(tool), 0, ""), true)?;
-        let most = if self.formats.allows_parallel_calls(wish) { 2 } else { 1 };
+        let most = if self.formats.allows_parallel_calls(options) { 2 } else { 1 };
         let thoughts: &[&str] = if opens_reasoning(&known.format) { &["1", ""] } else { &[""] };
         let turns = (1..=most).rev().flat_map(|n_calls| thoughts.iter().map(move |thought| (n_calls, *thought)));
         turns.into_iter().find_map(|(n_calls, thought)| {
@@ -213,8 +202,8 @@ impl FittedTemplate {
     }
 
     /// Returns the end of a prompt that ends with a question, if the parser reads that; otherwise `prefix`.
-    fn first_prefix(&self, wanted: &Wanted<'_>, prefix: String) -> String {
-        let first = self.formats.get(&Wanted { ending: Ending::Question, ..*wanted });
+    fn first_prefix(&self, key: &FormatKey<'_>, prefix: String) -> String {
+        let first = self.formats.get(&FormatKey { ending: Ending::Question, ..*key });
         let first = first.ok().filter(|first| reads(&first.format, &first.format.generation_prompt));
         first.map_or(prefix, |first| first.format.generation_prompt.clone())
     }
@@ -223,10 +212,10 @@ impl FittedTemplate {
     fn refused_tool<'w>(
         &self,
         tools: &'w [Json],
-        wanted: impl Fn(&'w [Json]) -> Wanted<'w>,
+        key: impl Fn(&'w [Json]) -> FormatKey<'w>,
         error: &ChatError,
     ) -> PromptError {
-        let works = |n: &usize| self.formats.get(&wanted(&tools[..*n])).is_ok();
+        let works = |n: &usize| self.formats.get(&key(&tools[..*n])).is_ok();
         // A binary search: all tools before the first invalid one are valid.
         let (mut n_right, mut n_wrong) = (0, tools.len());
         while n_wrong - n_right > 1 {
@@ -235,11 +224,6 @@ impl FittedTemplate {
         }
         PromptError::Tool { index: n_right, reason: error.to_string() }
     }
-}
-
-/// Returns whether the parser of a format reads responses after this end of a prompt.
-pub(crate) fn reads(format: &ChatFormat, prefix: &str) -> bool {
-    format.reader(prefix).and_then(|mut reader| reader.read("", "")).is_ok()
 }
 
 /// Returns whether a prompt ends within reasoning that it opens.
@@ -282,7 +266,7 @@ fn called(name: &str, parameters: &Json, n_calls: usize, thought: &str) -> Vec<M
 /// Returns the kind of end of a request's conversation.
 fn ending(request: &ChatPrompt, goes_on: Option<&Continued<'_>>) -> Ending {
     if let Some(goes_on) = goes_on {
-        return goes_on.ending();
+        return Ending::of_continued(goes_on);
     }
     let role = request.messages.last().and_then(|message| message.get("role"));
     if role.is_some_and(|role| role == "tool") { Ending::ToolResult } else { Ending::Question }
@@ -296,28 +280,4 @@ fn fill(generation_prompt: &str, goes_on: &Continued<'_>) -> String {
 fn nothing_to_require() -> PromptError {
     let reason = "this model's chat template has no form for tool calls, so none can be required".to_owned();
     PromptError::Field { field: "tool_choice", reason }
-}
-
-impl Continued<'_> {
-    /// Returns the kind of end of a conversation that ends with this message.
-    pub(crate) fn ending(&self) -> Ending {
-        Ending::Continued { has_reasoning: !self.reasoning.is_empty(), has_content: !self.content.is_empty() }
-    }
-}
-
-/// Returns how llama.cpp continues such a message, with marks in place of the message's texts; `None` if llama.cpp
-/// cannot continue one.
-pub(crate) fn continuation(
-    template: &FittedTemplate,
-    goes_on: &Continued<'_>,
-    (enable_thinking, kwargs): (bool, &Map<String, Json>),
-) -> Option<Arc<KnownFormat>> {
-    let wish = FormatWish {
-        tools: Vec::new(),
-        tool_choice: ToolChoice::None,
-        parallel_tool_calls: Some(false),
-        reasoning_format: ReasoningFormat::Auto,
-    };
-    let wanted = Wanted { ending: goes_on.ending(), wish: &wish, tools: &[], enable_thinking, kwargs };
-    template.formats.get(&wanted).ok()
 }

@@ -12,7 +12,7 @@ use serde_json::{Map, Value as Json, json};
 use warmpath_common::empty_maps::is_empty_list;
 
 use crate::caps::Caps;
-use crate::messages::has_role;
+use crate::messages::content::has_role;
 
 /// Name of the argument that holds arguments which are no object.
 const TEXT_ARGUMENT: &str = "arguments";

@@ -9,8 +9,8 @@
 use serde_json::{Value as Json, json};
 use warmpath_common::openai::REASONING_FIELDS;
 
-use crate::messages::to_template_value;
 use crate::template::ChatTemplate;
+use crate::template::values::to_template_value;
 
 /// Forms of content that a template renders for messages of one role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

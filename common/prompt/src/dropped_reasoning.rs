@@ -13,7 +13,7 @@ use warmpath_common::openai::ChatPrompt;
 
 use crate::fitted::FittedTemplate;
 use crate::maker::PromptMaker;
-use crate::messages::has_role;
+use crate::messages::content::has_role;
 use crate::template_kwargs::ENABLE_THINKING;
 
 /// Reasoning in place of the request's. Source: a text that no template contains.

@@ -11,14 +11,16 @@ use std::sync::Arc;
 use minijinja::value::Value;
 use serde_json::{Map, Value as Json, json};
 use warmpath_common::openai::ChatPrompt;
+use warmpath_llama_chat::{ReasoningFormat, ToolChoice};
 
-use crate::answers::continuation;
 use crate::caps::{Caps, Separators};
 use crate::error::PromptError;
-use crate::formats::{CONTENT_MARK, Formats, REASONING_MARK};
-use crate::messages::{Continued, continued, to_template_value, variables};
+use crate::format_key::{CONTENT_MARK, Ending, FormatKey, FormatOptions, REASONING_MARK};
+use crate::formats::{Formats, KnownFormat};
+use crate::messages::{Continued, continued, variables};
 use crate::partition::Partitioner;
 use crate::shield::{Shield, StandIns};
+use crate::template::values::to_template_value;
 use crate::template::{ChatTemplate, Clock};
 use crate::template_kwargs::TemplateKwargs;
 use crate::tools_first::{self, ToolsPlace};
@@ -181,7 +183,7 @@ impl FittedTemplate {
             messages.pop();
         }
         let (enable_thinking, kwargs) = self.kwargs.switches(request)?;
-        let known = continuation(self, goes_on, (enable_thinking, &kwargs));
+        let known = continuation(&self.formats, goes_on, enable_thinking, &kwargs);
         // Absent, as in llama.cpp: some templates treat false as a request for a response, too.
         variables.shift_remove("add_generation_prompt");
         if known.is_none() {
@@ -199,6 +201,24 @@ impl FittedTemplate {
         let own: Value = Value::from_pairs(own.map(|(name, text)| (name, Value::from(text.as_str()))));
         minijinja::value::merge_maps([variables, own])
     }
+}
+
+/// Returns how llama.cpp continues such a message, with marks in place of the message's texts; `None` if llama.cpp
+/// cannot continue one.
+fn continuation(
+    formats: &Formats,
+    message: &Continued<'_>,
+    enable_thinking: bool,
+    kwargs: &Map<String, Json>,
+) -> Option<Arc<KnownFormat>> {
+    let options = FormatOptions {
+        tools: Vec::new(),
+        tool_choice: ToolChoice::None,
+        parallel_tool_calls: Some(false),
+        reasoning_format: ReasoningFormat::Auto,
+    };
+    let ending = Ending::of_continued(message);
+    formats.get(&FormatKey { ending, options: &options, tools: &[], enable_thinking, kwargs }).ok()
 }
 
 /// Cuts the start of a response at its marks.

@@ -12,7 +12,7 @@ use moka::sync::Cache;
 use serde_json::{Map, Value as Json, json};
 use warmpath_llama_chat::{ChatError, ChatFormat, ChatTemplates, FormatInputs};
 
-use crate::answers::FormatWish;
+use crate::format_key::{Ending, FormatKey, FormatOptions};
 use crate::stand_in;
 use crate::vocabulary::VocabularyInfo;
 
@@ -30,11 +30,6 @@ const FORMAT_BYTES: usize = 64 << 10;
 ///
 /// Source: measured with ten tools of five parameters.
 const PARSER_BYTES_PER_BYTE: usize = 16;
-
-/// Placeholder for the content of a continued message. Source: a private character that no template writes.
-pub(crate) const CONTENT_MARK: char = '\u{f8fe}';
-/// Placeholder for the reasoning of a continued message. Source: as [`CONTENT_MARK`].
-pub(crate) const REASONING_MARK: char = '\u{f8ff}';
 
 /// Texts by which a plain format is recognized: it parses each as content, unchanged.
 const PLAIN_PROBES: [&str; 2] = ["probe text", " {\"a\": [1]}\n"];
@@ -74,56 +69,6 @@ pub(crate) struct KnownFormat {
     bytes: usize,
 }
 
-/// Kind of a conversation's end, the only part of the conversation that matters for the response's format.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ending {
-    /// A user's message.
-    Question,
-    /// A tool's result.
-    ToolResult,
-    /// An assistant message that is continued.
-    Continued { has_reasoning: bool, has_content: bool },
-}
-
-impl Ending {
-    /// Name of the tool that is called before a result.
-    pub(crate) const TOOL: &str = "lookup";
-
-    /// Returns a small conversation with this end.
-    pub(crate) fn conversation(self) -> Vec<Json> {
-        let user = json!({"role": "user", "content": "question"});
-        match self {
-            Self::Question => vec![user],
-            Self::ToolResult => {
-                let function = json!({"name": Self::TOOL, "arguments": "{}"});
-                let call = json!({"id": "call00001", "type": "function", "function": function});
-                let assistant = json!({"role": "assistant", "content": "", "tool_calls": [call]});
-                let result =
-                    json!({"role": "tool", "name": Self::TOOL, "tool_call_id": "call00001", "content": "done"});
-                vec![user, assistant, result]
-            }
-            Self::Continued { has_reasoning, has_content } => {
-                let marked = |mark: char, is_there: bool| if is_there { mark.to_string() } else { String::new() };
-                let mut assistant = json!({"role": "assistant", "content": marked(CONTENT_MARK, has_content)});
-                if has_reasoning {
-                    assistant["reasoning_content"] = json!(REASONING_MARK.to_string());
-                }
-                vec![user, assistant]
-            }
-        }
-    }
-}
-
-/// The inputs that determine a format, besides the template.
-#[derive(Clone, Copy)]
-pub(crate) struct Wanted<'a> {
-    pub ending: Ending,
-    pub wish: &'a FormatWish,
-    pub tools: &'a [Json],
-    pub enable_thinking: bool,
-    pub kwargs: &'a Map<String, Json>,
-}
-
 impl Formats {
     /// Returns the formats of a template; it is compiled at the first use.
     pub fn new(source: &str, info: &VocabularyInfo) -> Self {
@@ -140,34 +85,34 @@ impl Formats {
 
     /// Returns whether the model may call several tools in one response: if the request allows it, and the template can
     /// render such a response in the next prompt.
-    pub fn allows_parallel_calls(&self, wish: &FormatWish) -> bool {
+    pub fn allows_parallel_calls(&self, options: &FormatOptions) -> bool {
         let renders_them = || {
             let caps = self.templates().ok().and_then(|templates| templates.caps().ok());
             caps.is_some_and(|caps| caps.get("supports_parallel_tool_calls") == Some(&true))
         };
-        wish.parallel_tool_calls != Some(false) && renders_them()
+        options.parallel_tool_calls != Some(false) && renders_them()
     }
 
     /// Returns a format. It is determined when it is first needed, and then cached.
-    pub fn get(&self, wanted: &Wanted<'_>) -> Result<Arc<KnownFormat>, ChatError> {
-        let conversation = wanted.ending.conversation();
-        let parallel_tool_calls = self.allows_parallel_calls(wanted.wish);
+    pub fn get(&self, key: &FormatKey<'_>) -> Result<Arc<KnownFormat>, ChatError> {
+        let conversation = key.ending.conversation();
+        let parallel_tool_calls = self.allows_parallel_calls(key.options);
         let inputs = FormatInputs {
             messages: &conversation,
-            tools: wanted.tools,
-            tool_choice: wanted.wish.tool_choice,
+            tools: key.tools,
+            tool_choice: key.options.tool_choice,
             parallel_tool_calls,
-            reasoning_format: wanted.wish.reasoning_format,
-            enable_thinking: wanted.enable_thinking,
-            continues: matches!(wanted.ending, Ending::Continued { .. }),
-            kwargs: wanted.kwargs,
+            reasoning_format: key.options.reasoning_format,
+            enable_thinking: key.enable_thinking,
+            continues: matches!(key.ending, Ending::Continued { .. }),
+            kwargs: key.kwargs,
         };
         let text = inputs.to_json();
-        let key = blake3::hash(text.as_bytes());
-        if let Some(known) = self.kept.get(&key) {
+        let hash = blake3::hash(text.as_bytes());
+        if let Some(known) = self.kept.get(&hash) {
             return Ok(known);
         }
-        let (mut format, is_stand_in) = if wanted.tools.is_empty() {
+        let (mut format, is_stand_in) = if key.tools.is_empty() {
             (self.templates()?.format(&text)?, false)
         } else {
             self.format_of_calls(&inputs, &text)?
@@ -176,7 +121,7 @@ impl Formats {
             format.grammar = one_call;
         }
         let known = Arc::new(KnownFormat { is_stand_in, ..KnownFormat::new(format, text.len()) });
-        self.kept.insert(key, Arc::clone(&known));
+        self.kept.insert(hash, Arc::clone(&known));
         Ok(known)
     }
 

@@ -15,6 +15,7 @@ mod caps;
 mod dropped_reasoning;
 mod error;
 mod fitted;
+mod format_key;
 mod formats;
 mod fragments;
 mod least_tokens;
@@ -35,13 +36,14 @@ mod unread;
 mod vocabulary;
 mod words;
 
-pub use answers::{AnswerFormat, AnswerGrammar, FormatWish, GrammarFrom};
+pub use answers::{AnswerFormat, AnswerGrammar, GrammarFrom};
 pub use backend::{backend, forward_logs};
 pub use builtin::{builtin_chat_template, builtin_chat_template_names};
 pub use cancel::{end_if_cancelled, unless_cancelled};
 pub use caps::Separators;
 pub use dropped_reasoning::{DroppedReasoning, TemplateSwitch};
 pub use error::{OpenError, PromptError, TokenCount, TooManyTokens};
+pub use format_key::FormatOptions;
 pub use fragments::{CacheCounters, Scope};
 pub use maker::{
     BegunPrompt, CutEnd, DeclaredVocabulary, FittedText, Prompt, PromptMaker, PromptOptions, RawError, TemplateOrigin,

@@ -21,11 +21,12 @@ use warmpath_common::ids::Token;
 use warmpath_common::model::{Fingerprint, Modalities};
 use warmpath_common::openai::ChatPrompt;
 
-use crate::answers::{AnswerFormat, FormatWish};
+use crate::answers::AnswerFormat;
 use crate::builtin::CHATML;
 use crate::cancel::end_if_cancelled;
 use crate::error::{OpenError, PromptError};
 use crate::fitted::{FittedTemplate, Rendered};
+use crate::format_key::FormatOptions;
 use crate::fragments::{CacheCounters, FragmentCache};
 use crate::media::{self, KnownMedia, Media, MediaReader, MediaRun, PromptTokens};
 use crate::partition::{Partitioner, Piece};
@@ -343,12 +344,12 @@ impl PromptMaker {
         &self,
         request: &ChatPrompt,
         prompt: &Prompt,
-        wish: &FormatWish,
+        options: &FormatOptions,
     ) -> Result<Option<AnswerFormat>, PromptError> {
         let request = &*self.with_ordered_keys(request);
         // Whether a medium is malformed does not matter here.
         let readable = unread::readable(request, |kind, _| media::check_read(kind, self.modalities()))?;
-        self.template_of(request)?.answer_format(&readable.chat, wish, &prompt.text)
+        self.template_of(request)?.answer_format(&readable.chat, options, &prompt.text)
     }
 
     fn modalities(&self) -> Modalities {

@@ -1,11 +1,12 @@
-//! Converts a request's messages to the form that a chat template accepts, and JSON to the template's values.
+//! Converts a request's messages to the form that a chat template accepts.
 //!
 //! Messages are passed unchanged, except where OpenAI's format and Hugging Face's templates are known to differ. A
 //! message that no template can render is refused with its index. Not here: rendering.
 
+pub(crate) mod content;
+
 use std::borrow::Cow;
 
-use minijinja::value::Value;
 use serde_json::{Map, Value as Json, json};
 use warmpath_common::openai::{ChatPrompt, REASONING_FIELDS};
 
@@ -14,7 +15,8 @@ use crate::caps::{Caps, ContentShapes, SystemPlaces};
 use crate::error::PromptError;
 use crate::media::{MediaKind, mark};
 use crate::template_kwargs::{ENABLE_THINKING, TemplateKwargs};
-use crate::turns::{JOINT, is_answer, joined, opened};
+use crate::turns::{JOINT, joined, opened};
+use content::{has_calls, has_role, is_answer, join, part_text};
 
 /// Longest role.
 ///
@@ -90,10 +92,6 @@ pub(crate) fn continued<'m>(request: &'m ChatPrompt, caps: &Caps) -> Result<Opti
     Ok(Some(Continued { reasoning, content }))
 }
 
-fn has_calls(message: &Map<String, Json>) -> bool {
-    message.get("tool_calls").and_then(Json::as_array).is_some_and(|calls| !calls.is_empty())
-}
-
 /// Returns the text of an answer.
 ///
 /// Errors: the reason if it is not only text.
@@ -140,44 +138,6 @@ fn placed(messages: &[Map<String, Json>], places: SystemPlaces) -> Vec<(usize, C
         }
     }
     placed
-}
-
-pub(crate) fn has_role(message: &Map<String, Json>, roles: &[&str]) -> bool {
-    message.get("role").and_then(Json::as_str).is_some_and(|role| roles.contains(&role))
-}
-
-/// Appends `joint` and the content of `other` to a message's text, or to the text of its last part; returns whether
-/// both are texts, which can be joined.
-///
-/// The earlier parts stay as they are, so the message is still rendered with the same beginning.
-/// Cost: that of the appended text, as many messages may be joined to one.
-pub(crate) fn join(message: &mut Map<String, Json>, other: &Map<String, Json>, joint: &str) -> bool {
-    let Some(more) = other.get("content").and_then(text_of) else { return false };
-    let last = match message.get_mut("content") {
-        Some(Json::Array(parts)) => {
-            if parts.is_empty() {
-                parts.push(json!({"type": "text", "text": ""}));
-            }
-            parts.last_mut().filter(|part| part_text(part).is_ok()).and_then(|part| part.get_mut("text"))
-        }
-        content => content,
-    };
-    let Some(Json::String(text)) = last else { return false };
-    text.push_str(joint);
-    text.push_str(&more);
-    true
-}
-
-/// Returns the text of a content; `None` if it is not only text.
-fn text_of(content: &Json) -> Option<Cow<'_, str>> {
-    match content {
-        Json::String(text) => Some(Cow::Borrowed(text.as_str())),
-        Json::Array(parts) => {
-            let texts: Result<Vec<&str>, String> = parts.iter().map(part_text).collect();
-            Some(Cow::Owned(texts.ok()?.join("\n")))
-        }
-        _ => None,
-    }
 }
 
 /// Returns `message` in the form that the template accepts, with marks for its media; `n_media` counts them.
@@ -282,43 +242,6 @@ fn fit_content(content: Option<&Json>, role: &str, caps: &Caps) -> Result<Json, 
         None | Some(Json::Null) => Ok(caps.content(role).wrapped("")),
         Some(Json::String(text)) => Ok(caps.content(role).wrapped(text)),
         Some(_) => Err("content must be a string, an array of parts or null".to_owned()),
-    }
-}
-
-/// Returns the text of a part of a content.
-///
-/// Errors: the reason if it is no text.
-pub(crate) fn part_text(part: &Json) -> Result<&str, String> {
-    let kind = part.get("type").and_then(Json::as_str).ok_or("each part of content must have a type")?;
-    match (kind, part.get("text")) {
-        ("text", Some(Json::String(text))) => Ok(text),
-        ("text", _) => Err("a content part of type text must have a text".to_owned()),
-        (kind, _) => Err(format!("content parts of type {kind:?} are not supported here")),
-    }
-}
-
-/// Returns a JSON value as a template's value.
-pub(crate) fn to_template_value(json: &Json) -> Value {
-    to_template_value_with(json, &mut |text| Value::from(text))
-}
-
-/// Returns a JSON value as a template's value; every string in it (keys too) is converted by `string`.
-pub(crate) fn to_template_value_with(json: &Json, string: &mut impl FnMut(&str) -> Value) -> Value {
-    match json {
-        Json::Null => Value::from(()),
-        Json::Bool(flag) => Value::from(*flag),
-        Json::Number(number) => match (number.as_i64(), number.as_u64()) {
-            (Some(number), _) => Value::from(number),
-            (None, Some(number)) => Value::from(number),
-            (None, None) => number.as_f64().map_or_else(|| Value::from(()), Value::from),
-        },
-        Json::String(text) => string(text),
-        Json::Array(items) => items.iter().map(|item| to_template_value_with(item, string)).collect::<Vec<_>>().into(),
-        Json::Object(fields) => {
-            let pairs: Vec<_> =
-                fields.iter().map(|(key, value)| (string(key), to_template_value_with(value, string))).collect();
-            Value::from_pairs(pairs)
-        }
     }
 }
 

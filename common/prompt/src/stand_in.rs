@@ -11,8 +11,7 @@
 use serde_json::{Map, Value as Json, json};
 use warmpath_llama_chat::{CallDelta, ChatError, ChatFormat, ChatTemplates, FormatInputs, ReasoningFormat, ToolChoice};
 
-use crate::answers::reads;
-use crate::formats::Ending;
+use crate::format_key::Ending;
 
 /// Comment by which llama.cpp takes a template's calls for those of LFM 2.5, which are written as in Python. Source:
 /// `common_chat_try_specialized_template` of its `chat.cpp`.
@@ -32,6 +31,11 @@ pub(crate) fn is_misread(templates: &ChatTemplates) -> bool {
     MADE_UP_WORDS.iter().any(|word| format.grammar.contains(word))
         || format.grammar.lines().filter_map(|line| line.split_once(" ::= ")).any(is_senseless)
         || !reads(&format, &format.generation_prompt)
+}
+
+/// Returns whether the parser of a format reads responses after this end of a prompt.
+pub(crate) fn reads(format: &ChatFormat, prefix: &str) -> bool {
+    format.reader(prefix).and_then(|mut reader| reader.read("", "")).is_ok()
 }
 
 /// Returns whether llama.cpp reads a call as the template writes it.

@@ -3,9 +3,11 @@
 //! It uses minijinja with transformers' settings; `template/python.rs` adds what minijinja lacks. Not here: the
 //! conversion of a request for a template (`messages`), and tokens.
 
+mod pieces;
 mod python;
 mod searches;
 mod source;
+pub(crate) mod values;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +17,7 @@ use minijinja::value::{Object, Value, ValueKind};
 use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior};
 
 use crate::error::PromptError;
-use crate::messages::to_template_value;
+use values::to_template_value;
 
 /// Longest source of a chat template that is compiled.
 ///

@@ -15,7 +15,7 @@
 use serde_json::{Map, Value as Json, json};
 
 use crate::caps::Caps;
-use crate::messages::{has_role, join, part_text};
+use crate::messages::content::{has_role, is_answer, join, part_text};
 
 /// Separator of joined messages.
 ///
@@ -61,11 +61,6 @@ pub(crate) fn opened(mut messages: Vec<Map<String, Json>>, caps: &Caps) -> Vec<M
         messages.insert(start, opening);
     }
     messages
-}
-
-/// Returns whether a message is an answer of the assistant, and not calls.
-pub(crate) fn is_answer(message: &Map<String, Json>) -> bool {
-    has_role(message, &["assistant"]) && !message.contains_key("tool_calls")
 }
 
 /// Appends the content of `more` to a message: as text if both are texts, since a separator between parts is lost in

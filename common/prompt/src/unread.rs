@@ -13,7 +13,7 @@ use warmpath_common::openai::ChatPrompt;
 
 use crate::error::PromptError;
 use crate::media::{MediaError, MediaKind};
-use crate::messages::{has_role, part_text};
+use crate::messages::content::{has_role, part_text};
 
 /// Longest name or type of a part in its text. Units: characters.
 ///

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value as Json, json};
 use warmpath_common::openai::ChatPrompt;
 use warmpath_llama_chat::{ChatTemplates, FormatInputs, ReasoningFormat, ToolChoice};
-use warmpath_prompt::{FormatWish, PromptMaker, PromptOptions};
+use warmpath_prompt::{FormatOptions, PromptMaker, PromptOptions};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/fixtures")
@@ -102,13 +102,13 @@ fn the_prompt_is_the_one_that_llama_cpp_renders_and_ends_as_its_format_says() {
                 other.push((name.clone(), case, "one of the two refuses".to_owned()));
                 continue;
             };
-            let wish = FormatWish {
+            let options = FormatOptions {
                 tools: tools.clone(),
                 tool_choice: inputs.tool_choice,
                 parallel_tool_calls: Some(false),
                 reasoning_format: ReasoningFormat::Auto,
             };
-            if let Some(answer) = maker.answer_format(&request, &ours, &wish).unwrap() {
+            if let Some(answer) = maker.answer_format(&request, &ours, &options).unwrap() {
                 assert!(
                     ours.text.ends_with(answer.prefix()) || name == SAME_BEGINNING,
                     "{name} / {case}: {:?} of {:?}",
@@ -147,13 +147,13 @@ fn several_calls_are_allowed_only_if_the_template_renders_them_in_one_message() 
         let maker = PromptMaker::open(&fixtures().join("vocab/starcoder.gguf"), options).unwrap();
         let body = json!({"messages": [{"role": "user", "content": "What is new?"}], "tools": [tool()]});
         let request: ChatPrompt = serde_json::from_value(body).unwrap();
-        let wish = FormatWish {
+        let options = FormatOptions {
             tools: vec![tool()],
             tool_choice: ToolChoice::Required,
             parallel_tool_calls: Some(parallel_tool_calls),
             reasoning_format: ReasoningFormat::Auto,
         };
-        let answer = maker.answer_format(&request, &maker.chat(&request).unwrap(), &wish).unwrap();
+        let answer = maker.answer_format(&request, &maker.chat(&request).unwrap(), &options).unwrap();
         answer.expect("calls have a format").grammar().expect("a call is required").text.to_owned()
     };
     for (name, renders_several) in [("Qwen-Qwen2.5-7B-Instruct", true), ("meta-llama-Llama-3.1-8B-Instruct", false)] {

@@ -14,7 +14,7 @@ use warmpath_constraint::schema::{Definitions, GrammarBudget, SchemaError, Typin
 use warmpath_constraint::tools::{arguments, parameters};
 use warmpath_constraint::{ArgumentSchemas, ArgumentsExtent, CompiledSchema, Separators};
 use warmpath_llama_chat::ToolChoice;
-use warmpath_prompt::{AnswerFormat, FormatWish, Prompt, PromptError, end_if_cancelled};
+use warmpath_prompt::{AnswerFormat, FormatOptions, Prompt, PromptError, end_if_cancelled};
 
 use crate::error::RequestError;
 use crate::loaded_model::generator::Generator;
@@ -59,7 +59,7 @@ struct ToolsRequest<'a> {
     generator: &'a Generator,
     chat: &'a ChatPrompt,
     prompt: &'a Prompt,
-    wish: &'a FormatWish,
+    wish: &'a FormatOptions,
     fields: &'a ToolFields,
     budget: GrammarBudget,
 }
@@ -71,7 +71,7 @@ pub(super) fn calls(
     generator: &Generator,
     chat: &ChatPrompt,
     prompt: &Prompt,
-    wish: &FormatWish,
+    wish: &FormatOptions,
     fields: &ToolFields,
 ) -> Result<CallFormat, RequestError> {
     let request = ToolsRequest { generator, chat, prompt, wish, fields, budget: GrammarBudget::default() };
@@ -82,7 +82,7 @@ pub(super) fn calls(
     };
     let (tools, loosened) = request.convertible(&offered, first)?;
     let loosened = request.named(loosened);
-    let wish = FormatWish { tools, ..wish.clone() };
+    let wish = FormatOptions { tools, ..wish.clone() };
     // With schemas that llama.cpp can convert, the tools have a format.
     let retry = ToolsRequest { wish: &wish, budget: GrammarBudget::default(), ..request };
     let mut calls = match retry.calls() {
@@ -135,7 +135,7 @@ impl ToolsRequest<'_> {
 
     /// Returns the format of a response whose calls no grammar constrains.
     fn unconstrained(&self) -> Result<CallFormat, RequestError> {
-        let wish = FormatWish { tools: Vec::new(), tool_choice: ToolChoice::None, ..self.wish.clone() };
+        let wish = FormatOptions { tools: Vec::new(), tool_choice: ToolChoice::None, ..self.wish.clone() };
         let format = self.generator.common.prompts.answer_format(self.chat, self.prompt, &wish)?;
         Ok(CallFormat { format, kept: None, unconstrained: self.named(0..self.wish.tools.len()) })
     }
@@ -192,7 +192,7 @@ impl ToolsRequest<'_> {
 
     /// Returns the format of a response that may call these tools.
     fn tried(&self, tools: Vec<Value>) -> Result<Option<AnswerFormat>, PromptError> {
-        self.generator.common.prompts.answer_format(self.chat, self.prompt, &FormatWish { tools, ..self.wish.clone() })
+        self.generator.common.prompts.answer_format(self.chat, self.prompt, &FormatOptions { tools, ..self.wish.clone() })
     }
 
     /// Returns the format of a response that may call these tools, each of them one of the request's.

@@ -9,7 +9,7 @@
 use serde_json::{Map, json};
 use warmpath_common::openai::ChatPrompt;
 use warmpath_llama_chat::{ReasoningFormat, ToolChoice};
-use warmpath_prompt::{AddSpecial, AnswerFormat, FormatWish, ParseSpecial};
+use warmpath_prompt::{AddSpecial, AnswerFormat, FormatOptions, ParseSpecial};
 use warmpath_worker_output::reasoning_budget::{Begun, ReasoningBound};
 use warmpath_worker_output::tool_call_detector::ReasoningMarks;
 
@@ -71,7 +71,7 @@ fn opening(format: &AnswerFormat, start: &str) -> String {
 fn model_format(generator: &Generator) -> Option<AnswerFormat> {
     let question = Map::from_iter([("role".to_owned(), json!("user")), ("content".to_owned(), json!("question"))]);
     let chat = ChatPrompt { messages: vec![question], ..ChatPrompt::default() };
-    let wish = FormatWish {
+    let wish = FormatOptions {
         tools: Vec::new(),
         tool_choice: ToolChoice::None,
         parallel_tool_calls: None,

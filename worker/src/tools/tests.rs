@@ -155,7 +155,7 @@ fn a_tool_may_be_called_once_the_conversation_has_loaded_it() {
     let loaded: Vec<Map<String, Value>> = serde_json::from_value(loaded).expect("messages");
     let resolved = |choice: Value, messages: &[Map<String, Value>]| {
         let resolved = fields(json!({"tools": tools, "tool_choice": choice})).resolve(messages, ReasoningOutput::Apart);
-        let names = |wish: FormatWish| -> String {
+        let names = |wish: FormatOptions| -> String {
             wish.tools.iter().map(|tool| tool["function"]["name"].as_str().unwrap_or_default()).collect()
         };
         resolved.map(|(wish, _)| names(wish)).map_err(|error| error.to_string())

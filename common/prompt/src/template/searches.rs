@@ -7,21 +7,10 @@
 //!
 //! Not here: the reading of a source (`source`).
 
-use super::source::{statement, token};
+use super::pieces::{Piece, token};
 
 /// Words of a condition that are no names.
 const KEYWORDS: [&str; 9] = ["and", "or", "not", "in", "is", "defined", "none", "true", "false"];
-
-/// A part of a template's source.
-#[derive(Debug)]
-pub(super) enum Piece {
-    /// Text between tags.
-    Text(String),
-    /// A statement: `{% ... %}`.
-    Tag(String),
-    /// An expression, a comment or a raw block.
-    Other(String),
-}
 
 /// An `if` or a `for`, by the indexes of its pieces.
 #[derive(Debug, Default)]
@@ -31,25 +20,6 @@ struct Block {
     end: usize,
     /// The loop around it.
     outer: Option<usize>,
-}
-
-impl Piece {
-    /// Returns the source of the piece.
-    pub fn source(&self) -> &str {
-        let (Self::Text(source) | Self::Tag(source) | Self::Other(source)) = self;
-        source
-    }
-
-    /// Returns the statement of a tag; empty for anything else.
-    fn statement(&self) -> &str {
-        if let Self::Tag(tag) = self { statement(tag) } else { "" }
-    }
-
-    fn begins(&self, word: &str) -> bool {
-        self.statement()
-            .strip_prefix(word)
-            .is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_'))
-    }
 }
 
 /// Ends each loop that searches.

@@ -4,9 +4,8 @@
 //! nothing; `'%02d' % n` calls a filter, because minijinja's `%` takes numbers only. Not here: Python's functions
 //! (`python`), the loops that are ended early (`searches`).
 
-use std::ops::Range;
-
-use super::searches::{Piece, end_searches};
+use super::pieces::{Piece, statement, token};
+use super::searches::end_searches;
 
 /// Name of the filter that formats a text as Python's `%` does.
 pub(super) const PERCENT_FILTER: &str = "percent_format";
@@ -64,12 +63,6 @@ fn find_tag(text: &str) -> Option<usize> {
     text.match_indices('{').map(|(at, _)| at).find(is_start)
 }
 
-/// Returns the statement of a `{% tag %}`; empty for anything else.
-pub(super) fn statement(tag: &str) -> &str {
-    let inner = tag.strip_prefix("{%").and_then(|tag| tag.strip_suffix("%}")).unwrap_or_default();
-    inner.trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim()
-}
-
 /// Returns the length of an expression up to `end`, which does not count within a string or brackets.
 fn expression_length(text: &str, end: &str) -> Option<usize> {
     let mut at = 0;
@@ -96,30 +89,6 @@ fn raw_length(text: &str) -> usize {
         behind.is_some_and(|behind| behind.trim_start().trim_start_matches(['-', '+']).starts_with("%}"))
     };
     text.match_indices("{%").map(|(at, _)| at).find(is_end).unwrap_or(text.len())
-}
-
-/// Returns the string literal, word or other character at `at`.
-pub(super) fn token(text: &str, at: usize) -> Range<usize> {
-    let rest = &text[at..];
-    let first = rest.chars().next().unwrap_or_default();
-    let length = match first {
-        '"' | '\'' => {
-            let mut is_escaped = false;
-            let end = rest[1..].find(|character| {
-                let ends = character == first && !is_escaped;
-                is_escaped = character == '\\' && !is_escaped;
-                ends
-            });
-            end.map_or(rest.len(), |end| end + 2)
-        }
-        _ if is_word(first) => rest.find(|character| !is_word(character)).unwrap_or(rest.len()),
-        _ => first.len_utf8(),
-    };
-    at..at + length
-}
-
-fn is_word(character: char) -> bool {
-    character.is_alphanumeric() || character == '_'
 }
 
 /// Returns an expression or tag in which a filter takes the place of `%` behind a string literal.
