@@ -4,6 +4,7 @@
 
 mod begun;
 mod declared;
+pub(crate) mod dropped_reasoning;
 mod infill;
 mod options;
 mod prefixes;
@@ -21,21 +22,21 @@ use warmpath_common::ids::Token;
 use warmpath_common::model::{Fingerprint, Modalities};
 use warmpath_common::openai::ChatPrompt;
 
-use crate::answers::AnswerFormat;
-use crate::builtin::CHATML;
+use crate::answer_format::AnswerFormat;
+use crate::answer_format::key::FormatOptions;
 use crate::cancel::end_if_cancelled;
 use crate::error::{OpenError, PromptError};
-use crate::fitted::{FittedTemplate, Rendered};
-use crate::format_key::FormatOptions;
 use crate::fragments::{CacheCounters, FragmentCache};
 use crate::media::{self, KnownMedia, Media, MediaReader, MediaRun, PromptTokens};
-use crate::partition::{Partitioner, Piece};
-use crate::shield::StandIns;
+use crate::messages::tool_keys::sort_keys;
+use crate::messages::unread;
 use crate::template::Clock;
-use crate::template_kwargs::TemplateKwargs;
-use crate::tool_keys::sort_keys;
-use crate::tools_first::ToolsPlace;
-use crate::unread;
+use crate::template::builtin::CHATML;
+use crate::template::fitted::{FittedTemplate, Rendered};
+use crate::template::kwargs::TemplateKwargs;
+use crate::template::shield::StandIns;
+use crate::template::tools_first::ToolsPlace;
+use crate::vocabulary::partition::{Partitioner, Piece};
 use crate::vocabulary::{AddSpecial, ParseSpecial, Vocabulary, VocabularyInfo};
 
 pub use begun::BegunPrompt;

@@ -24,7 +24,7 @@ use warmpath_common::openai::ChatPrompt;
 use warmpath_common::prompts::MEDIA_MARKER;
 
 use crate::error::PromptError;
-use crate::partition::Piece;
+use crate::vocabulary::partition::Piece;
 
 use images::IMAGE_SIDE_MAX;
 pub(crate) use reading::{Budget, check_number};

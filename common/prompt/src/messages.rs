@@ -3,19 +3,23 @@
 //! Messages are passed unchanged, except where OpenAI's format and Hugging Face's templates are known to differ. A
 //! message that no template can render is refused with its index. Not here: rendering.
 
+mod calls;
 pub(crate) mod content;
+pub(crate) mod tool_keys;
+mod turns;
+pub(crate) mod unread;
 
 use std::borrow::Cow;
 
 use serde_json::{Map, Value as Json, json};
 use warmpath_common::openai::{ChatPrompt, REASONING_FIELDS};
 
-use crate::calls::{add_ids, fit_calls, one_call_each};
-use crate::caps::{Caps, ContentShapes, SystemPlaces};
 use crate::error::PromptError;
 use crate::media::{MediaKind, mark};
-use crate::template_kwargs::{ENABLE_THINKING, TemplateKwargs};
-use crate::turns::{JOINT, joined, opened};
+use crate::messages::calls::{add_ids, fit_calls, one_call_each};
+use crate::messages::turns::{JOINT, joined, opened};
+use crate::template::caps::{Caps, ContentShapes, SystemPlaces};
+use crate::template::kwargs::{ENABLE_THINKING, TemplateKwargs};
 use content::{has_calls, has_role, is_answer, join, part_text};
 
 /// Longest role.

@@ -3,10 +3,14 @@
 //! It uses minijinja with transformers' settings; `template/python.rs` adds what minijinja lacks. Not here: the
 //! conversion of a request for a template (`messages`), and tokens.
 
-mod pieces;
+pub(crate) mod builtin;
+pub(crate) mod caps;
+pub(crate) mod fitted;
+pub(crate) mod kwargs;
 mod python;
-mod searches;
+pub(crate) mod shield;
 mod source;
+pub(crate) mod tools_first;
 pub(crate) mod values;
 
 use std::collections::BTreeSet;

@@ -3,8 +3,12 @@
 //! llama.cpp loads it, or its file declares all that llama.cpp would say (`declared`). Not here: control tokens in
 //! prompts (`partition`, `shield`).
 
+mod byte_pair;
 mod declared;
+pub(crate) mod least_tokens;
 mod llama;
+pub(crate) mod partition;
+mod words;
 
 use std::path::Path;
 
@@ -12,13 +16,13 @@ use serde::{Deserialize, Serialize};
 use warmpath_common::ids::Token;
 use warmpath_gguf::{Header, MetadataValue, TOOL_USE_TEMPLATE_KEY};
 
-use crate::byte_pair::BytePair;
 use crate::cancel::end_if_cancelled;
 use crate::error::OpenError;
-use crate::least_tokens::{LeastTokens, Tokenizer};
-use crate::partition::Special;
-use crate::template_kwargs::TemplateKwargs;
-use crate::words::{self, allows_cuts};
+use crate::template::kwargs::TemplateKwargs;
+use crate::vocabulary::byte_pair::BytePair;
+use crate::vocabulary::least_tokens::{LeastTokens, Tokenizer};
+use crate::vocabulary::partition::Special;
+use crate::vocabulary::words::{self, allows_cuts};
 
 use declared::DeclaredTokens;
 use llama::{LlamaVocabulary, WORD_PIECE};

@@ -13,10 +13,10 @@ use warmpath_common::prompts::{MEDIA_MARKER, MediaPrompt};
 use super::{Cut, PromptMaker, RawError};
 use crate::error::{PromptError, TooManyTokens};
 use crate::fragments::Scope;
-use crate::least_tokens::assumed;
 use crate::media::{self, Budget, Medium, PromptTokens};
-use crate::partition::Piece;
-use crate::unread::{self, Readable};
+use crate::messages::unread::{self, Readable};
+use crate::vocabulary::least_tokens::assumed;
+use crate::vocabulary::partition::Piece;
 
 /// Longest text that is tokenized to its end, however many tokens it has: clients that shorten their prompts rely on an
 /// exact number in the error. Units: bytes.

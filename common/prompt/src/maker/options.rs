@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use crate::template::Clock;
-use crate::template_kwargs::TemplateKwargs;
+use crate::template::kwargs::TemplateKwargs;
 
 /// Settings of a [`PromptMaker`](super::PromptMaker) that differ from the model's file.
 #[derive(Clone)]

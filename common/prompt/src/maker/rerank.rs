@@ -8,7 +8,7 @@ use warmpath_common::ids::Token;
 use super::PromptMaker;
 use super::shortened::{FittedText, TextRoom, nearest_tokens, remove};
 use crate::error::TooManyTokens;
-use crate::partition::Piece;
+use crate::vocabulary::partition::Piece;
 /// Names of the two texts in a model's template of a pair. Source: llama-server (`format_prompt_rerank`).
 const QUERY: &str = "{query}";
 const DOCUMENT: &str = "{document}";

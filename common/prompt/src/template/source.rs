@@ -4,8 +4,11 @@
 //! nothing; `'%02d' % n` calls a filter, because minijinja's `%` takes numbers only. Not here: Python's functions
 //! (`python`), the loops that are ended early (`searches`).
 
-use super::pieces::{Piece, statement, token};
-use super::searches::end_searches;
+mod pieces;
+mod searches;
+
+use pieces::{Piece, statement, token};
+use searches::end_searches;
 
 /// Name of the filter that formats a text as Python's `%` does.
 pub(super) const PERCENT_FILTER: &str = "percent_format";

@@ -11,7 +11,7 @@ use warmpath_gguf::Header;
 use warmpath_tokenizer::alphabet::byte_of;
 
 use super::{ControlTokens, LlamaVocabulary, Settings, VocabularyInfo};
-use crate::partition::Special;
+use crate::vocabulary::partition::Special;
 
 /// What a worker declares.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]

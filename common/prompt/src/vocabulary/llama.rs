@@ -3,6 +3,8 @@
 //! Anything that would make llama.cpp abort is refused when the file is opened, because a router opens files that
 //! workers send. Not here: control tokens in prompts (`partition`, `shield`).
 
+mod runs;
+
 use std::path::Path;
 
 use llama_cpp_2::model::LlamaModel;
@@ -15,8 +17,8 @@ use warmpath_gguf::Header;
 use super::{AddSpecial, ControlTokens, FimTokens, ParseSpecial, Settings, VocabularyInfo};
 use crate::backend::backend;
 use crate::error::OpenError;
-use crate::partition::Special;
-use crate::runs;
+use crate::vocabulary::llama::runs;
+use crate::vocabulary::partition::Special;
 
 /// Kind of vocabularies of word pieces. Source: llama.cpp's `llm_tokenizer_wpm_session`: it cuts at white space first.
 pub(super) const WORD_PIECE: &str = "bert";

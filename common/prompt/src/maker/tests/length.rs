@@ -7,7 +7,7 @@ use std::rc::Rc;
 use super::*;
 use crate::cancel::unless_cancelled;
 use crate::error::TooManyTokens;
-use crate::least_tokens::LeastTokens;
+use crate::vocabulary::least_tokens::LeastTokens;
 
 /// Longer than any text that is always tokenized to its end.
 const LONG_BYTES: usize = 150 << 10;

@@ -13,18 +13,18 @@ use serde_json::{Map, Value as Json, json};
 use warmpath_common::openai::ChatPrompt;
 use warmpath_llama_chat::{ReasoningFormat, ToolChoice};
 
-use crate::caps::{Caps, Separators};
+use crate::answer_format::formats::{Formats, KnownFormat};
+use crate::answer_format::key::{CONTENT_MARK, Ending, FormatKey, FormatOptions, REASONING_MARK};
 use crate::error::PromptError;
-use crate::format_key::{CONTENT_MARK, Ending, FormatKey, FormatOptions, REASONING_MARK};
-use crate::formats::{Formats, KnownFormat};
 use crate::messages::{Continued, continued, variables};
-use crate::partition::Partitioner;
-use crate::shield::{Shield, StandIns};
+use crate::template::caps::{Caps, Separators};
+use crate::template::kwargs::TemplateKwargs;
+use crate::template::shield::{Shield, StandIns};
+use crate::template::tools_first::{self, ToolsPlace};
 use crate::template::values::to_template_value;
 use crate::template::{ChatTemplate, Clock};
-use crate::template_kwargs::TemplateKwargs;
-use crate::tools_first::{self, ToolsPlace};
 use crate::vocabulary::VocabularyInfo;
+use crate::vocabulary::partition::Partitioner;
 
 /// A template with its capabilities.
 #[derive(Debug)]

@@ -13,8 +13,8 @@ use aho_corasick::{AhoCorasick, MatchKind};
 use minijinja::value::Value;
 use serde_json::{Map, Value as Json};
 
-use crate::partition::searcher;
 use crate::template::values::to_template_value_with;
+use crate::vocabulary::partition::searcher;
 
 /// Dangerous characters for one vocabulary and one template.
 #[derive(Debug)]

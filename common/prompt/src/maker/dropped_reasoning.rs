@@ -11,10 +11,10 @@ use std::fmt;
 use serde_json::{Map, Value as Json};
 use warmpath_common::openai::ChatPrompt;
 
-use crate::fitted::FittedTemplate;
 use crate::maker::PromptMaker;
 use crate::messages::content::has_role;
-use crate::template_kwargs::ENABLE_THINKING;
+use crate::template::fitted::FittedTemplate;
+use crate::template::kwargs::ENABLE_THINKING;
 
 /// Reasoning in place of the request's. Source: a text that no template contains.
 const REASONING: &str = "warmpath probe reasoning";

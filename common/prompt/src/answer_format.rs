@@ -2,20 +2,25 @@
 //!
 //! Not here: the formats themselves (`formats`), rendering (`fitted`).
 
+pub(crate) mod formats;
+pub(crate) mod key;
+mod spacing;
+mod stand_in;
+
 use std::sync::Arc;
 
 use serde_json::{Map, Value as Json, json};
 use warmpath_common::openai::ChatPrompt;
 use warmpath_llama_chat::{AnswerParser, ChatError, ChatFormat, ReasoningFormat, ToolChoice};
 
-use crate::caps::Separators;
+use crate::answer_format::formats::KnownFormat;
+use crate::answer_format::key::{CONTENT_MARK, Ending, FormatKey, FormatOptions, REASONING_MARK};
+use crate::answer_format::spacing::{Written, spaced};
+use crate::answer_format::stand_in::reads;
 use crate::error::PromptError;
-use crate::fitted::FittedTemplate;
-use crate::format_key::{CONTENT_MARK, Ending, FormatKey, FormatOptions, REASONING_MARK};
-use crate::formats::KnownFormat;
 use crate::messages::Continued;
-use crate::spacing::{Written, spaced};
-use crate::stand_in::reads;
+use crate::template::caps::Separators;
+use crate::template::fitted::FittedTemplate;
 
 /// Format of the response to one request.
 #[derive(Debug, Clone)]

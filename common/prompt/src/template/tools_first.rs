@@ -13,7 +13,7 @@ use serde_json::{Value as Json, json};
 use warmpath_common::ids::Token;
 
 use crate::error::PromptError;
-use crate::partition::{Partitioner, Piece};
+use crate::vocabulary::partition::{Partitioner, Piece};
 
 /// System text in place of the request's. Source: a private character that no template writes.
 const MARK: char = '\u{f8fd}';

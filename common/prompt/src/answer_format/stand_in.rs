@@ -11,7 +11,7 @@
 use serde_json::{Map, Value as Json, json};
 use warmpath_llama_chat::{CallDelta, ChatError, ChatFormat, ChatTemplates, FormatInputs, ReasoningFormat, ToolChoice};
 
-use crate::format_key::Ending;
+use crate::answer_format::key::Ending;
 
 /// Comment by which llama.cpp takes a template's calls for those of LFM 2.5, which are written as in Python. Source:
 /// `common_chat_try_specialized_template` of its `chat.cpp`.

@@ -12,8 +12,8 @@ use moka::sync::Cache;
 use serde_json::{Map, Value as Json, json};
 use warmpath_llama_chat::{ChatError, ChatFormat, ChatTemplates, FormatInputs};
 
-use crate::format_key::{Ending, FormatKey, FormatOptions};
-use crate::stand_in;
+use crate::answer_format::key::{Ending, FormatKey, FormatOptions};
+use crate::answer_format::stand_in;
 use crate::vocabulary::VocabularyInfo;
 
 /// Maximum memory of a template's formats. Units: bytes.

@@ -11,8 +11,8 @@ use std::collections::{HashMap, VecDeque};
 use serde_json::{Map, Value as Json, json};
 use warmpath_common::empty_maps::is_empty_list;
 
-use crate::caps::Caps;
 use crate::messages::content::has_role;
+use crate::template::caps::Caps;
 
 /// Name of the argument that holds arguments which are no object.
 const TEXT_ARGUMENT: &str = "arguments";

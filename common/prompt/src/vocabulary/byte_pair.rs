@@ -6,7 +6,7 @@ use warmpath_common::ids::Token;
 use warmpath_gguf::Header;
 use warmpath_tokenizer::{BytePairTokenizer, Source, UnsupportedVocabulary};
 
-use crate::partition::{Partitioner, Piece, Special};
+use crate::vocabulary::partition::{Partitioner, Piece, Special};
 
 /// Tokens of the vocabulary whose spellings are compared at load.
 ///

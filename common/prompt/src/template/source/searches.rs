@@ -207,7 +207,7 @@ fn last_constant(pieces: &[Piece], condition: usize, of_if: &Block) -> Option<us
 
 #[cfg(test)]
 mod tests {
-    use super::super::source::for_minijinja;
+    use super::super::for_minijinja;
 
     #[track_caller]
     fn check(source: &str, expected: &str) {

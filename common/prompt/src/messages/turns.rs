@@ -14,8 +14,8 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::caps::Caps;
 use crate::messages::content::{has_role, is_answer, join, part_text};
+use crate::template::caps::Caps;
 
 /// Separator of joined messages.
 ///
