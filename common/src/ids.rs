@@ -34,9 +34,9 @@ impl fmt::Display for WorkerUid {
     }
 }
 
-crate::hex::hex_serde!(WorkerUid, 8, |uid: &WorkerUid| uid.0.to_be_bytes(), |bytes| WorkerUid(u64::from_be_bytes(
-    bytes
-)));
+crate::hash::hex::hex_serde!(WorkerUid, 8, |uid: &WorkerUid| uid.0.to_be_bytes(), |bytes| WorkerUid(
+    u64::from_be_bytes(bytes)
+));
 
 /// Id of an HTTP request through router and worker; the value of `x-request-id`.
 ///

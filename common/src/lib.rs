@@ -4,28 +4,15 @@
 //! compute the same block hashes from the same tokens and exchange them by one protocol, so the types on which they
 //! must agree are defined once.
 
-pub mod block_hash;
-pub mod cache_breakpoints;
-pub mod cached_share;
-pub mod dialects;
-pub mod embeddings;
-pub mod empty_maps;
-pub mod fields;
-mod fingerprint;
-pub mod headers;
-mod hex;
-pub mod history;
+mod api;
+mod hash;
 pub mod ids;
-pub mod journal;
-pub mod llama_server;
+mod json;
 pub mod lora;
-pub mod media;
-pub mod mix;
 pub mod model;
-pub mod names;
-pub mod openai;
-pub mod prefetch;
-pub mod prompts;
-pub mod salt;
-pub mod summary;
-pub mod whole;
+mod protocol;
+
+pub use api::{cache_breakpoints, dialects, embeddings, history, llama_server, media, names, openai, prompts, salt};
+pub use hash::{block_hash, mix};
+pub use json::{empty_maps, fields, whole};
+pub use protocol::{cached_share, headers, journal, prefetch, summary};

@@ -9,8 +9,8 @@ pub(crate) mod adapter;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use crate::json::whole::Whole;
 use crate::model::ModelInfo;
-use crate::whole::Whole;
 
 pub use adapter::{AdapterInfo, Applied, SCALE_ABS_MAX, Scale, ScaleError};
 
@@ -125,8 +125,8 @@ impl ModelInfo {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block_hash::ChainRoot;
-    use crate::fingerprint::Fingerprint;
+    use crate::hash::block_hash::ChainRoot;
+    use crate::hash::fingerprint::Fingerprint;
 
     fn model() -> ModelInfo {
         let adapter = |name: &str, byte, scale| AdapterInfo {

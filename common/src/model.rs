@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::lora::adapter::{AdapterInfo, Applied};
 
-pub use crate::fingerprint::Fingerprint;
+pub use crate::hash::fingerprint::Fingerprint;
 
 /// Kind of a sequence's memory, by the positions to which it can be rewound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -137,7 +137,7 @@ pub struct ModelInfo {
     pub chat_template_fingerprint: Fingerprint,
     /// Default variables of the chat template, a JSON object with sorted names; its fingerprint includes them.
     pub chat_template_kwargs: String,
-    /// Version of the hash chain, [`crate::block_hash::HASH_VERSION`].
+    /// Version of the hash chain, [`crate::hash::block_hash::HASH_VERSION`].
     pub hash_version: u16,
     /// Number of tokens in a block.
     pub block_size_tokens: u32,

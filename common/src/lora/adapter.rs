@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::fingerprint::Fingerprint;
+use crate::hash::fingerprint::Fingerprint;
 
 /// Largest scale; the smallest is its negative.
 ///

@@ -18,10 +18,10 @@ use super::field::{Field, Object, unsupported, wrong};
 use super::spelling::Origins;
 use super::tools::Listing;
 use super::{Converted, DialectError, Spelling, drop_meaningless, read_object, write, write_breakpoints};
-use crate::empty_maps::is_empty_list;
-use crate::history::new_message;
-use crate::openai::tool_kinds::{TOOL_SEARCH, kind_left_out, left_out_kind};
-use crate::openai::{document_text, result_text};
+use crate::api::history::new_message;
+use crate::api::openai::tool_kinds::{TOOL_SEARCH, kind_left_out, left_out_kind};
+use crate::api::openai::{document_text, result_text};
+use crate::json::empty_maps::is_empty_list;
 use settings::{read_format, read_thinking};
 use tools::{read_definition, read_tool_choice};
 

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use crate::hex::{hex_serde, to_hex};
+use crate::hash::hex::{hex_serde, to_hex};
 use crate::ids::Token;
 
 /// Context string of the chain's root; a new version of the chain gets a new string.

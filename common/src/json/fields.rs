@@ -213,7 +213,7 @@ mod tests {
     use serde_json::{Map, Value};
 
     use super::*;
-    use crate::openai::ChatPrompt;
+    use crate::api::openai::ChatPrompt;
 
     #[test]
     fn names_the_field_that_is_missing_or_wrong() {

@@ -8,9 +8,9 @@ use serde_json::{Map, Value, json};
 use super::super::DialectError;
 use super::super::field::{Field, Object, unsupported, wrong};
 use super::super::tools::{CallForm, Definition, Listing, Loading, Tool, take_loading};
-use crate::empty_maps::is_empty_list;
-use crate::openai::custom_tools::{CUSTOM, description_with_grammar, free_text_fields};
-use crate::openai::tool_kinds::{TOOL_SEARCH, kind_left_out};
+use crate::api::openai::custom_tools::{CUSTOM, description_with_grammar, free_text_fields};
+use crate::api::openai::tool_kinds::{TOOL_SEARCH, kind_left_out};
+use crate::json::empty_maps::is_empty_list;
 
 /// Reads the definition of a tool, or of every tool of a namespace.
 pub(super) fn read_definitions(mut tool: Object) -> Result<Vec<Definition>, DialectError> {

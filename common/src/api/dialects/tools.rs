@@ -11,8 +11,8 @@ use serde_json::{Map, Value, json};
 
 use super::DialectError;
 use super::field::{Object, unsupported, wrong};
-use crate::openai::deferred_tools::{DEFER_LOADING, is_deferred};
-use crate::openai::tool_kinds::TOOL_SEARCH;
+use crate::api::openai::deferred_tools::{DEFER_LOADING, is_deferred};
+use crate::api::openai::tool_kinds::TOOL_SEARCH;
 
 /// Text between a namespace and a name in a function's name.
 ///
@@ -35,7 +35,7 @@ pub struct Tool {
 pub enum CallForm {
     /// Arguments as a JSON object.
     Function,
-    /// One free text, which the chat's function takes as its argument [`FREE_TEXT`](crate::openai::custom_tools::FREE_TEXT).
+    /// One free text, which the chat's function takes as its argument [`FREE_TEXT`](crate::api::openai::custom_tools::FREE_TEXT).
     Custom,
     /// A search for tools that the client runs, with arguments as a JSON object.
     ToolSearch,

@@ -14,8 +14,8 @@ mod tools;
 
 use serde_json::{Map, Value, json};
 
-use crate::cache_breakpoints;
-use crate::fields::{self, ReadError};
+use crate::api::cache_breakpoints;
+use crate::json::fields::{self, ReadError};
 
 pub use spelling::Spelling;
 pub use tools::{CallForm, Tool, ToolNames};

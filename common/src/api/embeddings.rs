@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use crate::prompts::{PromptField, RawPrompt};
+use crate::api::prompts::{PromptField, RawPrompt};
 
 /// Reason why an `input` cannot be embedded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

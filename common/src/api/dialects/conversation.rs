@@ -5,9 +5,9 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::cache_breakpoints::CacheBreakpoint;
-use crate::history::HISTORY_FIELD;
-use crate::openai::deferred_tools::{TOOL_REFERENCE, TOOL_REMOVAL};
+use crate::api::cache_breakpoints::CacheBreakpoint;
+use crate::api::history::HISTORY_FIELD;
+use crate::api::openai::deferred_tools::{TOOL_REFERENCE, TOOL_REMOVAL};
 
 /// Messages so far.
 #[derive(Debug, Default)]

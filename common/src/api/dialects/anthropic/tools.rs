@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::super::DialectError;
 use super::super::field::{Object, wrong};
 use super::super::tools::{CallForm, Definition, Listing, Tool, take_loading};
-use crate::openai::tool_kinds::kind_left_out;
+use crate::api::openai::tool_kinds::kind_left_out;
 
 /// Kinds of Anthropic's tools that clients run, without versions (`bash_20250124`).
 ///

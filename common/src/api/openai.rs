@@ -13,8 +13,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
-use crate::cache_breakpoints::{self, CacheBreakpoint};
-use crate::empty_maps;
+use crate::api::cache_breakpoints::{self, CacheBreakpoint};
+use crate::json::empty_maps;
 use custom_tools::{function_of_custom, write_custom_calls};
 use tool_kinds::{left_out_of_chat, name_function};
 
@@ -45,7 +45,7 @@ pub struct ChatPrompt {
     /// Whether the prompt ends with the opening of the assistant's message; absent means yes.
     pub add_generation_prompt: Option<bool>,
     /// Separates this request's prefixes from those with another salt.
-    #[serde(default, deserialize_with = "crate::salt::of_body")]
+    #[serde(default, deserialize_with = "crate::api::salt::of_body")]
     #[schemars(length(min = 1))]
     pub cache_salt: Option<String>,
     /// Breakpoints that a dialect's conversion has found.

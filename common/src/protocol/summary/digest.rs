@@ -7,8 +7,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::block_hash::BlockKey;
-use crate::mix::mix;
+use crate::hash::block_hash::BlockKey;
+use crate::hash::mix::mix;
 
 /// Digest of a set of blocks.
 ///

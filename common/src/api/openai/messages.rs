@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::empty_maps::is_empty_list;
+use crate::json::empty_maps::is_empty_list;
 
 /// Fields that hold the reasoning of an assistant's message; the first is the one in a chat.
 ///

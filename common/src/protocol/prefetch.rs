@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::block_hash::{BlockHash, block_chain};
+use crate::hash::block_hash::{BlockHash, block_chain};
 use crate::ids::Token;
 
 /// Most tokens of one list; tokens that prefixes have in common are counted once.
@@ -50,7 +50,7 @@ pub struct PackedPrefix {
     pub tokens: Vec<Token>,
 }
 
-/// A prefix to fetch, in the body of a `POST` to [`crate::summary::KV_PATH`].
+/// A prefix to fetch, in the body of a `POST` to [`crate::protocol::summary::KV_PATH`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PrefetchItem {
     /// Base URL of the worker that holds it.
@@ -60,7 +60,7 @@ pub struct PrefetchItem {
     pub prefix: PackedPrefix,
 }
 
-/// A worker's list of prefixes: the response to a `GET` of [`crate::summary::KV_PATH`].
+/// A worker's list of prefixes: the response to a `GET` of [`crate::protocol::summary::KV_PATH`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HotList {
     /// Number of tokens per block.
@@ -69,7 +69,7 @@ pub struct HotList {
     pub prefixes: Vec<PackedPrefix>,
 }
 
-/// Prefixes to fetch: the body of a `POST` to [`crate::summary::KV_PATH`].
+/// Prefixes to fetch: the body of a `POST` to [`crate::protocol::summary::KV_PATH`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Prefetch {
     /// Prefixes, the most important first.

@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Deserializer};
 
-use crate::headers::CACHE_SALT;
+use crate::protocol::headers::CACHE_SALT;
 
 /// Reason why a request's salt cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -49,8 +49,8 @@ pub fn of_body<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Stri
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fields::{self, ReadError};
-    use crate::openai::ChatPrompt;
+    use crate::api::openai::ChatPrompt;
+    use crate::json::fields::{self, ReadError};
 
     #[test]
     fn a_salt_in_a_header_is_read_or_refused_and_never_lost() {

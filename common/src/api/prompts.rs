@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::ids::Token;
-use crate::whole::Whole;
+use crate::json::whole::Whole;
 
 /// `prompt` of a completion request in each of its forms.
 #[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]

@@ -13,12 +13,12 @@ use super::field::{Field, Object, unsupported, wrong};
 use super::spelling::Origins;
 use super::tools::{CallForm, Listing};
 use super::{Converted, DialectError, Spelling, drop_meaningless, read_object, write, write_breakpoints};
-use crate::cache_breakpoints::is_marked;
-use crate::empty_maps::is_empty_list;
-use crate::history::new_message;
-use crate::openai::custom_tools::free_text_arguments;
-use crate::openai::tool_kinds::{OTHER_KIND, TOOL_SEARCH, left_out_kind};
-use crate::openai::{document_text, result_text, thought};
+use crate::api::cache_breakpoints::is_marked;
+use crate::api::history::new_message;
+use crate::api::openai::custom_tools::free_text_arguments;
+use crate::api::openai::tool_kinds::{OTHER_KIND, TOOL_SEARCH, left_out_kind};
+use crate::api::openai::{document_text, result_text, thought};
+use crate::json::empty_maps::is_empty_list;
 use tools::{read_definitions, read_tool_choice, take_tool};
 
 /// Fields that mean nothing in responses, besides those that mean nothing in any dialect.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::hex::{hex_serde, to_hex};
+use crate::hash::hex::{hex_serde, to_hex};
 
 /// Fingerprint of a model file or of a KV layout: 32 bytes of blake3.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

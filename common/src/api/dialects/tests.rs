@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::openai::ChatPrompt;
+use crate::api::openai::ChatPrompt;
 
 /// A conversion.
 type Convert = fn(&[u8]) -> Result<Converted, DialectError>;

@@ -6,8 +6,8 @@
 use serde_json::{Map, Value};
 
 use super::DialectError;
-use crate::empty_maps::{fit_map, is_empty_list};
-use crate::fields::ReadError;
+use crate::json::empty_maps::{fit_map, is_empty_list};
+use crate::json::fields::ReadError;
 
 /// A value and its path.
 #[derive(Debug)]

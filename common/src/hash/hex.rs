@@ -7,7 +7,7 @@ macro_rules! hex_serde {
             fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 let bytes: [u8; $len] = $to(self);
                 if serializer.is_human_readable() {
-                    serializer.serialize_str(&$crate::hex::to_hex(&bytes))
+                    serializer.serialize_str(&$crate::hash::hex::to_hex(&bytes))
                 } else {
                     serde::Serialize::serialize(&bytes, serializer)
                 }
@@ -18,7 +18,7 @@ macro_rules! hex_serde {
             fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 let bytes: [u8; $len] = if deserializer.is_human_readable() {
                     let text = <std::borrow::Cow<'de, str> as serde::Deserialize>::deserialize(deserializer)?;
-                    $crate::hex::from_hex(&text).ok_or_else(|| {
+                    $crate::hash::hex::from_hex(&text).ok_or_else(|| {
                         serde::de::Error::custom(concat!("expected ", $len, " bytes in lower-case hexadecimal"))
                     })?
                 } else {

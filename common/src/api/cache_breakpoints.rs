@@ -49,7 +49,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::openai::ChatPrompt;
+    use crate::api::openai::ChatPrompt;
 
     #[test]
     fn the_last_marked_parts_of_a_chat_are_its_breakpoints() {
