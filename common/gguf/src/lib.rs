@@ -6,7 +6,6 @@
 //! llama.cpp's loader trusts much of what it reads, so a user's file is checked first, with the same reader and without
 //! reading tensor data. Names and vocabulary come from the same header.
 
-mod charsmap;
 mod check;
 mod context;
 mod error;

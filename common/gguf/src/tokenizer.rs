@@ -6,9 +6,10 @@
 //! when it tokenizes certain texts. Either would end a router's process or block it. So each kind of tokenizer has its
 //! rules here, taken from `llama-vocab.cpp`: with a vocabulary that follows them, every text can be tokenized.
 
+mod charsmap;
+
 use std::collections::{HashMap, HashSet};
 
-use crate::charsmap;
 use crate::check::Header;
 
 /// Most tokens of a vocabulary. Source: four times the largest of llama.cpp's (Gemma's 262,144).
