@@ -1,27 +1,17 @@
-//! GGUF models made by code: small files for tests, a larger one for benchmarks.
-//!
-//! GGUF files are read and checked in `warmpath-gguf`. A made model computes a hash of its whole context bit by bit
-//! (`hash_net`), so that its greedy output depends on every token and is still insensitive to numeric noise.
+//! Models for tests and benchmarks: made by code, or fetched and quantized.
 
-pub mod adapter;
 pub mod cache;
-pub mod hash_net;
-mod oracle;
-pub mod preset;
-pub mod projector;
+mod made;
 pub mod quantize;
 pub mod real;
 pub mod stability;
-pub mod tokenizer;
-pub mod vocabulary;
-mod weights;
-mod write;
 
 use std::path::PathBuf;
 
-pub use oracle::Oracle;
-pub use preset::Preset;
-pub use write::{write_model, write_model_with, write_split_model};
+pub use made::oracle::Oracle;
+pub use made::preset::Preset;
+pub use made::write::{write_model, write_model_with, write_split_model};
+pub use made::{adapter, hash_net, projector};
 
 /// Flags of `model`.
 #[derive(Debug, clap::Args)]

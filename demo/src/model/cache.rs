@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::model::projector::{Reads, write_projector};
-use crate::model::{Preset, write_model};
+use crate::model::made::preset::Preset;
+use crate::model::made::projector::{Reads, write_projector};
+use crate::model::made::write::write_model;
 
 /// Version of the made models; it is raised when the same preset and seed give other bytes than before.
 const VERSION: u32 = 3;

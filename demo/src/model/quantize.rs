@@ -63,7 +63,8 @@ pub fn quantize(from: &Path, weight_type: WeightType, out: &Path) -> anyhow::Res
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Preset, write_model};
+    use crate::model::made::preset::Preset;
+    use crate::model::made::write::write_model;
 
     #[test]
     fn writes_complete_models_and_no_file_if_it_fails() {

@@ -12,8 +12,9 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, ensure};
 
+use crate::model::made::preset::Preset;
+use crate::model::made::write::write_model;
 use crate::model::quantize::{WeightType, quantize};
-use crate::model::{Preset, write_model};
 
 /// Source tree.
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");

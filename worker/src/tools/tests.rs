@@ -282,7 +282,7 @@ fn accepts_ordinary_schemas() {
 
 #[test]
 fn the_largest_accepted_schemas_compile_quickly() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../demo/src/model/chat_template.jinja");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../demo/src/model/made/chat_template.jinja");
     let source = std::fs::read_to_string(path).expect("the template is there");
     let templates = ChatTemplates::compile(&source, "", "").expect("it compiles");
     let largest = |schema: &dyn Fn(usize) -> Value| {

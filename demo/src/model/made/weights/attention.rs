@@ -4,10 +4,10 @@
 //! is rotated back by its distance scores highest at that distance. Its own position comes second, for positions that
 //! have no token so far back. All other scores are too low to matter in a 32-bit float.
 
-use crate::model::hash_net::{N_BITS, Round};
-use crate::model::preset::{HEAD_SIZE, N_KV_HEADS, Spec};
-use crate::model::weights::matrix::Matrix;
-use crate::model::weights::{FETCHED, STATE};
+use crate::model::made::hash_net::{N_BITS, Round};
+use crate::model::made::preset::{HEAD_SIZE, N_KV_HEADS, Spec};
+use crate::model::made::weights::matrix::Matrix;
+use crate::model::made::weights::{FETCHED, STATE};
 
 /// Weight of a query's own position beside the wanted distance.
 ///

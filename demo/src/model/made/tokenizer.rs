@@ -8,8 +8,8 @@ use std::path::Path;
 use anyhow::Context as _;
 use warmpath_gguf::{Header, Value, Writer};
 
-use crate::model::hash_net::{N_ANSWERS, below, rng};
-use crate::model::vocabulary::{CHAT_TEMPLATE, CONTROL_TOKENS, USER_DEFINED_TOKENS, Vocabulary, train};
+use crate::model::made::hash_net::{N_ANSWERS, below, rng};
+use crate::model::made::vocabulary::{CHAT_TEMPLATE, CONTROL_TOKENS, USER_DEFINED_TOKENS, Vocabulary, train};
 
 /// GGUF's type of an ordinary token.
 const NORMAL: i32 = 1;

@@ -5,9 +5,9 @@
 
 use warmpath_gguf::TensorType;
 
-use crate::model::preset::{Head, Spec};
-use crate::model::weights::recurrent::noise;
-use crate::model::weights::{Tensor, tensor};
+use crate::model::made::preset::{Head, Spec};
+use crate::model::made::weights::recurrent::noise;
+use crate::model::made::weights::{Tensor, tensor};
 
 /// Standard deviation of a query's or key's channel; that of a score is its square.
 const QUERY: f32 = 1.3;

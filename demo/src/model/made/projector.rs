@@ -15,9 +15,9 @@ use std::path::Path;
 use anyhow::ensure;
 use warmpath_gguf::{TensorType, Value, Writer};
 
-use crate::model::hash_net::N_BITS;
-use crate::model::preset::{LayerKind, Preset};
-use crate::model::weights::{CONSTANT, noise, state_channel};
+use crate::model::made::hash_net::N_BITS;
+use crate::model::made::preset::{LayerKind, Preset};
+use crate::model::made::weights::{CONSTANT, noise, state_channel};
 
 /// Width and height to which an image is fitted. Units: pixels.
 const IMAGE_SIZE: usize = 128;

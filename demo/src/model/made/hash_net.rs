@@ -10,7 +10,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
 use warmpath_common::ids::Token;
 
-use crate::model::preset::{LayerKind, Spec};
+use crate::model::made::preset::{LayerKind, Spec};
 
 /// Number of bits of a state.
 pub const N_BITS: usize = 32;

@@ -6,10 +6,10 @@
 
 use warmpath_gguf::TensorType;
 
-use crate::model::preset::Spec;
-use crate::model::tokenizer::Tokenizer;
-use crate::model::weights::recurrent::{noise, output};
-use crate::model::weights::{Tensor, tensor};
+use crate::model::made::preset::Spec;
+use crate::model::made::tokenizer::Tokenizer;
+use crate::model::made::weights::recurrent::{noise, output};
+use crate::model::made::weights::{Tensor, tensor};
 
 /// Standard deviation of a query's or key's channel; that of a score is its square.
 const QUERY: f32 = 1.6;

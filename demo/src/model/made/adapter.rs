@@ -10,10 +10,10 @@ use anyhow::{Context as _, ensure};
 use rand_chacha::rand_core::Rng as _;
 use warmpath_gguf::{TensorType, Value, Writer};
 
-use crate::model::hash_net::{HashNet, rng};
-use crate::model::preset::{LayerKind, Preset};
-use crate::model::tokenizer::Tokenizer;
-use crate::model::weights::code_sign;
+use crate::model::made::hash_net::{HashNet, rng};
+use crate::model::made::preset::{LayerKind, Preset};
+use crate::model::made::tokenizer::Tokenizer;
+use crate::model::made::weights::code_sign;
 
 /// Number of bits that an adapter inverts, each for about half of all tokens.
 const RANK: usize = 4;
@@ -45,7 +45,7 @@ pub fn write_adapter(preset: Preset, seed: u64, adapter_seed: u64, out: &Path) -
     }
     let mut channels = vec![0.0; RANK * spec.width];
     for bit in 0..RANK {
-        channels[crate::model::weights::state_channel(bit) * RANK + bit] = 1.0;
+        channels[crate::model::made::weights::state_channel(bit) * RANK + bit] = 1.0;
     }
     if let Some(folder) = out.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;

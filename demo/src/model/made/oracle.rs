@@ -2,9 +2,9 @@
 
 use warmpath_common::ids::Token;
 
-use crate::model::hash_net::{HashNet, N_ANSWERS, N_END_BITS};
-use crate::model::preset::Preset;
-use crate::model::tokenizer::Tokenizer;
+use crate::model::made::hash_net::{HashNet, N_ANSWERS, N_END_BITS};
+use crate::model::made::preset::Preset;
+use crate::model::made::tokenizer::Tokenizer;
 
 /// Predictor of a made model's output, which does not run the model.
 #[derive(Debug)]

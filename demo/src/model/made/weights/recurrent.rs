@@ -7,10 +7,10 @@
 use rand_chacha::rand_core::Rng as _;
 use warmpath_gguf::TensorType;
 
-use crate::model::hash_net::rng;
-use crate::model::preset::Spec;
-use crate::model::tokenizer::Tokenizer;
-use crate::model::weights::{Tensor, tensor};
+use crate::model::made::hash_net::rng;
+use crate::model::made::preset::Spec;
+use crate::model::made::tokenizer::Tokenizer;
+use crate::model::made::weights::{Tensor, tensor};
 
 /// Length of the convolution.
 pub(crate) const KERNEL: usize = 4;

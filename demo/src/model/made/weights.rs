@@ -16,9 +16,9 @@ pub(crate) mod recurrent;
 use rand_chacha::rand_core::Rng as _;
 use warmpath_gguf::TensorType;
 
-use crate::model::hash_net::{HashNet, N_ANSWER_BITS, N_BITS, N_END_BITS, Round, rng};
-use crate::model::preset::{HEAD_SIZE, LayerKind, Spec};
-use crate::model::tokenizer::Tokenizer;
+use crate::model::made::hash_net::{HashNet, N_ANSWER_BITS, N_BITS, N_END_BITS, Round, rng};
+use crate::model::made::preset::{HEAD_SIZE, LayerKind, Spec};
+use crate::model::made::tokenizer::Tokenizer;
 pub(crate) use matrix::CONSTANT;
 use matrix::Matrix;
 pub(crate) use recurrent::noise;

@@ -7,10 +7,10 @@ use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use warmpath_gguf::{Value, Writer, shard_path};
 
-use crate::model::hash_net::HashNet;
-use crate::model::preset::{Head, Layer, LayerKind, Preset, Spec, WINDOW_TOKENS};
-use crate::model::tokenizer::Tokenizer;
-use crate::model::weights::{Tensor, recurrent, tensors};
+use crate::model::made::hash_net::HashNet;
+use crate::model::made::preset::{Head, Layer, LayerKind, Preset, Spec, WINDOW_TOKENS};
+use crate::model::made::tokenizer::Tokenizer;
+use crate::model::made::weights::{Tensor, recurrent, tensors};
 
 /// Writes the model of `preset` and `seed` to `out`, with the tokenizer of `vocab` or our own.
 ///

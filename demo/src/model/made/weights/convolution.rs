@@ -3,10 +3,10 @@
 //! The operation is `out_proj(c * conv(b * x))` with constant `b` and `c`. Each tap has a copy of the state's bits in
 //! channels of its own, where the kernel is one at the tap's distance and zero elsewhere.
 
-use crate::model::hash_net::{N_BITS, Round};
-use crate::model::preset::Spec;
-use crate::model::weights::matrix::Matrix;
-use crate::model::weights::{FETCHED, STATE};
+use crate::model::made::hash_net::{N_BITS, Round};
+use crate::model::made::preset::Spec;
+use crate::model::made::weights::matrix::Matrix;
+use crate::model::made::weights::{FETCHED, STATE};
 
 /// Returns the weights of `b`, `c` and `x`, one after another.
 pub(super) fn input(round: &Round, spec: &Spec) -> Matrix {

@@ -3,10 +3,10 @@
 //! A hidden unit is `silu(gate) * up`. Two of them make a step, and steps up and down between the whole numbers make
 //! the parity of a sum. The steps are flat around every whole number, so that noise is removed.
 
-use crate::model::hash_net::{Missing, N_BITS, Round};
-use crate::model::preset::Spec;
-use crate::model::weights::matrix::Matrix;
-use crate::model::weights::{FETCHED, STATE};
+use crate::model::made::hash_net::{Missing, N_BITS, Round};
+use crate::model::made::preset::Spec;
+use crate::model::made::weights::matrix::Matrix;
+use crate::model::made::weights::{FETCHED, STATE};
 
 /// Steepness of the gates; far enough from zero, SiLU is a straight line with a bend at zero.
 ///
