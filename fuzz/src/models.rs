@@ -57,7 +57,7 @@ fn keys(path: &Path) -> Result<Vec<String>, GgufError> {
     for key in &keys {
         drop((header.text(key), header.unsigned(key), header.texts(key), header.numbers(key), header.list_len(key)));
     }
-    drop(header.check_tokenizer());
+    drop(header.checked_tokens());
     Ok(keys.into_iter().filter(|key| !key.starts_with(SPLIT_KEYS)).collect())
 }
 

@@ -140,11 +140,11 @@ fn check_start(path: &Path) -> Result<u64, GgufError> {
 /// Rejects keys that ggml reads but aborts on when it copies or writes them: in the C interface a key ends at its first
 /// NUL.
 fn check_keys(context: &Context) -> Result<(), String> {
-    let mut seen = std::collections::HashSet::new();
+    let mut names = std::collections::HashSet::new();
     for idx in 0..context.n_keys() {
         let key = context.key(idx);
         let is_alignment = key == "general.alignment";
-        if key.is_empty() || context.find(&key) != Some(idx) || !seen.insert(key) {
+        if key.is_empty() || context.find(&key) != Some(idx) || !names.insert(key) {
             return Err(format!("key {idx} has a NUL character in it"));
         }
         if is_alignment && context.key_type(idx) != sys::GGUF_TYPE_UINT32 {

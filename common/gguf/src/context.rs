@@ -110,7 +110,7 @@ impl Context {
         let idx = self.find(key)?;
         let raw = self.raw();
         // SAFETY: each getter is called for exactly the type that the key has.
-        let whole: i128 = unsafe {
+        let integer: i128 = unsafe {
             match self.key_type(idx) {
                 sys::GGUF_TYPE_FLOAT32 => return Some(MetadataValue::Float(sys::gguf_get_val_f32(raw, idx).into())),
                 sys::GGUF_TYPE_FLOAT64 => return Some(MetadataValue::Float(sys::gguf_get_val_f64(raw, idx))),
@@ -123,7 +123,7 @@ impl Context {
                 _ => self.unsigned(key)?.into(),
             }
         };
-        Some(i64::try_from(whole).map_or(MetadataValue::Float(whole as f64), MetadataValue::Int))
+        Some(i64::try_from(integer).map_or(MetadataValue::Float(integer as f64), MetadataValue::Int))
     }
 
     /// Returns the value of `key` if it is a list of texts.
@@ -149,8 +149,8 @@ impl Context {
 
     /// Returns the value of `key` if it is a list of bytes, signed or not.
     pub(crate) fn raw_bytes(&self, key: &str) -> Option<Vec<u8>> {
-        let signed = self.find_array(key, sys::GGUF_TYPE_INT8);
-        let idx = signed.or_else(|| self.find_array(key, sys::GGUF_TYPE_UINT8))?;
+        let signed_idx = self.find_array(key, sys::GGUF_TYPE_INT8);
+        let idx = signed_idx.or_else(|| self.find_array(key, sys::GGUF_TYPE_UINT8))?;
         // SAFETY: the key is an array.
         let n = unsafe { sys::gguf_get_arr_n(self.raw(), idx) };
         // SAFETY: the key is an array of one-byte numbers.

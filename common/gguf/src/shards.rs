@@ -56,7 +56,7 @@ impl Model {
         let paths = siblings(path, count)?;
         for (no, path) in (1..).zip(paths) {
             let header = check_file(&path)?;
-            model.check_shard((no, count), &path, &header)?;
+            model.check_shard(&path, &header, no, count)?;
             model.files.push((path, header));
         }
         model.check_tensors()?;
@@ -88,16 +88,16 @@ impl Model {
     }
 
     /// Checks that a file is the one with number `no` of this model. Errors: `ForeignShard`.
-    fn check_shard(&self, (no, count): (u64, u64), path: &Path, header: &Header) -> Result<(), GgufError> {
-        let (own_no, own_count) = (header.unsigned(NO_KEY), header.unsigned(COUNT_KEY));
+    fn check_shard(&self, path: &Path, header: &Header, no: u64, count: u64) -> Result<(), GgufError> {
+        let (number, header_count) = (header.unsigned(NO_KEY), header.unsigned(COUNT_KEY));
         // llama.cpp aborts on a number of another width.
         let is_u16 =
             header.context.find(NO_KEY).is_some_and(|idx| header.context.key_type(idx) == sys::GGUF_TYPE_UINT16);
-        if own_no != Some(no) || !is_u16 {
-            let own = own_no.map_or_else(|| "none".to_owned(), |own| own.to_string());
-            return Err(self.foreign(path, format!("its {NO_KEY} is {own}, not {no} in 16 bits")));
+        if number != Some(no) || !is_u16 {
+            let number = number.map_or_else(|| "none".to_owned(), |number| number.to_string());
+            return Err(self.foreign(path, format!("its {NO_KEY} is {number}, not {no} in 16 bits")));
         }
-        if own_count.is_some_and(|own| own != count) {
+        if header_count.is_some_and(|header_count| header_count != count) {
             return Err(self.foreign(path, format!("its {COUNT_KEY} is not {count}")));
         }
         Ok(())
@@ -105,15 +105,15 @@ impl Model {
 
     /// Checks that every tensor is in exactly one file. Errors: `ForeignShard`.
     fn check_tensors(&self) -> Result<(), GgufError> {
-        let mut seen = HashSet::new();
+        let mut names = HashSet::new();
         for (path, header) in &self.files {
-            if let Some(tensor) = header.tensors().iter().find(|tensor| !seen.insert(tensor.name.as_str())) {
+            if let Some(tensor) = header.tensors().iter().find(|tensor| !names.insert(tensor.name.as_str())) {
                 return Err(self.foreign(path, format!("tensor {:?} is in another file, too", tensor.name)));
             }
         }
         let expected = self.header().unsigned(N_TENSORS_KEY);
-        if expected.is_some_and(|expected| expected != seen.len() as u64) {
-            let reason = format!("all files together have {} tensors, which contradicts {N_TENSORS_KEY}", seen.len());
+        if expected.is_some_and(|expected| expected != names.len() as u64) {
+            let reason = format!("all files together have {} tensors, which contradicts {N_TENSORS_KEY}", names.len());
             return Err(self.foreign(&self.files[0].0, reason));
         }
         Ok(())
@@ -143,8 +143,8 @@ pub fn shard_name(stem: &str) -> Option<(&str, u64, u64)> {
         let is_number = text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
         is_number.then(|| text.parse().ok()).flatten()
     };
-    let (rest, count) = stem.rsplit_once("-of-")?;
-    let (prefix, no) = rest.rsplit_once('-')?;
+    let (before_count, count) = stem.rsplit_once("-of-")?;
+    let (prefix, no) = before_count.rsplit_once('-')?;
     let (no, count) = (number(no)?, number(count)?);
     (!prefix.is_empty()).then_some((prefix, no, count))
 }

@@ -91,7 +91,7 @@ const KINDS: [&str; 9] = ["llama", "bert", "gpt2", "t5", "rwkv", "plamo2", "gemm
 impl Header {
     /// Returns the text of each token, as llama.cpp has them: with its placeholder for an empty one. Absent if there is
     /// no list of texts.
-    pub fn token_texts(&self) -> Option<Vec<Vec<u8>>> {
+    fn token_texts(&self) -> Option<Vec<Vec<u8>>> {
         let mut texts = self.texts("tokenizer.ggml.tokens")?;
         for (token, text) in texts.iter_mut().enumerate().filter(|(_, text)| text.is_empty()) {
             *text = format!("[EMPTY_{token}]").into_bytes();
@@ -99,12 +99,13 @@ impl Header {
         Some(texts)
     }
 
-    /// Checks the vocabulary, so that llama.cpp neither aborts while it loads it nor fails on a text later.
+    /// Returns the text of each token of a vocabulary on which llama.cpp neither aborts while it loads it nor fails
+    /// later, whatever the text. An empty token has llama.cpp's placeholder.
     ///
     /// Errors: every [`TokenizerError`]. Cost: proportional to the vocabulary.
-    pub fn check_tokenizer(&self) -> Result<(), TokenizerError> {
+    pub fn checked_tokens(&self) -> Result<Vec<Vec<u8>>, TokenizerError> {
         let kind = self.text("tokenizer.ggml.model");
-        let Some(kind) = KINDS.into_iter().find(|known| kind.as_deref() == Some(known)) else {
+        let Some(kind) = KINDS.into_iter().find(|name| kind.as_deref() == Some(name)) else {
             return Err(TokenizerError::Kind { kind });
         };
         let tokens = Tokens::read(self)?;
@@ -122,7 +123,8 @@ impl Header {
             "bert" => tokens.refuse_bytes(),
             "t5" => charsmap::check(self).map_err(|reason| TokenizerError::Shape { reason }),
             _ => Ok(()),
-        }
+        }?;
+        Ok(tokens.texts)
     }
 }
 
@@ -214,19 +216,19 @@ impl Tokens {
 /// Source: llama.cpp's `llama_unescape_rwkv_token`.
 fn unescaped(text: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.iter().copied();
-    while let Some(byte) = rest.next() {
+    let mut bytes_left = text.iter().copied();
+    while let Some(byte) = bytes_left.next() {
         if byte != b'\\' {
             bytes.push(byte);
             continue;
         }
-        let Some(escaped) = rest.next() else { break };
-        match escaped {
+        let Some(code) = bytes_left.next() else { break };
+        match code {
             b't' => bytes.push(b'\t'),
             b'n' => bytes.push(b'\n'),
             b'r' => bytes.push(b'\r'),
             b'x' => {
-                let (Some(high), Some(low)) = (rest.next(), rest.next()) else { break };
+                let (Some(high), Some(low)) = (bytes_left.next(), bytes_left.next()) else { break };
                 let value = |digit: u8| digit.wrapping_sub(if digit >= b'a' { b'a' - 10 } else { b'0' });
                 bytes.push((value(high) << 4).wrapping_add(value(low)));
             }

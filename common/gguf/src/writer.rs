@@ -139,12 +139,12 @@ impl Writer {
         unsafe { sys::gguf_set_arr_data(self.context.raw(), name, element, values.as_ptr().cast(), values.len()) }
     }
 
-    /// Copies the keys of `header` for which `wanted` holds, except `general.alignment`, replacing earlier values.
-    pub fn copy_keys(&mut self, header: &Header, wanted: impl Fn(&str) -> bool) {
+    /// Copies the keys of `header` for which `is_copied` holds, except `general.alignment`, replacing earlier values.
+    pub fn copy_keys(&mut self, header: &Header, is_copied: impl Fn(&str) -> bool) {
         let copy = Context::empty();
         // SAFETY: both contexts are valid; a checked header has no key that ggml aborts on.
         unsafe { sys::gguf_set_kv(copy.raw(), header.context.raw()) };
-        for key in header.keys().iter().filter(|key| !wanted(key) || key.as_str() == "general.alignment") {
+        for key in header.keys().iter().filter(|key| !is_copied(key) || key.as_str() == "general.alignment") {
             let key = CString::new(key.as_str()).expect("a key read from C has no NUL");
             // SAFETY: the context and the key are valid for the call.
             unsafe { sys::gguf_remove_key(copy.raw(), key.as_ptr()) };

@@ -4,7 +4,7 @@
 //! any of this would end the router. So the router starts its own program as another process, with limits on memory (on
 //! Linux) and time. That process loads the file, tokenizes and renders with it, and reports the result. Loading is
 //! deterministic, so a file that loads there loads here. Failures that depend on the text are ruled out by the
-//! vocabulary's shape (`warmpath_gguf::Header::check_tokenizer`).
+//! vocabulary's shape (`warmpath_gguf::Header::checked_tokens`).
 //!
 //! Not here: the download (`vocabulary`), the texts of the trial (`probe`).
 
