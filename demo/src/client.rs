@@ -204,14 +204,15 @@ impl ChatClient {
         Ok(self.send(&body, Instant::now()).await?)
     }
 
-    /// Like [`Self::ask`], but for a response constrained by a field of the body, given as name and value.
+    /// Like [`Self::ask`], but for a response constrained by a field of the body, named `name`.
     ///
     /// Errors: those of [`Self::ask`].
     pub async fn ask_following(
         &self,
         messages: &[Message],
         max_tokens: u32,
-        (name, value): (&str, Value),
+        name: &str,
+        value: Value,
     ) -> anyhow::Result<Answer> {
         let mut body = self.body(messages, max_tokens);
         body[name] = value;

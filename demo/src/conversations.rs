@@ -85,8 +85,8 @@ pub async fn run(args: &DemoArgs) -> anyhow::Result<()> {
 }
 
 /// Returns the model to serve: its name and its file.
-fn model(wanted: Option<&ModelChoice>) -> anyhow::Result<(String, PathBuf)> {
-    if let Some(choice) = wanted {
+fn model(choice: Option<&ModelChoice>) -> anyhow::Result<(String, PathBuf)> {
+    if let Some(choice) = choice {
         return Ok((choice.to_string(), choice.file()?));
     }
     match ModelChoice::Smollm2.file() {

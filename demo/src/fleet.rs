@@ -129,13 +129,13 @@ impl Server {
     pub async fn answers(&mut self, path: &str, timeout: Duration) -> anyhow::Result<()> {
         let url = format!("{}{path}", self.base_url());
         let http = reqwest::Client::builder().no_proxy().timeout(timeout).build()?;
-        let started = Instant::now();
+        let start_time = Instant::now();
         loop {
             self.ensure_alive()?;
             if http.get(&url).send().await.is_ok_and(|response| response.status().is_success()) {
                 return Ok(());
             }
-            if started.elapsed() > timeout {
+            if start_time.elapsed() > timeout {
                 bail!("{} was not ready after {timeout:?}; its log:\n{}", self.name, self.log());
             }
             tokio::time::sleep(READY_POLL).await;
@@ -152,9 +152,9 @@ impl Server {
     /// Errors: the process has ended, or the signal cannot be sent.
     pub async fn signal(&self, signal: &str) -> anyhow::Result<()> {
         let pid = self.pid().with_context(|| format!("{} has ended before", self.name))?;
-        let sent = Command::new("kill").args([&format!("-{signal}"), &pid.to_string()]).status().await?;
-        if !sent.success() {
-            bail!("cannot send SIG{signal} to {}: kill ended with {sent}", self.name);
+        let status = Command::new("kill").args([&format!("-{signal}"), &pid.to_string()]).status().await?;
+        if !status.success() {
+            bail!("cannot send SIG{signal} to {}: kill ended with {status}", self.name);
         }
         Ok(())
     }
@@ -213,25 +213,25 @@ fn spawn(program: &Path, args: &[String]) -> anyhow::Result<Spawned> {
         .with_context(|| format!("starting {}", program.display()))?;
     let stderr = child.stderr.take().context("the child has no stderr")?;
     let log = Log::default();
-    let (bound, wait_bound) = oneshot::channel();
-    let (admin_bound, admin) = oneshot::channel();
-    tokio::spawn(read_log(BufReader::new(stderr), log.clone(), bound, admin_bound));
-    Ok(Spawned { child, log, bound: wait_bound, admin })
+    let (address_sender, address) = oneshot::channel();
+    let (admin_sender, admin) = oneshot::channel();
+    tokio::spawn(read_log(BufReader::new(stderr), log.clone(), address_sender, admin_sender));
+    Ok(Spawned { child, log, bound: address, admin })
 }
 
 async fn read_log(
     stderr: BufReader<tokio::process::ChildStderr>,
     log: Log,
-    bound: oneshot::Sender<SocketAddr>,
-    admin_bound: oneshot::Sender<SocketAddr>,
+    address_sender: oneshot::Sender<SocketAddr>,
+    admin_sender: oneshot::Sender<SocketAddr>,
 ) {
-    let (mut bound, mut admin_bound) = (Some(bound), Some(admin_bound));
+    let (mut address_sender, mut admin_sender) = (Some(address_sender), Some(admin_sender));
     let mut lines = stderr.lines();
     while let Ok(Some(line)) = lines.next_line().await {
         if let Some(address) = listening_address(&line) {
-            let waiting = if line.contains("admin") { &mut admin_bound } else { &mut bound };
-            if let Some(waiting) = waiting.take() {
-                let _ = waiting.send(address);
+            let sender = if line.contains("admin") { &mut admin_sender } else { &mut address_sender };
+            if let Some(sender) = sender.take() {
+                let _ = sender.send(address);
             }
         }
         log.push(line);
@@ -311,9 +311,9 @@ impl FleetArgs {
 /// Returns the folder of the programs: the given one, or else that of this program.
 ///
 /// Errors: no folder is given and that of this program cannot be determined.
-pub fn bin_dir(given: Option<&Path>) -> anyhow::Result<PathBuf> {
-    match given {
-        Some(given) => Ok(given.to_owned()),
+pub fn bin_dir(folder: Option<&Path>) -> anyhow::Result<PathBuf> {
+    match folder {
+        Some(folder) => Ok(folder.to_owned()),
         None => Ok(std::env::current_exe()?.parent().context("this program lies in no folder")?.to_owned()),
     }
 }

@@ -44,7 +44,7 @@ pub fn run(args: &ModelArgs) -> anyhow::Result<()> {
         return adapter::write_adapter(args.preset, args.seed, adapter_seed, &args.out);
     }
     if let Some(reads) = args.projector {
-        return projector::write_projector((args.preset, args.seed), reads, &args.out);
+        return projector::write_projector(args.preset, args.seed, reads, &args.out);
     }
     write_model(args.preset, args.seed, args.vocab.as_deref(), &args.out)
 }

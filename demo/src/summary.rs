@@ -116,10 +116,10 @@ pub fn hit_ratio(prompt_tokens: u64, cached_tokens: u64) -> f64 {
 
 /// Returns the median: for an even number of values the mean of the middle two; `None` for no values.
 pub fn median(values: &[f64]) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let upper = *sorted.get(sorted.len() / 2)?;
-    let lower = sorted[(sorted.len() - 1) / 2];
+    let mut in_order = values.to_vec();
+    in_order.sort_by(f64::total_cmp);
+    let upper = *in_order.get(in_order.len() / 2)?;
+    let lower = in_order[(in_order.len() - 1) / 2];
     Some(lower.midpoint(upper))
 }
 

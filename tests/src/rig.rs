@@ -70,7 +70,7 @@ pub fn made_model(preset: Preset, seed: u64) -> anyhow::Result<PathBuf> {
 ///
 /// Errors: the file cannot be written.
 pub fn tiny_projector() -> anyhow::Result<PathBuf> {
-    made(|folder| cached_projector((Preset::Tiny, MODEL_SEED), Reads::Both, folder))
+    made(|folder| cached_projector(Preset::Tiny, MODEL_SEED, Reads::Both, folder))
 }
 
 fn made(make: impl FnOnce(&Path) -> anyhow::Result<PathBuf>) -> anyhow::Result<PathBuf> {

@@ -109,7 +109,7 @@ async fn answers(server: &Running, texts: Texts, (n, rule): (u32, Rule)) -> anyh
         let sent = Instant::now();
         let answer = match rule.field() {
             None => server.client.ask_exactly(&messages, ANSWER_TOKENS).await?,
-            Some(field) => server.client.ask_following(&messages, ANSWER_TOKENS, field).await?,
+            Some((name, value)) => server.client.ask_following(&messages, ANSWER_TOKENS, name, value).await?,
         };
         let n_tokens = answer.completion_tokens;
         anyhow::ensure!(n_tokens == u64::from(ANSWER_TOKENS), "an answer has {n_tokens} tokens");

@@ -23,7 +23,7 @@ pub fn cached_model(preset: Preset, seed: u64, folder: &Path) -> anyhow::Result<
 /// Returns the path of the projector for the model of `preset` and `seed` in `folder`, which is made if it is missing.
 ///
 /// Errors: it cannot be written.
-pub fn cached_projector((preset, seed): (Preset, u64), reads: Reads, folder: &Path) -> anyhow::Result<PathBuf> {
+pub fn cached_projector(preset: Preset, seed: u64, reads: Reads, folder: &Path) -> anyhow::Result<PathBuf> {
     let kind = match reads {
         Reads::Images => "",
         Reads::Audio => "audio-",
@@ -32,7 +32,7 @@ pub fn cached_projector((preset, seed): (Preset, u64), reads: Reads, folder: &Pa
     };
     let path = folder.join(format!("{}-{seed}-v{VERSION}-{kind}projector.gguf", preset.name()));
     if !path.exists() {
-        write_projector((preset, seed), reads, &path)?;
+        write_projector(preset, seed, reads, &path)?;
     }
     Ok(path)
 }

@@ -39,9 +39,9 @@ impl WeightType {
 pub fn quantize(from: &Path, weight_type: WeightType, out: &Path) -> anyhow::Result<()> {
     let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    let unfinished = tempfile::NamedTempFile::new_in(folder)?.into_temp_path();
+    let temporary = tempfile::NamedTempFile::new_in(folder)?.into_temp_path();
     let c_path = |path: &Path| CString::new(path.as_os_str().as_bytes()).context("a path contains a zero byte");
-    let (from_path, out_path) = (c_path(from)?, c_path(&unfinished)?);
+    let (from_path, out_path) = (c_path(from)?, c_path(&temporary)?);
     // llama.cpp logs a line for each of some hundred tensors; no caller has a subscriber of `tracing`.
     send_logs_to_tracing(LogOptions::default());
     // SAFETY: it may be called more than once, from any thread.
@@ -56,8 +56,8 @@ pub fn quantize(from: &Path, weight_type: WeightType, out: &Path) -> anyhow::Res
         unsafe { llama_cpp_sys_2::llama_model_quantize(from_path.as_ptr(), out_path.as_ptr(), &raw const params) };
     ensure!(status == 0, "llama.cpp cannot quantize {} to {weight_type:?}", from.display());
     // A temporary file is readable only by its owner; a model may be read by others.
-    std::fs::set_permissions(&unfinished, std::fs::Permissions::from_mode(0o644))?;
-    unfinished.persist(out).with_context(|| format!("cannot write {}", out.display()))
+    std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(0o644))?;
+    temporary.persist(out).with_context(|| format!("cannot write {}", out.display()))
 }
 
 #[cfg(test)]

@@ -134,7 +134,7 @@ impl Prober<'_> {
             };
             answer.tokens.push(token);
             answer.logits.push(logits);
-            logits = decode(&mut context, &[token], (prompt.len() + step, 0))?;
+            logits = decode(&mut context, &[token], prompt.len() + step, 0)?;
         }
         Ok(answer)
     }
@@ -158,30 +158,26 @@ impl Prober<'_> {
 /// Computes the prompt as sequence 0 and returns the logits after it.
 fn prefill(context: &mut LlamaContext<'_>, setting: Setting, prompt: &[Token]) -> anyhow::Result<Vec<f32>> {
     match setting.cells {
-        Cells::InOrder => decode(context, prompt, (0, 0)),
+        Cells::InOrder => decode(context, prompt, 0, 0),
         Cells::Scattered => {
             let mut logits = Vec::new();
             for (i, part) in prompt.chunks(37).enumerate() {
-                decode(context, part, (i * 37, 1))?;
-                logits = decode(context, part, (i * 37, 0))?;
+                decode(context, part, i * 37, 1)?;
+                logits = decode(context, part, i * 37, 0)?;
             }
             Ok(logits)
         }
         Cells::Shared => {
-            let shared = prompt.len() / 2;
-            decode(context, prompt, (0, 1))?;
-            context.kv_cache_seq_cp(1, 0, None, Some(u32::try_from(shared)?))?;
-            decode(context, &prompt[shared..], (shared, 0))
+            let n_shared = prompt.len() / 2;
+            decode(context, prompt, 0, 1)?;
+            context.kv_cache_seq_cp(1, 0, None, Some(u32::try_from(n_shared)?))?;
+            decode(context, &prompt[n_shared..], n_shared, 0)
         }
     }
 }
 
 /// Computes `tokens` from position `start` of `sequence` on and returns the logits after them.
-fn decode(
-    context: &mut LlamaContext<'_>,
-    tokens: &[Token],
-    (start, sequence): (usize, i32),
-) -> anyhow::Result<Vec<f32>> {
+fn decode(context: &mut LlamaContext<'_>, tokens: &[Token], start: usize, sequence: i32) -> anyhow::Result<Vec<f32>> {
     let mut batch = LlamaBatch::new(tokens.len(), 1);
     for (i, &token) in tokens.iter().enumerate() {
         let position = i32::try_from(start + i)?;

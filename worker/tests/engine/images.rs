@@ -40,7 +40,7 @@ pub(super) const N_ANSWER: u32 = 12;
 
 pub(super) fn projector(preset: Preset, reads: Reads) -> PathBuf {
     let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/models"));
-    cached_projector((preset, 1), reads, folder).unwrap()
+    cached_projector(preset, 1, reads, folder).unwrap()
 }
 
 /// Returns an engine's configuration with a projector of images and audio.

@@ -19,7 +19,7 @@ const CHAT: &str = "/v1/chat/completions";
 const ENCODED: &str = r#"media_encoded_total{kind="audio"}"#;
 
 async fn hearing(reads: Reads) -> TestWorker {
-    let projector = cached_projector((Preset::Tiny, 1), reads, &folder()).expect("it can be made");
+    let projector = cached_projector(Preset::Tiny, 1, reads, &folder()).expect("it can be made");
     let fixed = "--slots 2 --ctx-size 4096 --flash-attn off --kv-unified off";
     TestWorker::start(&format!("--mmproj {} {fixed}", projector.display())).await
 }

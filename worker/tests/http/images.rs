@@ -22,7 +22,7 @@ const CHAT: &str = "/v1/chat/completions";
 const ENCODED: &str = r#"media_encoded_total{kind="image"}"#;
 
 async fn seeing(flags: &str) -> TestWorker {
-    let projector = cached_projector((Preset::Tiny, 1), Reads::Images, &folder()).expect("it can be made");
+    let projector = cached_projector(Preset::Tiny, 1, Reads::Images, &folder()).expect("it can be made");
     let fixed = "--slots 2 --ctx-size 4096 --flash-attn off --kv-unified off";
     TestWorker::start(&format!("--mmproj {} {fixed} {flags}", projector.display())).await
 }
@@ -254,7 +254,7 @@ async fn of_repository((model, projector): (&Path, &Path)) -> TestWorker {
 
 #[tokio::test]
 async fn the_projector_of_the_model_s_repository_is_used() {
-    let projector = cached_projector((Preset::Tiny, 1), Reads::Images, &folder()).expect("it can be made");
+    let projector = cached_projector(Preset::Tiny, 1, Reads::Images, &folder()).expect("it can be made");
     let worker = of_repository((tiny(), &projector)).await;
     let props = worker.get_json("/props").await;
     assert_eq!(props["modalities"], json!({"vision": true, "audio": false}));
@@ -264,7 +264,7 @@ async fn the_projector_of_the_model_s_repository_is_used() {
 
 #[tokio::test]
 async fn a_projector_is_downloaded_from_its_url_and_kept() {
-    let file = std::fs::read(cached_projector((Preset::Tiny, 1), Reads::Images, &folder()).expect("it can be made"));
+    let file = std::fs::read(cached_projector(Preset::Tiny, 1, Reads::Images, &folder()).expect("it can be made"));
     let file = file.expect("the projector can be read");
     let router = Router::new().route("/projector.gguf", get(|| async { file }));
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
@@ -285,7 +285,7 @@ async fn a_projector_is_downloaded_from_its_url_and_kept() {
 
 #[tokio::test]
 async fn a_model_starts_text_only_if_its_repository_s_projector_cannot_be_used() {
-    let projector = cached_projector((Preset::Tiny, 1), Reads::Images, &folder()).expect("it can be made");
+    let projector = cached_projector(Preset::Tiny, 1, Reads::Images, &folder()).expect("it can be made");
     let no_projector = model(Preset::Tiny, 2);
     for files in [(&*model(Preset::TinyMrope, 1), &*projector), (tiny(), &*no_projector)] {
         let worker = of_repository(files).await;

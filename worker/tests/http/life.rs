@@ -54,7 +54,7 @@ fn a_model_that_does_not_fit_into_memory_is_refused_before_loading_with_the_numb
         let log = refused(&model, &["--cache-ram", "1000000000"]);
         assert!(log.contains("no --ctx-size would fit"), "{log}");
     }
-    let projector = cached_projector((Preset::Tiny, 1), Reads::Images, &folder()).expect("it can be made");
+    let projector = cached_projector(Preset::Tiny, 1, Reads::Images, &folder()).expect("it can be made");
     let flags = ["--mmproj", projector.to_str().expect("a path"), "--cache-ram", "1000000000"];
     let log = refused(&model(Preset::Tiny, 1), &flags);
     assert!(log.contains("MiB for images and audio (--mmproj)"), "{log}");

@@ -36,8 +36,8 @@ pub fn write_adapter(preset: Preset, seed: u64, adapter_seed: u64, out: &Path) -
     writer.declare("token_embd.weight.lora_a", TensorType::F32, &[RANK, n_tokens])?;
     writer.declare("token_embd.weight.lora_b", TensorType::F32, &[RANK, spec.width])?;
     let mut random = rng(adapter_seed, 7);
-    let mut turned = vec![0.0; RANK * n_tokens];
-    for (token, row) in (0_u32..).zip(turned.chunks_exact_mut(RANK)) {
+    let mut bit_flips = vec![0.0; RANK * n_tokens];
+    for (token, row) in (0_u32..).zip(bit_flips.chunks_exact_mut(RANK)) {
         for (bit, cell) in row.iter_mut().enumerate() {
             // To invert a sign, twice its opposite is added.
             *cell = if random.next_u32().is_multiple_of(2) { -2.0 * code_sign(&net, token, bit) } else { 0.0 };
@@ -51,7 +51,7 @@ pub fn write_adapter(preset: Preset, seed: u64, adapter_seed: u64, out: &Path) -
         std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     }
     let mut sink = writer.begin(out)?;
-    sink.write(&turned)?;
+    sink.write(&bit_flips)?;
     sink.write(&channels)?;
     sink.finish()?;
     Ok(())

@@ -72,7 +72,7 @@ impl Reads {
 /// Writes the projector for the model of `preset` and `seed`.
 ///
 /// Errors: the preset's model is not digital, or `out` cannot be written.
-pub fn write_projector((preset, seed): (Preset, u64), reads: Reads, out: &Path) -> anyhow::Result<()> {
+pub fn write_projector(preset: Preset, seed: u64, reads: Reads, out: &Path) -> anyhow::Result<()> {
     let spec = preset.spec();
     let is_digital = |kind| matches!(kind, LayerKind::Full | LayerKind::Sliding | LayerKind::Convolution);
     // What has no causal mask is not digital itself.
@@ -84,12 +84,12 @@ pub fn write_projector((preset, seed): (Preset, u64), reads: Reads, out: &Path) 
     writer.set("general.name", Value::Text(&format!("projector of warmpath {}", preset.name())))?;
     let mut tensors = Vec::new();
     if reads == Reads::NonCausal {
-        describe_images(&mut writer, spec.width, ("clip.projector_type", "gemma3"))?;
+        describe_images(&mut writer, spec.width, "clip.projector_type", "gemma3")?;
         tensors.append(&mut non_causal_tensors(spec.width, seed));
     }
     if reads.images() {
-        describe_images(&mut writer, spec.width, (&type_key(reads, "vision"), "mlp"))?;
-        tensors.append(&mut image_tensors((spec.width, spec.constant), seed));
+        describe_images(&mut writer, spec.width, &type_key(reads, "vision"), "mlp")?;
+        tensors.append(&mut image_tensors(spec.width, spec.constant, seed));
     }
     if reads.audio() {
         describe_audio(&mut writer, spec.width, type_key(reads, "audio"))?;
@@ -101,13 +101,13 @@ pub fn write_projector((preset, seed): (Preset, u64), reads: Reads, out: &Path) 
     let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;
     // Two tests may make the same file at once.
-    let unfinished = tempfile::NamedTempFile::new_in(folder)?.into_temp_path();
-    let mut sink = writer.begin(&unfinished)?;
+    let temporary = tempfile::NamedTempFile::new_in(folder)?.into_temp_path();
+    let mut sink = writer.begin(&temporary)?;
     for (.., floats) in &tensors {
         sink.write(floats)?;
     }
     sink.finish()?;
-    unfinished.persist(out)?;
+    temporary.persist(out)?;
     Ok(())
 }
 
@@ -116,7 +116,7 @@ fn type_key(reads: Reads, kind: &str) -> String {
     if reads == Reads::Both { format!("clip.{kind}.projector_type") } else { "clip.projector_type".to_owned() }
 }
 
-fn describe_images(writer: &mut Writer, width: usize, (type_key, kind): (&str, &str)) -> anyhow::Result<()> {
+fn describe_images(writer: &mut Writer, width: usize, type_key: &str, kind: &str) -> anyhow::Result<()> {
     let is_mlp = kind == "mlp";
     writer.set(type_key, Value::Text(kind))?;
     writer.set("clip.has_vision_encoder", Value::Bool(true))?;
@@ -188,7 +188,7 @@ fn non_causal_tensors(width: usize, seed: u64) -> Vec<Tensor> {
 }
 
 /// Returns the tensors that read images.
-fn image_tensors((width, constant): (usize, f32), seed: u64) -> Vec<Tensor> {
+fn image_tensors(width: usize, constant: f32, seed: u64) -> Vec<Tensor> {
     // The sum over a patch has a deviation of about 1.
     let of_pixels = noise(seed, 700, N_BITS * PATCH_FLOATS, (3.0 / PATCH_FLOATS as f32).sqrt());
     let of_places = noise(seed, 701, N_BITS * IMAGE_TOKENS, 0.5);
@@ -205,13 +205,13 @@ fn image_tensors((width, constant): (usize, f32), seed: u64) -> Vec<Tensor> {
         }
         floor[state_channel(bit)] = -1.0;
     }
-    let unused = |n: usize| vec![0.0; n];
+    let zeros = |n: usize| vec![0.0; n];
     vec![
         ("v.patch_embd.weight", vec![PATCH_SIZE, PATCH_SIZE, 3, N_BITS], of_pixels),
         ("v.position_embd.weight", vec![N_BITS, IMAGE_TOKENS], of_places),
-        ("v.blk.0.attn_out.weight", vec![N_BITS, N_BITS], unused(N_BITS * N_BITS)),
-        ("v.blk.0.ffn_up.weight", vec![N_BITS, n_units], unused(N_BITS * n_units)),
-        ("v.blk.0.ffn_down.weight", vec![n_units, N_BITS], unused(N_BITS * n_units)),
+        ("v.blk.0.attn_out.weight", vec![N_BITS, N_BITS], zeros(N_BITS * N_BITS)),
+        ("v.blk.0.ffn_up.weight", vec![N_BITS, n_units], zeros(N_BITS * n_units)),
+        ("v.blk.0.ffn_down.weight", vec![n_units, N_BITS], zeros(N_BITS * n_units)),
         ("mm.0.weight", vec![N_BITS, n_units], rise),
         ("mm.0.bias", vec![n_units], bends),
         ("mm.2.weight", vec![n_units, width], sum),

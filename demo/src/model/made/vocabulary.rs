@@ -5,6 +5,8 @@
 
 use std::collections::HashMap;
 
+use warmpath_tokenizer::alphabet::spelled;
+
 /// Text that the merges are learned from.
 const CORPUS: &str = include_str!("corpus.txt");
 
@@ -34,7 +36,7 @@ pub const USER_DEFINED_TOKENS: [&str; 4] = ["<tool_call>", "</tool_call>", "<thi
 /// A trained vocabulary in GGUF's form.
 #[derive(Debug, Clone)]
 pub struct Vocabulary {
-    /// Text tokens, then [`CONTROL_TOKENS`], then [`USER_DEFINED_TOKENS`]; bytes as their printable stand-ins.
+    /// Text tokens, then [`CONTROL_TOKENS`], then [`USER_DEFINED_TOKENS`]; bytes as they are spelled in byte-level vocabularies.
     pub tokens: Vec<String>,
     /// Merges, best first: two tokens separated by a space.
     pub merges: Vec<String>,
@@ -47,14 +49,13 @@ impl Vocabulary {
     ///
     /// Cost: O(n).
     pub fn id(&self, token: &str) -> Option<u32> {
-        self.tokens.iter().position(|known| known == token).and_then(|id| u32::try_from(id).ok())
+        self.tokens.iter().position(|text| text == token).and_then(|id| u32::try_from(id).ok())
     }
 }
 
 /// Returns the trained vocabulary, the same one every time.
 pub fn train() -> Vocabulary {
-    let stand_ins = byte_stand_ins();
-    let mut tokens: Vec<String> = stand_ins.iter().map(|&stand_in| stand_in.to_string()).collect();
+    let mut tokens: Vec<String> = (0..=u8::MAX).map(|byte| spelled(byte).to_string()).collect();
     let mut ids: HashMap<String, usize> = tokens.iter().cloned().zip(0..).collect();
     let mut words = words(CORPUS);
     let mut merges = Vec::new();
@@ -62,13 +63,13 @@ pub fn train() -> Vocabulary {
         let Some((left, right)) = most_frequent_pair(&words) else { break };
         let token = format!("{}{}", tokens[left], tokens[right]);
         // Two different merges may give the same token.
-        let merged = ids.get(&token).copied().unwrap_or(tokens.len());
-        for (word, _) in &mut words {
-            merge_in(word, (left, right), merged);
+        let id = ids.get(&token).copied().unwrap_or(tokens.len());
+        for word in &mut words {
+            merge_in(&mut word.tokens, left, right, id);
         }
         merges.push(format!("{} {}", tokens[left], tokens[right]));
-        if merged == tokens.len() {
-            ids.insert(token.clone(), merged);
+        if id == tokens.len() {
+            ids.insert(token.clone(), id);
             tokens.push(token);
         }
     }
@@ -77,62 +78,51 @@ pub fn train() -> Vocabulary {
     Vocabulary { tokens, merges, n_text }
 }
 
-/// Returns the printable character that represents each byte in a byte-level vocabulary.
-///
-/// Source: GPT-2's `bytes_to_unicode`: printable bytes stand for themselves, the others for U+0100 onwards.
-pub fn byte_stand_ins() -> [char; 256] {
-    let mut next = 0x100;
-    std::array::from_fn(|byte| {
-        let byte = u8::try_from(byte).expect("an index below 256");
-        match byte {
-            b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),
-            _ => {
-                next += 1;
-                char::from_u32(next - 1).expect("U+0100 to U+0143 are characters")
-            }
-        }
-    })
+/// A word of the text that merges are learned from.
+struct Word {
+    tokens: Vec<usize>,
+    n_occurrences: usize,
 }
 
-/// Returns the distinct words of `text` as byte tokens, with their numbers of occurrences, in order of first
-/// occurrence.
+/// Returns the distinct words of `text` as byte tokens, in order of first occurrence.
 ///
 /// Only letters with the space before them are merged; digits, punctuation and line ends stay single, so that a word's
 /// token never depends on what follows it.
-fn words(text: &str) -> Vec<(Vec<usize>, usize)> {
-    let mut order: Vec<(Vec<usize>, usize)> = Vec::new();
-    let mut seen: HashMap<Vec<usize>, usize> = HashMap::new();
+fn words(text: &str) -> Vec<Word> {
+    let mut words: Vec<Word> = Vec::new();
+    let mut places: HashMap<Vec<usize>, usize> = HashMap::new();
     let mut add = |word: &[u8]| {
-        let word: Vec<usize> = word.iter().map(|&byte| byte.into()).collect();
-        let idx = *seen.entry(word.clone()).or_insert(order.len());
-        match order.get_mut(idx) {
-            Some((_, count)) => *count += 1,
-            None => order.push((word, 1)),
+        let tokens: Vec<usize> = word.iter().map(|&byte| byte.into()).collect();
+        let place = *places.entry(tokens.clone()).or_insert(words.len());
+        match words.get_mut(place) {
+            Some(word) => word.n_occurrences += 1,
+            None => words.push(Word { tokens, n_occurrences: 1 }),
         }
     };
     for word in text.split(|c: char| !c.is_ascii_alphabetic()).filter(|word| word.len() > 1) {
         add(format!(" {word}").as_bytes());
         add(word.as_bytes());
     }
-    order
+    words
 }
 
 /// Returns the most frequent pair of neighbours; of equally frequent ones, the smallest.
-fn most_frequent_pair(words: &[(Vec<usize>, usize)]) -> Option<(usize, usize)> {
+fn most_frequent_pair(words: &[Word]) -> Option<(usize, usize)> {
     let mut counts: HashMap<(usize, usize), usize> = HashMap::new();
-    for (word, count) in words {
-        for pair in word.windows(2) {
-            *counts.entry((pair[0], pair[1])).or_default() += count;
+    for word in words {
+        for pair in word.tokens.windows(2) {
+            *counts.entry((pair[0], pair[1])).or_default() += word.n_occurrences;
         }
     }
     counts.into_iter().max_by_key(|&(pair, count)| (count, std::cmp::Reverse(pair))).map(|(pair, _)| pair)
 }
 
-fn merge_in(word: &mut Vec<usize>, (left, right): (usize, usize), merged: usize) {
+/// Writes the token `id` in place of each pair of these tokens.
+fn merge_in(word: &mut Vec<usize>, left: usize, right: usize, id: usize) {
     let mut i = 0;
     while i + 1 < word.len() {
         if word[i] == left && word[i + 1] == right {
-            word[i] = merged;
+            word[i] = id;
             word.remove(i + 1);
         }
         i += 1;
@@ -159,13 +149,5 @@ mod tests {
         for word in ["Ġharbour", "Ġlighthouse", "harbour"] {
             assert_eq!(vocabulary.id(word).is_some(), word != "Ġlighthouse", "{word}");
         }
-    }
-
-    #[test]
-    fn every_byte_has_its_own_stand_in() {
-        let distinct: std::collections::HashSet<_> = byte_stand_ins().into_iter().collect();
-        assert_eq!(distinct.len(), 256);
-        assert_eq!(byte_stand_ins()[b' ' as usize], 'Ġ');
-        assert_eq!(byte_stand_ins()[b'\n' as usize], 'Ċ');
     }
 }

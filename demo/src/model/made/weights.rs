@@ -51,7 +51,7 @@ pub(crate) fn tensors(spec: &Spec, net: &HashNet, tokenizer: &Tokenizer) -> Vec<
     match spec.layers.first().map(|layer| layer.kind) {
         Some(LayerKind::Recurrent) => return recurrent::tensors(spec, net.seed(), tokenizer),
         Some(LayerKind::Random) => return random::tensors(spec, net.seed(), tokenizer),
-        Some(LayerKind::Encoder(head)) => return encoder::tensors(spec, (net.seed(), head), tokenizer.n_tokens),
+        Some(LayerKind::Encoder(head)) => return encoder::tensors(spec, net.seed(), head, tokenizer.n_tokens),
         _ => {}
     }
     let (width, n_tokens, constant) = (spec.width, tokenizer.n_tokens, spec.constant);
@@ -64,16 +64,16 @@ pub(crate) fn tensors(spec: &Spec, net: &HashNet, tokenizer: &Tokenizer) -> Vec<
         }),
         norm(output_norm, spec),
         tensor("output.weight", spec.weight_type, &[width, n_tokens], move || {
-            output(seed, (&answers, end), Matrix::zero(width, n_tokens, constant))
+            output(seed, &answers, end, Matrix::zero(width, n_tokens, constant))
         }),
     ];
     for (il, (layer, round)) in spec.layers.iter().zip(&net.rounds).enumerate() {
-        add_layer(&mut tensors, spec, (il, layer.kind, round));
+        add_layer(&mut tensors, spec, il, layer.kind, round);
     }
     tensors
 }
 
-fn add_layer(tensors: &mut Vec<Tensor>, spec: &Spec, (il, kind, round): (usize, LayerKind, &Round)) {
+fn add_layer(tensors: &mut Vec<Tensor>, spec: &Spec, il: usize, kind: LayerKind, round: &Round) {
     let name = |part: &str| format!("blk.{il}.{part}.weight");
     let mut add = |part: &str, kind: TensorType, matrix: Matrix| {
         tensors.push(tensor(&name(part), kind, &matrix.shape(), move || matrix.cells.clone()));
@@ -142,7 +142,7 @@ fn embedding(net: &HashNet, mut matrix: Matrix) -> Vec<f32> {
     matrix.cells
 }
 
-fn output(seed: u64, (answers, end): (&[u32], Option<u32>), mut matrix: Matrix) -> Vec<f32> {
+fn output(seed: u64, answers: &[u32], end: Option<u32>, mut matrix: Matrix) -> Vec<f32> {
     let mut rng = rng(seed, 3);
     let mut uniform = || (rng.next_u32() as f32) / (u32::MAX as f32);
     let weights: [f32; N_ANSWER_BITS] = std::array::from_fn(|bit| match bit {

@@ -20,7 +20,7 @@ pub fn write_model(preset: Preset, seed: u64, vocab: Option<&Path>, out: &Path) 
     let (writer, tensors) = made(preset, seed, vocab)?;
     let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    write_file(writer, &tensors, (preset.name(), out))
+    write_file(writer, &tensors, preset.name(), out)
 }
 
 /// Writes the model of `preset` and `seed` to `out`, with further metadata.
@@ -29,7 +29,7 @@ pub fn write_model(preset: Preset, seed: u64, vocab: Option<&Path>, out: &Path) 
 pub fn write_model_with(preset: Preset, seed: u64, metadata: &[(&str, Value<'_>)], out: &Path) -> anyhow::Result<()> {
     let (mut writer, tensors) = made(preset, seed, None)?;
     metadata.iter().try_for_each(|(key, value)| writer.set(key, *value))?;
-    write_file(writer, &tensors, (preset.name(), out))
+    write_file(writer, &tensors, preset.name(), out)
 }
 
 /// Writes the model of `preset` and `seed` as files whose names begin with `prefix`; returns the path of the first.
@@ -42,15 +42,15 @@ pub fn write_split_model(preset: Preset, seed: u64, prefix: &Path, n_files: u16)
     let mut writers = vec![first];
     writers.resize_with(usize::from(n_files), Writer::new);
     let n_tensors = tensors.len();
-    let mut left = tensors;
+    let mut tensors_left = tensors;
     for (no, mut writer) in (0..n_files).zip(writers) {
         writer.set("split.no", Value::U16(no))?;
         writer.set("split.count", Value::U16(n_files))?;
         writer.set("split.tensors.count", Value::I32(i32::try_from(n_tensors)?))?;
-        let n_here = if no + 1 == n_files { left.len() } else { 1.min(left.len()) };
-        let behind = left.split_off(n_here);
-        write_file(writer, &left, (preset.name(), &shard_path(prefix, u64::from(no) + 1, n_files.into())))?;
-        left = behind;
+        let n_here = if no + 1 == n_files { tensors_left.len() } else { 1.min(tensors_left.len()) };
+        let behind = tensors_left.split_off(n_here);
+        write_file(writer, &tensors_left, preset.name(), &shard_path(prefix, u64::from(no) + 1, n_files.into()))?;
+        tensors_left = behind;
     }
     Ok(shard_path(prefix, 1, n_files.into()))
 }
@@ -74,13 +74,13 @@ fn made(preset: Preset, seed: u64, vocab: Option<&Path>) -> anyhow::Result<(Writ
 }
 
 /// Writes one file of a model with these tensors.
-fn write_file(mut writer: Writer, tensors: &[Tensor], (name, out): (&'static str, &Path)) -> anyhow::Result<()> {
+fn write_file(mut writer: Writer, tensors: &[Tensor], name: &'static str, out: &Path) -> anyhow::Result<()> {
     for tensor in tensors {
         writer.declare(&tensor.name, tensor.kind, &tensor.shape)?;
     }
     let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let unfinished = tempfile::NamedTempFile::new_in(folder)?.into_temp_path();
-    let mut sink = writer.begin(&unfinished)?;
+    let temporary = tempfile::NamedTempFile::new_in(folder)?.into_temp_path();
+    let mut sink = writer.begin(&temporary)?;
     let style = ProgressStyle::with_template("{msg} [{bar:40}] {pos}/{len} tensors")?;
     let progress = ProgressBar::new(tensors.len() as u64).with_style(style).with_message(name);
     for tensor in tensors {
@@ -90,8 +90,8 @@ fn write_file(mut writer: Writer, tensors: &[Tensor], (name, out): (&'static str
     sink.finish()?;
     progress.finish_and_clear();
     // Only its owner can read a temporary file; a model may be read by others.
-    std::fs::set_permissions(&unfinished, std::fs::Permissions::from_mode(0o644))?;
-    unfinished.persist(out).with_context(|| format!("cannot write {}", out.display()))?;
+    std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(0o644))?;
+    temporary.persist(out).with_context(|| format!("cannot write {}", out.display()))?;
     Ok(())
 }
 

@@ -41,7 +41,7 @@ pub(super) fn tensors(spec: &Spec, seed: u64, tokenizer: &Tokenizer) -> Vec<Tens
     let mut tensors = vec![
         random("token_embd.weight".to_owned(), &[width, n_tokens], state),
         ones("output_norm.weight"),
-        output(spec, (seed, spec.weight_type), tokenizer),
+        output(spec, seed, spec.weight_type, tokenizer),
     ];
     for il in 0..spec.layers.len() {
         let name = |part: &str| format!("blk.{il}.{part}.weight");

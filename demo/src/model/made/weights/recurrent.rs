@@ -43,7 +43,7 @@ pub(super) fn tensors(spec: &Spec, seed: u64, tokenizer: &Tokenizer) -> Vec<Tens
     let mut tensors = vec![
         random("token_embd.weight", &[width, n_tokens], 1.0),
         constant("output_norm.weight", &[width], 1.0),
-        output(spec, (seed, TensorType::F32), tokenizer),
+        output(spec, seed, TensorType::F32, tokenizer),
     ];
     for il in 0..spec.layers.len() {
         let name = |part: &str| format!("blk.{il}.{part}");
@@ -106,7 +106,7 @@ fn projection(name: &str, inner: usize, seed: u64, stream: u64) -> Tensor {
 }
 
 /// Returns the output weights: answer tokens compete, no other token is ever the best.
-pub(super) fn output(spec: &Spec, (seed, kind): (u64, TensorType), tokenizer: &Tokenizer) -> Tensor {
+pub(super) fn output(spec: &Spec, seed: u64, kind: TensorType, tokenizer: &Tokenizer) -> Tensor {
     let (width, n_tokens) = (spec.width, tokenizer.n_tokens);
     let (answers, end) = (tokenizer.answers.clone(), tokenizer.end);
     tensor("output.weight", kind, &[width, n_tokens], move || {
