@@ -65,13 +65,13 @@ fn loaded(n_adapters: usize) -> String {
 pub fn resolve(
     model: &ModelInfo,
     name: Option<&str>,
-    wanted: Option<&[RequestedAdapter]>,
+    requested_adapters: Option<&[RequestedAdapter]>,
 ) -> Result<Option<Applied>, AdapterError> {
-    let named = name.and_then(|name| model.adapter_named(name));
-    match (named, wanted) {
+    let adapter_of_name = name.and_then(|name| model.adapter_named(name));
+    match (adapter_of_name, requested_adapters) {
         (Some(_), Some(_)) => Err(AdapterError::Twice),
         (Some(adapter), None) => Ok(applied(adapter, model.adapters[usize::from(adapter)].scale)),
-        (None, Some(wanted)) => chosen(model.adapters.len(), wanted),
+        (None, Some(requested_adapters)) => chosen(model.adapters.len(), requested_adapters),
         (None, None) => Ok(model.adapter_in_force),
     }
 }
@@ -80,16 +80,16 @@ pub fn resolve(
 /// applied.
 ///
 /// Errors: `Unknown`, `Scale`, `Several`.
-pub fn chosen(n_adapters: usize, wanted: &[RequestedAdapter]) -> Result<Option<Applied>, AdapterError> {
+pub fn chosen(n_adapters: usize, requested_adapters: &[RequestedAdapter]) -> Result<Option<Applied>, AdapterError> {
     let mut scales = vec![Scale::ZERO; n_adapters];
-    for RequestedAdapter { id: Whole(id), scale } in wanted {
+    for RequestedAdapter { id: Whole(id), scale } in requested_adapters {
         let unknown = AdapterError::Unknown { id: *id, n_adapters };
         let place = usize::try_from(*id).ok().and_then(|id| scales.get_mut(id)).ok_or(unknown)?;
         *place = Scale::try_from(*scale).map_err(|ScaleError| AdapterError::Scale { scale: scale.to_string() })?;
     }
-    let mut left = (0..).zip(scales).filter_map(|(adapter, scale)| applied(adapter, scale));
-    let first = left.next();
-    if left.next().is_some() { Err(AdapterError::Several) } else { Ok(first) }
+    let mut applied_adapters = (0..).zip(scales).filter_map(|(adapter, scale)| applied(adapter, scale));
+    let first = applied_adapters.next();
+    if applied_adapters.next().is_some() { Err(AdapterError::Several) } else { Ok(first) }
 }
 
 fn applied(adapter: u16, scale: Scale) -> Option<Applied> {
@@ -137,7 +137,7 @@ mod tests {
         ModelInfo {
             names: vec!["base".to_owned(), "org/base:7b".to_owned()],
             adapters: vec![adapter("poet", 1, 1.0), adapter("clerk", 2, 0.5), adapter("mute", 3, 0.0)],
-            ..crate::model::testing::model()
+            ..ModelInfo::plain(Fingerprint([1; 32]))
         }
     }
 

@@ -104,8 +104,8 @@ pub const DROPPED: &[&str] = &[
 ];
 
 /// Removes the fields that mean nothing: those of every dialect and those in `own`.
-fn drop_meaningless(fields: &mut field::Object, own: &[&str]) {
-    for name in DROPPED.iter().chain(own) {
+fn drop_meaningless(fields: &mut field::Object, of_dialect: &[&str]) {
+    for name in DROPPED.iter().chain(of_dialect) {
         fields.fields.remove(*name);
     }
 }

@@ -51,25 +51,25 @@ impl InputTexts {
     ///
     /// Errors: every [`UnusableInput`].
     pub fn read(mut field: Value, param: &str) -> Result<Self, UnusableInput> {
-        let named = |idx: Option<usize>| idx.map_or_else(|| param.to_owned(), |idx| format!("{param}[{idx}]"));
+        let param_at = |idx: Option<usize>| idx.map_or_else(|| param.to_owned(), |idx| format!("{param}[{idx}]"));
         if field.as_array().is_some_and(Vec::is_empty) {
-            return Err(UnusableInput::Empty { param: named(None) });
+            return Err(UnusableInput::Empty { param: param_at(None) });
         }
         match &mut field {
             Value::Array(items) => {
                 for (idx, item) in items.iter_mut().enumerate() {
-                    join_parts(item).map_err(|NoText| UnusableInput::Media { param: named(Some(idx)) })?;
+                    join_parts(item).map_err(|NoText| UnusableInput::Media { param: param_at(Some(idx)) })?;
                 }
             }
-            other => join_parts(other).map_err(|NoText| UnusableInput::Media { param: named(None) })?,
+            other => join_parts(other).map_err(|NoText| UnusableInput::Media { param: param_at(None) })?,
         }
         let is_list =
             field.as_array().is_some_and(|items| items.iter().any(|item| !item.is_number())) && !is_mixed(&field);
-        let shape = |_| UnusableInput::Shape { param: named(None) };
+        let shape = |_| UnusableInput::Shape { param: param_at(None) };
         let field: PromptField = serde_json::from_value(field).map_err(shape)?;
         let texts = field.into_prompts();
         match texts.iter().position(|text| matches!(text, RawPrompt::Media(_))) {
-            Some(idx) => Err(UnusableInput::Media { param: named(is_list.then_some(idx)) }),
+            Some(idx) => Err(UnusableInput::Media { param: param_at(is_list.then_some(idx)) }),
             None => Ok(Self { texts, is_list }),
         }
     }

@@ -17,14 +17,14 @@ pub fn status() -> Value {
 pub fn architecture(model: &ModelInfo) -> Value {
     let modalities = model.modalities();
     let media = [("image", modalities.vision), ("audio", modalities.audio)];
-    let read = media.into_iter().filter_map(|(name, is_read)| is_read.then_some(name));
+    let inputs = media.into_iter().filter_map(|(name, is_read)| is_read.then_some(name));
     let output = match model.embedding {
         None => "text",
         Some(_) if model.can(Some(Capability::Rerank)) => "rerank",
         Some(_) => "embeddings",
     };
     json!({
-        "input_modalities": std::iter::once("text").chain(read).collect::<Vec<_>>(),
+        "input_modalities": std::iter::once("text").chain(inputs).collect::<Vec<_>>(),
         "output_modalities": [output],
     })
 }

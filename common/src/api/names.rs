@@ -14,7 +14,7 @@ const ANY: char = '*';
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NameMatch<'a> {
     /// Name or pattern of the model that matches.
-    pub own: &'a str,
+    pub model_name: &'a str,
     /// Index of the adapter whose name follows.
     pub adapter: Option<u16>,
 }
@@ -23,7 +23,7 @@ impl NameMatch<'_> {
     /// Returns the rank of the match: a name without `*` ranks first, then the pattern with the most characters other
     /// than `*`.
     pub fn rank(&self) -> usize {
-        if is_pattern(self.own) { self.own.len() } else { usize::MAX }
+        if is_pattern(self.model_name) { self.model_name.len() } else { usize::MAX }
     }
 }
 
@@ -50,16 +50,21 @@ pub fn matches(pattern: &str, name: &str) -> bool {
 impl ModelInfo {
     /// Returns the meaning of `name`; `None` if it is not a name of the model.
     pub fn meant(&self, name: &str) -> Option<NameMatch<'_>> {
-        let written_out = || self.names.iter().find(|own| *own == name).map(|own| NameMatch { own, adapter: None });
+        let written_out = || {
+            self.names
+                .iter()
+                .find(|model_name| *model_name == name)
+                .map(|model_name| NameMatch { model_name, adapter: None })
+        };
         let with_adapter = || {
             let candidates = (0..).zip(&self.adapters).filter_map(|(idx, adapter)| {
-                let own = self.best(before_adapter(name, adapter)?)?;
-                Some(NameMatch { own, adapter: Some(idx) })
+                let model_name = self.best(before_adapter(name, adapter)?)?;
+                Some(NameMatch { model_name, adapter: Some(idx) })
             });
             first_best(candidates)
         };
-        let matched = || self.best(name).map(|own| NameMatch { own, adapter: None });
-        written_out().or_else(with_adapter).or_else(matched)
+        let by_pattern = || self.best(name).map(|model_name| NameMatch { model_name, adapter: None });
+        written_out().or_else(with_adapter).or_else(by_pattern)
     }
 
     /// Returns the index of the adapter in `name`, after one of the model's names.
@@ -74,8 +79,12 @@ impl ModelInfo {
 
     /// Returns the model's own name or pattern that matches `name` best.
     fn best(&self, name: &str) -> Option<&str> {
-        let met = self.names.iter().filter(|own| matches(own, name)).map(|own| NameMatch { own, adapter: None });
-        first_best(met).map(|meant| meant.own)
+        let met = self
+            .names
+            .iter()
+            .filter(|model_name| matches(model_name, name))
+            .map(|model_name| NameMatch { model_name, adapter: None });
+        first_best(met).map(|meant| meant.model_name)
     }
 }
 
@@ -103,7 +112,7 @@ mod tests {
         ModelInfo {
             names: names.iter().map(|name| (*name).to_owned()).collect(),
             adapters: vec![adapter("poet"), adapter("clerk")],
-            ..crate::model::testing::model()
+            ..ModelInfo::plain(Fingerprint([1; 32]))
         }
     }
 
@@ -111,7 +120,7 @@ mod tests {
     fn a_name_means_the_model_or_one_of_its_adapters() {
         let model = model(&["base", "org/base:7b"]);
         let check = |name: &str, expected: Option<(&str, Option<u16>)>| {
-            assert_eq!(model.meant(name).map(|meant| (meant.own, meant.adapter)), expected, "{name}");
+            assert_eq!(model.meant(name).map(|meant| (meant.model_name, meant.adapter)), expected, "{name}");
         };
         check("base", Some(("base", None)));
         check("org/base:7b", Some(("org/base:7b", None)));
@@ -126,7 +135,7 @@ mod tests {
     fn patterns_stand_for_names_and_the_most_specific_one_counts() {
         let model = model(&["qwen", "claude-*", "claude-*-haiku-*", "gpt-4*mini"]);
         let check = |name: &str, expected: Option<(&str, Option<u16>)>| {
-            assert_eq!(model.meant(name).map(|meant| (meant.own, meant.adapter)), expected, "{name}");
+            assert_eq!(model.meant(name).map(|meant| (meant.model_name, meant.adapter)), expected, "{name}");
         };
         check("claude-sonnet-4-5", Some(("claude-*", None)));
         check("claude-3-5-haiku-20241022", Some(("claude-*-haiku-*", None)));
@@ -144,8 +153,8 @@ mod tests {
     #[test]
     fn a_pattern_of_one_star_matches_every_name() {
         let model = model(&["qwen", "*"]);
-        for (name, own) in [("gpt-4o", "*"), ("qwen", "qwen"), ("", "*"), ("a/b:c", "*")] {
-            assert_eq!(model.meant(name).map(|meant| meant.own), Some(own), "{name}");
+        for (name, model_name) in [("gpt-4o", "*"), ("qwen", "qwen"), ("", "*"), ("a/b:c", "*")] {
+            assert_eq!(model.meant(name).map(|meant| meant.model_name), Some(model_name), "{name}");
         }
     }
 

@@ -179,7 +179,7 @@ impl ValueCounts {
 /// Returns the length of the text at the start of `json`, with its quotes.
 fn text_bytes(json: &[u8]) -> usize {
     let mut at = 1;
-    while let Some(n_plain) = json.get(at..).and_then(|rest| memchr2(b'"', b'\\', rest)) {
+    while let Some(n_plain) = json.get(at..).and_then(|behind| memchr2(b'"', b'\\', behind)) {
         at += n_plain;
         if json[at] == b'"' {
             return at + 1;
@@ -199,12 +199,12 @@ fn number_bytes(json: &[u8]) -> usize {
 /// JSON, with any number of values.
 ///
 /// Source: serde_json's `KeyClassifier` with the feature `raw_value`, which axum enables.
-fn hides_values(text: &[u8], rest: &[u8]) -> bool {
+fn hides_values(text: &[u8], behind: &[u8]) -> bool {
     const NAME: &str = "$serde_json::private::RawValue";
     // Escaped, each letter has up to six bytes.
     let may_be = (NAME.len()..=6 * NAME.len()).contains(&text.len().saturating_sub(2));
     may_be
-        && rest.trim_ascii_start().starts_with(b":")
+        && behind.trim_ascii_start().starts_with(b":")
         && serde_json::from_slice::<String>(text).is_ok_and(|name| name == NAME)
 }
 

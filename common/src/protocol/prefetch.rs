@@ -87,35 +87,35 @@ pub struct Unpackable;
 ///
 /// Panics: when `block_size_tokens` is 0.
 pub fn pack<'a>(prefixes: impl IntoIterator<Item = &'a HotPrefix>, block_size_tokens: u32) -> Vec<PackedPrefix> {
-    let mut known: HashMap<BlockHash, usize> = HashMap::new();
-    let packed = prefixes.into_iter().enumerate().map(|(idx, HotPrefix { root, tokens })| {
+    let mut places: HashMap<BlockHash, usize> = HashMap::new();
+    let packed_prefixes = prefixes.into_iter().enumerate().map(|(idx, HotPrefix { root, tokens })| {
         let chain = block_chain(root, tokens, block_size_tokens);
-        let shared = chain.iter().enumerate().rev().find_map(|(block, hash)| Some((*known.get(hash)?, block + 1)));
-        let like = shared.map(|(earlier, n_blocks)| (earlier, n_blocks * block_size_tokens as usize));
+        let beginning = chain.iter().enumerate().rev().find_map(|(block, hash)| Some((*places.get(hash)?, block + 1)));
+        let like = beginning.map(|(earlier, n_blocks)| (earlier, n_blocks * block_size_tokens as usize));
         for hash in chain {
-            known.entry(hash).or_insert(idx);
+            places.entry(hash).or_insert(idx);
         }
         PackedPrefix { root: *root, like, tokens: tokens[like.map_or(0, |(_, n_tokens)| n_tokens)..].to_vec() }
     });
-    packed.collect()
+    packed_prefixes.collect()
 }
 
 /// Returns the prefixes of a list.
 ///
 /// Errors: [`Unpackable`].
-pub fn unpack<'a>(packed: impl IntoIterator<Item = &'a PackedPrefix>) -> Result<Vec<HotPrefix>, Unpackable> {
+pub fn unpack<'a>(packed_prefixes: impl IntoIterator<Item = &'a PackedPrefix>) -> Result<Vec<HotPrefix>, Unpackable> {
     let mut prefixes: Vec<HotPrefix> = Vec::new();
     let mut n_left = ALL_TOKENS_MAX;
-    for PackedPrefix { root, like, tokens } in packed {
-        let shared = match like {
+    for PackedPrefix { root, like, tokens } in packed_prefixes {
+        let beginning = match like {
             None => &[][..],
             Some((idx, n_tokens)) => {
                 let earlier = prefixes.get(*idx).filter(|earlier| earlier.root == *root).ok_or(Unpackable)?;
                 earlier.tokens.get(..*n_tokens).ok_or(Unpackable)?
             }
         };
-        n_left = n_left.checked_sub(shared.len() + tokens.len()).ok_or(Unpackable)?;
-        let tokens = [shared, tokens].concat();
+        n_left = n_left.checked_sub(beginning.len() + tokens.len()).ok_or(Unpackable)?;
+        let tokens = [beginning, tokens].concat();
         prefixes.push(HotPrefix { root: *root, tokens });
     }
     Ok(prefixes)

@@ -99,7 +99,7 @@ impl FromStr for Stamp {
     fn from_str(text: &str) -> Result<Self, StampParseError> {
         let mut parts = text.split('.');
         let mut part = || parts.next().ok_or(StampParseError);
-        let uid = crate::hash::block_hash::from_hex(part()?).ok_or(StampParseError)?;
+        let uid = crate::hash::hex::from_hex(part()?).ok_or(StampParseError)?;
         let (boot_epoch, seq) = (part()?.parse(), part()?.parse());
         let (Ok(boot_epoch), Ok(seq), None) = (boot_epoch, seq, parts.next()) else { return Err(StampParseError) };
         Ok(Self { worker_uid: WorkerUid(u64::from_be_bytes(uid)), boot_epoch, seq })

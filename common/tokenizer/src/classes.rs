@@ -49,9 +49,9 @@ impl Classes {
         for ((start, class), end) in RUNS.iter().zip(ends) {
             of_all[*start as usize..end].fill(*class);
         }
-        let (mut starts, mut blocks, mut known) = (Vec::new(), Vec::new(), HashMap::new());
+        let (mut starts, mut blocks, mut starts_of_blocks) = (Vec::new(), Vec::new(), HashMap::new());
         for block in of_all.chunks(BLOCK) {
-            starts.push(*known.entry(block).or_insert_with(|| {
+            starts.push(*starts_of_blocks.entry(block).or_insert_with(|| {
                 let start = u16::try_from(blocks.len()).expect("there are some two hundred different blocks");
                 blocks.extend_from_slice(block);
                 start

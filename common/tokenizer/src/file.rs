@@ -74,11 +74,11 @@ impl Pairs {
             let start = bytes.len();
             let Some(space) = merge.iter().skip(1).position(|byte| *byte == b' ') else { continue };
             let (left, right) = (&merge[..=space], &merge[space + 2..]);
-            let unspelled = unspell(left, &mut bytes).and_then(|()| {
+            let ends_of_texts = unspell(left, &mut bytes).and_then(|()| {
                 let end_of_left = bytes.len();
                 unspell(right, &mut bytes).map(|()| [end_of_left, bytes.len()])
             });
-            match unspelled {
+            match ends_of_texts {
                 Some([left, right]) if start < left && left < right => ends.push([left, right]),
                 _ => bytes.truncate(start),
             }

@@ -84,9 +84,9 @@ impl BytePairTokenizer {
     /// Cost: proportional to tokens and merges: 100 ms for 150,000. Errors: every [`UnsupportedVocabulary`].
     pub fn new(source: Source<'_>) -> Result<Self, UnsupportedVocabulary> {
         let pre = if source.pre.is_empty() { DEFAULT_PRE } else { source.pre };
-        let known = PRE_TOKENIZERS.iter().find(|(name, ..)| *name == pre);
+        let entry = PRE_TOKENIZERS.iter().find(|(name, ..)| *name == pre);
         let &(_, splitter, ignore_merges) =
-            known.ok_or_else(|| UnsupportedVocabulary::PreTokenizer { pre: pre.to_owned() })?;
+            entry.ok_or_else(|| UnsupportedVocabulary::PreTokenizer { pre: pre.to_owned() })?;
         let merges = match source.merges {
             Some(merges) => merges,
             None if pre == PRE_WITHOUT_MERGES => &[],
@@ -135,13 +135,13 @@ impl BytePairTokenizer {
         if self.ignore_merges {
             return Some(token);
         }
-        let known = &self.merged[token as usize];
-        let of_token = match known.load(Ordering::Relaxed) {
+        let state = &self.merged[token as usize];
+        let of_token = match state.load(Ordering::Relaxed) {
             merged::UNKNOWN => {
                 let symbols = self.merges.symbols(piece, scratch);
                 let is_itself = matches!(symbols, [symbol] if self.token_of[*symbol as usize] == token);
                 let of_token = if is_itself { merged::ITSELF } else { merged::OTHERS };
-                known.store(of_token, Ordering::Relaxed);
+                state.store(of_token, Ordering::Relaxed);
                 of_token
             }
             of_token => of_token,

@@ -355,11 +355,11 @@ impl Reader {
             return Ok(());
         }
         let id = block.text("tool_use_id")?;
-        let mut found = block.required("content")?.object()?;
-        let parts = match found.optional_text("error_code")? {
+        let mut result = block.required("content")?.object()?;
+        let parts = match result.optional_text("error_code")? {
             Some(code) => vec![Part::Text(code)],
             None => {
-                let references = found.optional_items("tool_references")?.into_iter();
+                let references = result.optional_items("tool_references")?.into_iter();
                 references.map(|reference| read_reference(reference.object()?)).collect::<Result<_, _>>()?
             }
         };
@@ -459,8 +459,8 @@ fn read_image(mut block: Object) -> Result<Part, DialectError> {
 
 /// Returns a text without the line that Claude Code puts before the system prompt.
 fn without_client_line(text: &str) -> &str {
-    let Some(rest) = text.strip_prefix(CLIENT_LINE) else { return text };
-    rest.split_once('\n').map_or("", |(_, rest)| rest)
+    let Some(text_behind) = text.strip_prefix(CLIENT_LINE) else { return text };
+    text_behind.split_once('\n').map_or("", |(_, text_behind)| text_behind)
 }
 
 /// Returns the kind of tool, run by Anthropic's servers, that a block of the assistant is about: its call, its result

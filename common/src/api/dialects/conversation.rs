@@ -101,9 +101,9 @@ impl Conversation {
 
     /// Begins the message that the user has just written, which may be joined to the last turn.
     pub fn begin_new(&mut self) {
-        let joined = self.turns.last().filter(|turn| turn.role == "user");
-        let turn_idx = self.turns.len() - usize::from(joined.is_some());
-        self.new_turn = Some((turn_idx, joined.map_or(0, |turn| turn.parts.len())));
+        let joint_turn = self.turns.last().filter(|turn| turn.role == "user");
+        let turn_idx = self.turns.len() - usize::from(joint_turn.is_some());
+        self.new_turn = Some((turn_idx, joint_turn.map_or(0, |turn| turn.parts.len())));
     }
 
     /// Adds reasoning of the assistant; a turn that already has content or calls is not continued by it.

@@ -90,15 +90,15 @@ pub fn responses(body: &[u8]) -> Result<Converted, DialectError> {
 /// Refuses fields that need something stored, or a response that is generated in the background. An empty id names
 /// nothing.
 fn refuse_stored(fields: &mut Object) -> Result<(), DialectError> {
-    let stored = "responses are not stored here; send the whole conversation in `input`";
-    let refused = [
-        ("previous_response_id", stored),
-        ("conversation", stored),
+    let not_stored = "responses are not stored here; send the whole conversation in `input`";
+    let fields_with_reasons = [
+        ("previous_response_id", not_stored),
+        ("conversation", not_stored),
         ("prompt", "prompts are not stored here; send `instructions` and `input`"),
         ("personality", "there are no presets of style; write one into `instructions`"),
         ("background", "responses are generated while their client waits; leave it out or set it to false"),
     ];
-    for (name, reason) in refused {
+    for (name, reason) in fields_with_reasons {
         let is_neutral = |value: &Value| {
             *value == Value::Bool(false) || is_empty_list(value) || value.as_str().is_some_and(str::is_empty)
         };
@@ -401,7 +401,7 @@ fn read_format(text: Option<Object>, chat: &mut Map<String, Value>) -> Result<()
     let Some(mut text) = text else { return Ok(()) };
     let Some(mut format) = text.optional_object("format")? else { return Ok(()) };
     let kind = format.text("type")?;
-    let written = match kind.as_str() {
+    let chat_format = match kind.as_str() {
         "text" => return Ok(()),
         "json_object" => json!({"type": "json_object"}),
         "json_schema" => {
@@ -411,7 +411,7 @@ fn read_format(text: Option<Object>, chat: &mut Map<String, Value>) -> Result<()
         }
         _ => return Err(wrong(&format.path_of("type"), "must be \"text\", \"json_object\" or \"json_schema\"")),
     };
-    chat.insert("response_format".to_owned(), written);
+    chat.insert("response_format".to_owned(), chat_format);
     Ok(())
 }
 

@@ -42,19 +42,19 @@ impl Spelling {
         if let Some(tool) = self.tool(param) {
             return tool;
         }
-        let renamed = self.renamed.iter().find_map(|(from, to)| Some(format!("{to}{}", below(param, from)?)));
-        renamed.unwrap_or_else(|| param.to_owned())
+        let dialect_name = self.renamed.iter().find_map(|(from, to)| Some(format!("{to}{}", below(param, from)?)));
+        dialect_name.unwrap_or_else(|| param.to_owned())
     }
 
     /// Returns an error message about a chat's field with the dialect's names.
     pub fn text(&self, text: &str, param: &str) -> String {
-        let own = self.param(param);
-        if own == param {
+        let name = self.param(param);
+        if name == param {
             return text.to_owned();
         }
-        let text = text.replace(&format!("`{param}`"), &format!("`{own}`"));
+        let text = text.replace(&format!("`{param}`"), &format!("`{name}`"));
         match text.strip_prefix(param) {
-            Some(rest) if rest.starts_with(':') => format!("{own}{rest}"),
+            Some(behind) if behind.starts_with(':') => format!("{name}{behind}"),
             _ => text,
         }
     }
@@ -67,18 +67,18 @@ impl Spelling {
     /// Returns the path of a tool's field; both dialects write a tool's name and schema without OpenAI's `function`
     /// around them.
     fn tool(&self, param: &str) -> Option<String> {
-        let (idx, rest) = param.strip_prefix("tools[")?.split_once(']')?;
-        let rest = below(rest, ".function").unwrap_or(rest);
-        let rest = match below(rest, ".parameters") {
-            Some(rest) => format!(".{}{rest}", self.tool_schema),
-            None => rest.to_owned(),
+        let (idx, field) = param.strip_prefix("tools[")?.split_once(']')?;
+        let field = below(field, ".function").unwrap_or(field);
+        let field = match below(field, ".parameters") {
+            Some(field) => format!(".{}{field}", self.tool_schema),
+            None => field.to_owned(),
         };
         let origin = idx.parse::<usize>().ok().and_then(|idx| self.tools.get(idx));
-        Some(origin.map_or_else(|| format!("tools[{idx}]{rest}"), |origin| format!("{origin}{rest}")))
+        Some(origin.map_or_else(|| format!("tools[{idx}]{field}"), |origin| format!("{origin}{field}")))
     }
 }
 
 /// Returns the part of a path after the field `name`; `None` where the path leads elsewhere.
 fn below<'p>(path: &'p str, name: &str) -> Option<&'p str> {
-    path.strip_prefix(name).filter(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+    path.strip_prefix(name).filter(|behind| behind.is_empty() || behind.starts_with(['.', '[']))
 }

@@ -125,8 +125,8 @@ impl Listing {
 
     fn define_function(&mut self, tool: Tool, fields: Map<String, Value>, origin: String) -> String {
         let name = self.function_name(&tool);
-        let known = self.functions.iter().position(|function| function["function"]["name"] == name.as_str());
-        match known {
+        let place = self.functions.iter().position(|function| function["function"]["name"] == name.as_str());
+        match place {
             Some(idx) if idx < self.n_listed => {}
             Some(idx) => self.functions[idx] = function(&name, Loading::Deferred, fields),
             None => {
@@ -146,8 +146,8 @@ impl Listing {
 
     /// Returns whether the list has tools, and all of them wait.
     pub fn is_all_deferred(&self) -> bool {
-        let listed = &self.functions[..self.n_listed];
-        self.names.left_out.is_empty() && !listed.is_empty() && listed.iter().all(is_deferred)
+        let listed_functions = &self.functions[..self.n_listed];
+        self.names.left_out.is_empty() && !listed_functions.is_empty() && listed_functions.iter().all(is_deferred)
     }
 
     /// Returns the search for tools that the client runs, if the list has one.
@@ -164,8 +164,8 @@ impl Listing {
 
     /// Returns the unique name of a tool's function, whether or not the tool is listed.
     pub fn function_name(&self, tool: &Tool) -> String {
-        if let Some(known) = self.function_names.get(tool) {
-            return known.clone();
+        if let Some(name) = self.function_names.get(tool) {
+            return name.clone();
         }
         let mut name = match &tool.namespace {
             None => tool.name.clone(),

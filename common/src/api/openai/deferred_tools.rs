@@ -55,17 +55,17 @@ impl ChatPrompt {
         let mut chat = self.clone();
         let mut first_loaded = Vec::new();
         for message in &mut chat.messages {
-            let loaded = write_changes(message, tools);
+            let loaded_names = write_changes(message, tools);
             if first_loaded.is_empty() {
-                first_loaded = loaded;
+                first_loaded = loaded_names;
             }
         }
-        let mut listed: Vec<Value> = tools.iter().filter(|tool| !is_deferred(tool)).cloned().collect();
-        if listed.is_empty() {
+        let mut tool_list: Vec<Value> = tools.iter().filter(|tool| !is_deferred(tool)).cloned().collect();
+        if tool_list.is_empty() {
             let is_first = |tool: &&Value| name(tool).is_some_and(|name| first_loaded.contains(&name));
-            listed = tools.iter().filter(is_first).map(as_listed).collect();
+            tool_list = tools.iter().filter(is_first).map(as_listed).collect();
         }
-        chat.tools = self.tools.is_some().then_some(listed);
+        chat.tools = self.tools.is_some().then_some(tool_list);
         Cow::Owned(chat)
     }
 }

@@ -79,23 +79,23 @@ pub fn messages(_: &mut SchemaGenerator) -> Schema {
 }
 
 /// Returns the schema of parts, blocks or items whose type is none of `known`.
-pub fn other(known: &[&str]) -> Schema {
+pub fn other(known_types: &[&str]) -> Schema {
     json_schema!({
         "type": "object",
         "description": "Another type: in the history a short text is in its place, in the new message it is refused.",
-        "properties": {"type": {"type": "string", "not": {"enum": known}}},
+        "properties": {"type": {"type": "string", "not": {"enum": known_types}}},
         "required": ["type"],
     })
 }
 
 /// Returns the schema of a tool's result: text, parts, or other JSON, which is a text.
 pub fn result(part: &Value) -> Schema {
-    let typed = json!({"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]});
+    let typed_part = json!({"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]});
     json_schema!({
         "anyOf": [
             {"type": ["string", "null", "boolean", "number", "object"]},
             {"type": "array", "items": part},
-            {"type": "array", "contains": {"not": typed}},
+            {"type": "array", "contains": {"not": typed_part}},
         ],
     })
 }

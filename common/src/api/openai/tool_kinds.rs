@@ -37,7 +37,8 @@ pub(crate) const OTHER_KIND: &str = "other";
 
 /// Returns the left-out kind to which the type of a tool or an item belongs; `None` where it belongs to none.
 pub(crate) fn left_out_kind(name: &str) -> Option<&'static str> {
-    let is_of = |kind: &&&str| name.strip_prefix(**kind).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'));
+    let is_of =
+        |kind: &&&str| name.strip_prefix(**kind).is_some_and(|version| version.is_empty() || version.starts_with('_'));
     LEFT_OUT_KINDS.iter().find(is_of).copied()
 }
 

@@ -95,7 +95,7 @@ pub fn status(status: u16) -> u16 {
 
 /// Returns whether all responses at `path` use this dialect.
 pub fn is_path(path: &str) -> bool {
-    path.strip_prefix(PATH).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    path.strip_prefix(PATH).is_some_and(|below| below.is_empty() || below.starts_with('/'))
 }
 
 #[cfg(test)]

@@ -58,7 +58,7 @@ fn named(name: String) -> Tool {
 /// Returns the description and the schema of a tool that Anthropic's models know and clients run; `None` for any other.
 fn known(kind: &str) -> Option<(&'static str, Value)> {
     let family =
-        CLIENT_KINDS.iter().find(|family| kind.strip_prefix(**family).is_some_and(|rest| rest.starts_with('_')));
+        CLIENT_KINDS.iter().find(|family| kind.strip_prefix(**family).is_some_and(|version| version.starts_with('_')));
     Some(match *family? {
         "bash" => {
             let properties = json!({
@@ -106,7 +106,7 @@ pub(super) fn read_tool_choice(
 ) -> Result<(), DialectError> {
     let Some(mut choice) = fields.optional_object("tool_choice")? else { return Ok(()) };
     let kind = choice.text("type")?;
-    let written = match kind.as_str() {
+    let chat_choice = match kind.as_str() {
         "auto" | "none" => kind.into(),
         "any" => {
             tools.check_any(&choice.path_of("type"))?;
@@ -119,7 +119,7 @@ pub(super) fn read_tool_choice(
         }
         _ => return Err(wrong(&choice.path_of("type"), "must be \"auto\", \"any\", \"tool\" or \"none\"")),
     };
-    chat.insert("tool_choice".to_owned(), written);
+    chat.insert("tool_choice".to_owned(), chat_choice);
     if let Some(disable) = choice.take("disable_parallel_tool_use") {
         let Value::Bool(disable) = disable.value else { return Err(wrong(&disable.path, "must be true or false")) };
         chat.insert("parallel_tool_calls".to_owned(), (!disable).into());

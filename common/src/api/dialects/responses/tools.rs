@@ -19,11 +19,11 @@ pub(super) fn read_definitions(mut tool: Object) -> Result<Vec<Definition>, Dial
         return Ok(vec![read_definition(&kind, tool, None)?]);
     }
     let namespace = named(&mut tool)?;
-    let read = |tool: Field| {
+    let read_tool = |tool: Field| {
         let mut tool = tool.object()?;
         read_definition(&tool.text("type")?, tool, Some(namespace.clone()))
     };
-    tool.required("tools")?.items()?.into_iter().map(read).collect()
+    tool.required("tools")?.items()?.into_iter().map(read_tool).collect()
 }
 
 /// Returns a name, which must not be empty: a function's name cannot be made of an empty half.
@@ -90,7 +90,7 @@ pub(super) fn read_tool_choice(
     chat: &mut Map<String, Value>,
 ) -> Result<(), DialectError> {
     let Some(choice) = fields.take("tool_choice") else { return Ok(()) };
-    let written = match choice.value {
+    let chat_choice = match choice.value {
         Value::String(word) if word.is_empty() => return Ok(()),
         Value::String(word) => {
             if word == "required" {
@@ -102,7 +102,7 @@ pub(super) fn read_tool_choice(
         Value::Object(_) => read_chosen(choice.object()?, tools)?,
         _ => return Err(wrong(&choice.path, "must be a string or an object")),
     };
-    chat.insert("tool_choice".to_owned(), written);
+    chat.insert("tool_choice".to_owned(), chat_choice);
     Ok(())
 }
 
@@ -136,9 +136,9 @@ fn read_allowed(mut choice: Object, tools: &Listing) -> Result<Value, DialectErr
         if let Some(search) = tools.client_search().filter(|_| kind == TOOL_SEARCH) {
             allowed.push(json!({"type": "function", "function": {"name": tools.function_name(search)}}));
         } else if let Some(form) = form_named(&kind) {
-            let named = take_tool(&mut tool, form)?;
-            tools.check_named(&named, &tool.path_of("name"))?;
-            allowed.push(json!({"type": "function", "function": {"name": tools.function_name(&named)}}));
+            let chosen_tool = take_tool(&mut tool, form)?;
+            tools.check_named(&chosen_tool, &tool.path_of("name"))?;
+            allowed.push(json!({"type": "function", "function": {"name": tools.function_name(&chosen_tool)}}));
         } else {
             left_out = Some(kind_left_out(&kind));
         }
