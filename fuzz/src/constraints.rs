@@ -86,8 +86,8 @@ pub(crate) fn schema(input: &[u8]) {
     // The byte 0xFF marks special tokens.
     let (Ok(schema), Ok(text)) = (serde_json::from_slice::<Value>(schema), std::str::from_utf8(text)) else { return };
     let Ok(normalized) = normalize(&schema) else { return };
-    let Ok(compiled) = COMPILER.compile(&normalized) else { return };
-    let mut constraint = compiled.begin();
+    let Ok(pattern) = COMPILER.compile(&normalized) else { return };
+    let mut constraint = pattern.begin();
     if constraint.take_text(text.as_bytes()).is_err() || !constraint.is_complete() {
         return;
     }

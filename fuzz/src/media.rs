@@ -13,7 +13,7 @@ static KNOWN: LazyLock<KnownMedia> = LazyLock::new(KnownMedia::default);
 /// Measures a file, and decodes it.
 pub(crate) fn run(input: &[u8]) {
     let modalities = Modalities { vision: true, audio: true };
-    let Ok(media) = KNOWN.read_files(&[STANDARD.encode(input)], (Scope::of(""), modalities)) else { return };
+    let Ok(media) = KNOWN.read_files(&[STANDARD.encode(input)], Scope::of(""), modalities) else { return };
     for medium in media {
         let n_expected = match medium.size {
             MediaSize::Image(size) => 3 * size.width as usize * size.height as usize,

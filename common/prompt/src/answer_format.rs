@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value as Json, json};
 use warmpath_common::openai::ChatPrompt;
-use warmpath_llama_chat::{AnswerParser, ChatError, ChatFormat, ReasoningFormat, ToolChoice};
+use warmpath_llama_chat::{AnswerParser, ChatError, ChatFormat, ToolChoice};
 
 use crate::answer_format::formats::KnownFormat;
 use crate::answer_format::key::{CONTENT_MARK, Ending, FormatKey, FormatOptions, REASONING_MARK};

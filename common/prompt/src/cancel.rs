@@ -23,9 +23,9 @@ struct Cancelled;
 pub fn unless_cancelled<T>(is_cancelled: impl Fn() -> bool + 'static, work: impl FnOnce() -> T) -> Option<T> {
     let outer = IS_CANCELLED.replace(Some(Rc::new(is_cancelled)));
     // A portion leaves no partial state: no lock is held between portions.
-    let worked = catch_unwind(AssertUnwindSafe(work));
+    let result = catch_unwind(AssertUnwindSafe(work));
     IS_CANCELLED.set(outer);
-    match worked {
+    match result {
         Ok(result) => Some(result),
         Err(payload) if is_cancellation(&*payload) => None,
         Err(payload) => resume_unwind(payload),

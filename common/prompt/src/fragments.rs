@@ -53,8 +53,8 @@ impl<Text> Hash for Fragment<Text> {
 }
 
 impl Equivalent<Fragment<Arc<str>>> for Fragment<&str> {
-    fn equivalent(&self, known: &Fragment<Arc<str>>) -> bool {
-        self.hash == known.hash && self.scope == known.scope && *self.text == *known.text
+    fn equivalent(&self, entry: &Fragment<Arc<str>>) -> bool {
+        self.hash == entry.hash && self.scope == entry.scope && *self.text == *entry.text
     }
 }
 

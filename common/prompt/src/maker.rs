@@ -139,11 +139,11 @@ impl PromptMaker {
         let kwargs = options.chat_template_kwargs.as_ref().unwrap_or(&vocabulary.chat_template_kwargs);
         let mut templates = match &options.chat_template {
             Some(source) => {
-                FittedTemplate::new(source, (vocabulary.info(), &partitioner), &options.clock, kwargs.clone())
+                FittedTemplate::new(source, vocabulary.info(), &partitioner, &options.clock, kwargs.clone())
                     .map(|default| Ok(Templates { default, tool_use: None, origin: TemplateOrigin::Given }))
                     .map_err(|source| OpenError::Template { path: gguf.to_owned(), source: Box::new(source) })?
             }
-            None => Templates::of_model((&vocabulary, &partitioner), &options.clock, kwargs),
+            None => Templates::of_model(&vocabulary, &partitioner, &options.clock, kwargs),
         };
         if let Err(WrongTemplate { reason }) = &templates {
             tracing::warn!(path = %gguf.display(), reason, "the model's chat template cannot be used; chats are refused");
@@ -177,11 +177,11 @@ impl PromptMaker {
     /// Cost: like [`Self::chat`], but only a small part of a prompt that is far too long is tokenized. Errors: see
     /// [`PromptError`].
     pub fn chat_within(&self, request: &ChatPrompt, n_tokens_max: usize) -> Result<Prompt, PromptError> {
-        let begun = self.begin_chat(request)?;
-        let made = self.tokens_within(&begun, n_tokens_max)?.whole();
+        let prompt = self.begin_chat(request)?;
+        let tokens = self.tokens_within(&prompt, n_tokens_max)?.whole();
         let unread = |reason| PromptError::Field { field: "messages", reason };
-        let PromptTokens { tokens, runs, .. } = made.map_err(unread)?;
-        Ok(Prompt { tokens, runs, text: begun.cut.into_text(), left_out_parts: begun.left_out_parts })
+        let PromptTokens { tokens, runs, .. } = tokens.map_err(unread)?;
+        Ok(Prompt { tokens, runs, text: prompt.cut.into_text(), left_out_parts: prompt.left_out_parts })
     }
 
     /// Returns the text of a chat request's prompt, like llama-server's `/apply-template`.
@@ -248,8 +248,8 @@ impl PromptMaker {
             }
         }
         // Valid text is not copied.
-        let replaced = |error: FromUtf8Error| String::from_utf8_lossy(error.as_bytes()).into_owned();
-        Some(String::from_utf8(bytes).unwrap_or_else(replaced))
+        let with_replacements = |error: FromUtf8Error| String::from_utf8_lossy(error.as_bytes()).into_owned();
+        Some(String::from_utf8(bytes).unwrap_or_else(with_replacements))
     }
 
     /// Returns the bytes of one token, a control token spelled out; empty for a token that is not in the vocabulary.
@@ -437,23 +437,24 @@ impl Cut {
 impl Templates {
     /// Compiles the templates in the model's file, or ChatML if it has none, like llama-server.
     fn of_model(
-        (vocabulary, partitioner): (&Vocabulary, &Partitioner),
+        vocabulary: &Vocabulary,
+        partitioner: &Partitioner,
         clock: &Clock,
         kwargs: &TemplateKwargs,
     ) -> Result<Self, WrongTemplate> {
-        let fitted = |source: &str| {
-            let template = FittedTemplate::new(source, (vocabulary.info(), partitioner), clock, kwargs.clone());
+        let compile = |source: &str| {
+            let template = FittedTemplate::new(source, vocabulary.info(), partitioner, clock, kwargs.clone());
             template.map_err(|error| WrongTemplate { reason: error.to_string() })
         };
         // An empty template counts as absent.
-        let own = |source: Option<String>| {
-            source.filter(|source| !source.is_empty()).map(|source| fitted(&source)).transpose()
+        let compile_some = |source: Option<String>| {
+            source.filter(|source| !source.is_empty()).map(|source| compile(&source)).transpose()
         };
         let origin = TemplateOrigin::Model;
-        Ok(match (own(vocabulary.chat_template())?, own(vocabulary.tool_use_template.clone())?) {
+        Ok(match (compile_some(vocabulary.chat_template())?, compile_some(vocabulary.tool_use_template.clone())?) {
             (Some(default), tool_use) => Self { default, tool_use, origin },
             (None, Some(default)) => Self { default, tool_use: None, origin },
-            (None, None) => Self { default: fitted(CHATML)?, tool_use: None, origin: TemplateOrigin::Default },
+            (None, None) => Self { default: compile(CHATML)?, tool_use: None, origin: TemplateOrigin::Default },
         })
     }
 }

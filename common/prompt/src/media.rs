@@ -266,16 +266,16 @@ const MARK_BYTES: usize = 3;
 
 /// Returns a client's text with marks in place of the [`MEDIA_MARKER`]s, and their number.
 pub(crate) fn marked(text: &str) -> (String, usize) {
-    let mut marked = String::with_capacity(text.len());
+    let mut marked_text = String::with_capacity(text.len());
     let mut n_marks = 0;
     for (idx, part) in text.split(MEDIA_MARKER).enumerate() {
         if idx > 0 {
-            marked.push_str(&mark(n_marks));
+            marked_text.push_str(&mark(n_marks));
             n_marks += 1;
         }
-        marked.push_str(part);
+        marked_text.push_str(part);
     }
-    (marked, n_marks)
+    (marked_text, n_marks)
 }
 
 /// Returns a rendered text with [`MEDIA_MARKER`] in place of the marks.
@@ -283,18 +283,18 @@ pub(crate) fn show(text: String) -> String {
     if !text.contains(MARK.as_str()) {
         return text;
     }
-    let mut shown = String::with_capacity(text.len());
+    let mut shown_text = String::with_capacity(text.len());
     for (idx, part) in text.split(MARK.as_str()).enumerate() {
         if idx == 0 {
-            shown.push_str(part);
+            shown_text.push_str(part);
             continue;
         }
-        shown.push_str(MEDIA_MARKER);
-        let mut rest = part.chars();
-        rest.next();
-        shown.push_str(rest.as_str());
+        shown_text.push_str(MEDIA_MARKER);
+        let mut behind_mark = part.chars();
+        behind_mark.next();
+        shown_text.push_str(behind_mark.as_str());
     }
-    shown
+    shown_text
 }
 
 /// Checks that a rendered prompt has the media of the message that the user has just written; returns the kinds of
@@ -303,7 +303,7 @@ pub(crate) fn show(text: String) -> String {
 /// Errors: `Messages` for the first one that is missing.
 pub(crate) fn check_shown(pieces: &[Piece], messages: &[Map<String, Json>]) -> Result<Vec<&'static str>, PromptError> {
     let newest = new_message(messages.iter().map(Some));
-    let is_shown = |wanted: usize| pieces.iter().any(|piece| matches!(piece, Piece::Media(nth) if *nth == wanted));
+    let is_shown = |number: usize| pieces.iter().any(|piece| matches!(piece, Piece::Media(nth) if *nth == number));
     let mut left_out = Vec::new();
     for (_, (index, kind, _)) in parts(messages).enumerate().filter(|(nth, _)| !is_shown(*nth)) {
         if newest == Some(index) {

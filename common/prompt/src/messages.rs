@@ -44,8 +44,8 @@ pub(crate) fn variables(
     let mut messages = Vec::with_capacity(request.messages.len());
     let mut n_media = 0;
     for (index, message) in placed(&request.messages, caps.system_places) {
-        let refused = |reason: String| PromptError::Messages { index, reason };
-        messages.push(fit(&message, caps, &mut n_media).map_err(refused)?);
+        let error_of = |reason: String| PromptError::Messages { index, reason };
+        messages.push(fit(&message, caps, &mut n_media).map_err(error_of)?);
     }
     add_ids(&mut messages, caps);
     // Media are counted by now, so messages may change places.
@@ -83,8 +83,8 @@ pub(crate) fn continued<'m>(request: &'m ChatPrompt, caps: &Caps) -> Result<Opti
         return Err(PromptError::Messages { index: before.len(), reason: reason.to_owned() });
     }
     let is_joined = |message: &&Map<String, Json>| has_role(message, &["assistant"]) && !has_calls(message);
-    let joined = before.iter().rev().take_while(is_joined).count();
-    let first = if caps.refused_pairs.assistants { before.len() - joined } else { before.len() };
+    let n_joined = before.iter().rev().take_while(is_joined).count();
+    let first = if caps.refused_pairs.assistants { before.len() - n_joined } else { before.len() };
     if first == 0 {
         return Ok(None);
     }
@@ -115,7 +115,7 @@ fn said(message: &Map<String, Json>) -> Result<Cow<'_, str>, String> {
 ///
 /// A later system message stays in its place, so that the prompt still begins with the prompts of earlier turns.
 fn placed(messages: &[Map<String, Json>], places: SystemPlaces) -> Vec<(usize, Cow<'_, Map<String, Json>>)> {
-    let mut placed: Vec<(usize, Cow<'_, Map<String, Json>>)> = Vec::with_capacity(messages.len());
+    let mut placed_messages: Vec<(usize, Cow<'_, Map<String, Json>>)> = Vec::with_capacity(messages.len());
     let mut is_beginning = true;
     // Whether a system message was moved into the last turn.
     let mut holds_system = false;
@@ -124,24 +124,24 @@ fn placed(messages: &[Map<String, Json>], places: SystemPlaces) -> Vec<(usize, C
         is_beginning &= is_system;
         let is_rendered = if is_beginning { places.first } else { places.later };
         let is_moved = is_system && !is_rendered;
-        let is_joined = match placed.last() {
+        let is_joined = match placed_messages.last() {
             Some((_, last)) if is_moved => has_role(last, &["user"]),
             Some(_) if is_system && is_beginning => !places.several_first,
             Some((_, last)) => holds_system && has_role(message, &["user"]) && has_role(last, &["user"]),
             None => false,
         };
-        let last = placed.last_mut().filter(|_| is_joined);
+        let last = placed_messages.last_mut().filter(|_| is_joined);
         let is_joined = last.is_some_and(|(_, last)| join(last.to_mut(), message, "\n"));
         holds_system = is_moved || (holds_system && is_joined);
         if is_moved && !is_joined {
             let mut turn = message.clone();
             turn.insert("role".to_owned(), "user".into());
-            placed.push((index, Cow::Owned(turn)));
+            placed_messages.push((index, Cow::Owned(turn)));
         } else if !is_joined {
-            placed.push((index, Cow::Borrowed(message)));
+            placed_messages.push((index, Cow::Borrowed(message)));
         }
     }
-    placed
+    placed_messages
 }
 
 /// Returns `message` in the form that the template accepts, with marks for its media; `n_media` counts them.
@@ -152,15 +152,15 @@ fn fit(message: &Map<String, Json>, caps: &Caps, n_media: &mut usize) -> Result<
         content => fit_content(content, &role, caps)?,
     };
     // Long texts are copied only once.
-    let kept =
+    let copied =
         |(name, value): (&String, &Json)| (name.clone(), if name == "content" { Json::Null } else { value.clone() });
-    let mut fitted: Map<String, Json> = message.iter().map(kept).collect();
-    fitted.insert("content".to_owned(), content);
-    fitted.insert("role".to_owned(), Json::String(role));
-    fit_calls(&mut fitted, caps)?;
-    fit_thinking(&mut fitted, caps);
-    fit_empty(&mut fitted, caps);
-    Ok(fitted)
+    let mut fields: Map<String, Json> = message.iter().map(copied).collect();
+    fields.insert("content".to_owned(), content);
+    fields.insert("role".to_owned(), Json::String(role));
+    fit_calls(&mut fields, caps)?;
+    fit_thinking(&mut fields, caps);
+    fit_empty(&mut fields, caps);
+    Ok(fields)
 }
 
 /// Converts content without text, of calls or of an answer, to the form that the template accepts.
@@ -219,8 +219,8 @@ fn role<'m>(message: &'m Map<String, Json>, caps: &Caps) -> Result<&'m str, Stri
 ///
 /// Texts are joined by a newline, and a medium by nothing, as llama.cpp's `concat_content_parts` does.
 fn fit_parts(parts: &[Json], shapes: ContentShapes, n_media: &mut usize) -> Result<Json, String> {
-    let mut fitted = Vec::with_capacity(parts.len());
-    let mut joined = String::new();
+    let mut new_parts = Vec::with_capacity(parts.len());
+    let mut joint_text = String::new();
     let mut is_behind_media = true;
     for part in parts {
         let is_medium = MediaKind::of(part).is_some();
@@ -231,13 +231,13 @@ fn fit_parts(parts: &[Json], shapes: ContentShapes, n_media: &mut usize) -> Resu
             Cow::Borrowed(part_text(part)?)
         };
         if !is_medium && !is_behind_media {
-            joined.push('\n');
+            joint_text.push('\n');
         }
         is_behind_media = is_medium;
-        joined.push_str(&text);
-        fitted.push(if is_medium { json!({"type": "text", "text": text}) } else { part.clone() });
+        joint_text.push_str(&text);
+        new_parts.push(if is_medium { json!({"type": "text", "text": text}) } else { part.clone() });
     }
-    Ok(if shapes.parts { Json::Array(fitted) } else { shapes.wrapped(&joined) })
+    Ok(if shapes.parts { Json::Array(new_parts) } else { shapes.wrapped(&joint_text) })
 }
 
 /// Returns content without parts in a form that the template renders for `role`.

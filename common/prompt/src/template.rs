@@ -100,10 +100,10 @@ impl ChatTemplate {
     ///
     /// minijinja's own list of undeclared variables lacks those that a template sets to a default of themselves.
     pub(crate) fn names_read(&self, variables: Value) -> BTreeSet<String> {
-        let recorded = Arc::new(RecordedVariables { variables, names: Mutex::default() });
+        let recorder = Arc::new(RecordedVariables { variables, names: Mutex::default() });
         // Whatever was read before an error counts as well.
-        let _rendered = self.render(Value::from_dyn_object(Arc::clone(&recorded)));
-        std::mem::take(&mut *recorded.names())
+        let _rendered = self.render(Value::from_dyn_object(Arc::clone(&recorder)));
+        std::mem::take(&mut *recorder.names())
     }
 
     /// Renders the template with the fields of a JSON object.
@@ -122,11 +122,11 @@ impl ChatTemplate {
         environment.set_fuel(Some(fuel));
         let template = environment.get_template(NAME).map_err(failed)?;
         let mut text = LimitedText { bytes: Vec::new(), full: false };
-        let rendered = template.render_captured_to(variables, &mut text).map(drop);
+        let result = template.render_captured_to(variables, &mut text).map(drop);
         if text.full {
             return Err(PromptError::TooLong { what: "the rendered prompt", bytes_max: RENDERED_BYTES_MAX });
         }
-        rendered.map_err(|error| match error.kind() {
+        result.map_err(|error| match error.kind() {
             ErrorKind::OutOfFuel => {
                 let reason = format!("it ran more than {fuel} instructions, which are enough for texts of this length");
                 PromptError::Template { reason }
@@ -200,8 +200,8 @@ impl std::io::Write for LimitedText {
 fn failed(error: minijinja::Error) -> PromptError {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
     while let Some(current) = cause {
-        if let Some(raised) = current.downcast_ref::<python::Raised>() {
-            return PromptError::Refused { message: raised.0.clone() };
+        if let Some(exception) = current.downcast_ref::<python::Raised>() {
+            return PromptError::Refused { message: exception.0.clone() };
         }
         cause = current.source();
     }

@@ -22,7 +22,7 @@ use crate::template::kwargs::TemplateKwargs;
 use crate::vocabulary::byte_pair::BytePair;
 use crate::vocabulary::least_tokens::{LeastTokens, Tokenizer};
 use crate::vocabulary::partition::Special;
-use crate::vocabulary::words::{self, allows_cuts};
+use crate::vocabulary::words::allows_cuts;
 
 use declared::DeclaredTokens;
 use llama::{LlamaVocabulary, WORD_PIECE};
@@ -165,24 +165,23 @@ const RERANK_TEMPLATE_KEY: &str = "tokenizer.chat_template.rerank";
 impl Vocabulary {
     /// Opens the vocabulary of the GGUF file at `path` with llama.cpp.
     pub fn open(path: &Path) -> Result<Self, OpenError> {
-        let header = check(path)?;
-        let texts = header.token_texts().unwrap_or_default();
-        let (source, settings) = loaded(path, (&header, &texts))?;
-        Self::of(path, (&header, &texts), source, settings)
+        let (header, texts) = check(path)?;
+        let (source, settings) = loaded(path, &header, &texts)?;
+        Self::of(path, &header, &texts, source, settings)
     }
 
     /// Opens the vocabulary at `path` without llama.cpp; `None` if llama.cpp is needed.
     pub fn open_declared(path: &Path) -> Result<Option<Self>, OpenError> {
-        let header = check(path)?;
+        let (header, texts) = check(path)?;
         let Some(declaration) = header.vocabulary_declaration() else { return Ok(None) };
-        let texts = header.token_texts().unwrap_or_default();
-        let (source, settings) = declared(path, (&header, &texts), &declaration)?;
-        Self::of(path, (&header, &texts), source, settings).map(Some)
+        let (source, settings) = declared(path, &header, &texts, &declaration)?;
+        Self::of(path, &header, &texts, source, settings).map(Some)
     }
 
     fn of(
         path: &Path,
-        (header, texts): (&Header, &[Vec<u8>]),
+        header: &Header,
+        texts: &[Vec<u8>],
         source: Source,
         settings: Settings,
     ) -> Result<Self, OpenError> {
@@ -205,8 +204,8 @@ impl Vocabulary {
     /// llama.cpp is needed to tokenize.
     pub fn declaration(&self, path: &Path) -> Option<String> {
         let Source::Llama { llama, byte_pair: Some(_) } = &self.source else { return None };
-        let header = check(path).ok()?;
-        declared::declaration(&header, &header.token_texts()?, (llama, &self.settings))
+        let (header, texts) = check(path).ok()?;
+        declared::declaration(&header, &texts, llama, &self.settings)
     }
 
     /// Returns the vocabulary's properties.
@@ -267,12 +266,12 @@ impl Vocabulary {
 
     /// Cuts a text like [`Self::portions`], into portions of at least `bytes_min` bytes.
     pub fn portions_of<'t>(&self, text: &'t str, bytes_min: usize) -> impl Iterator<Item = &'t str> {
-        let mut rest = Some(text);
+        let mut remainder = Some(text);
         std::iter::from_fn(move || {
-            let text = rest.take()?;
+            let text = remainder.take()?;
             end_if_cancelled();
             let portion = self.beginning(text, bytes_min);
-            rest = portion.map(|portion| self.without_added_space(&text[portion.len()..]));
+            remainder = portion.map(|portion| self.without_added_space(&text[portion.len()..]));
             portion.or(Some(text))
         })
     }
@@ -332,27 +331,29 @@ impl Vocabulary {
 /// Kind of SentencePiece vocabularies that merge pairs. Source: llama.cpp's `llm_tokenizer_spm_session`.
 const SENTENCE_PIECE: &str = "llama";
 
-/// Reads the header of a file and checks its vocabulary.
-fn check(path: &Path) -> Result<Header, OpenError> {
-    let failed = |reason| OpenError::Load { path: path.to_owned(), reason };
-    let header = warmpath_gguf::check(path).map_err(|error| failed(error.to_string()))?;
-    let refused = |reason| OpenError::Vocabulary { path: path.to_owned(), reason };
-    header.check_tokenizer().map_err(|error| refused(error.to_string()))?;
-    Ok(header)
+/// Reads the header of a file and the texts of its tokens, and checks its vocabulary.
+fn check(path: &Path) -> Result<(Header, Vec<Vec<u8>>), OpenError> {
+    let load_error = |reason| OpenError::Load { path: path.to_owned(), reason };
+    let header = warmpath_gguf::check(path).map_err(|error| load_error(error.to_string()))?;
+    let vocabulary_error = |reason| OpenError::Vocabulary { path: path.to_owned(), reason };
+    let texts = header.checked_tokens().map_err(|error| vocabulary_error(error.to_string()))?;
+    Ok((header, texts))
 }
 
 /// Loads a vocabulary with llama.cpp.
-fn loaded(path: &Path, (header, texts): (&Header, &[Vec<u8>])) -> Result<(Source, Settings), OpenError> {
+fn loaded(path: &Path, header: &Header, texts: &[Vec<u8>]) -> Result<(Source, Settings), OpenError> {
     let (llama, settings) = LlamaVocabulary::load(path, header)?;
-    let byte_pair = compared_byte_pair(path, (header, texts), (&llama, &settings));
+    let byte_pair = compared_byte_pair(path, header, texts, &llama, &settings);
     Ok((Source::Llama { llama, byte_pair }, settings))
 }
 
 /// Returns the tokenizer that llama.cpp is not needed for, if its tokens are the same.
 fn compared_byte_pair(
     path: &Path,
-    (header, texts): (&Header, &[Vec<u8>]),
-    (llama, settings): (&LlamaVocabulary, &Settings),
+    header: &Header,
+    texts: &[Vec<u8>],
+    llama: &LlamaVocabulary,
+    settings: &Settings,
 ) -> Option<BytePair> {
     let path = path.display();
     let byte_pair = BytePair::of(header, texts, &settings.specials).unwrap_or_else(|reason| {
@@ -360,8 +361,8 @@ fn compared_byte_pair(
         None
     })?;
     let spellings = (0..settings.info.n_vocab).map(|token| llama.piece(token, ControlTokens::Spelled));
-    let compared = byte_pair.compare(spellings, |text| llama.tokenize(text, AddSpecial::No, ParseSpecial::No));
-    if let Err(text) = compared {
+    let comparison = byte_pair.compare(spellings, |text| llama.tokenize(text, AddSpecial::No, ParseSpecial::No));
+    if let Err(text) = comparison {
         tracing::warn!(%path, text, "tokens differ from llama.cpp's, which tokenizes this vocabulary's texts");
         return None;
     }
@@ -371,13 +372,15 @@ fn compared_byte_pair(
 /// Reads a vocabulary that declares itself.
 fn declared(
     path: &Path,
-    (header, texts): (&Header, &[Vec<u8>]),
+    header: &Header,
+    texts: &[Vec<u8>],
     declaration: &str,
 ) -> Result<(Source, Settings), OpenError> {
-    let refused = |reason| OpenError::Vocabulary { path: path.to_owned(), reason };
-    let (declared, settings) = DeclaredTokens::read(header, texts, declaration).map_err(refused)?;
-    let byte_pair = BytePair::of(header, texts, &settings.specials).map_err(|reason| refused(reason.to_string()))?;
-    let byte_pair = byte_pair.ok_or_else(|| refused("it declares itself and is not byte-level".to_owned()))?;
+    let vocabulary_error = |reason| OpenError::Vocabulary { path: path.to_owned(), reason };
+    let (declared, settings) = DeclaredTokens::read(header, texts, declaration).map_err(vocabulary_error)?;
+    let byte_pair =
+        BytePair::of(header, texts, &settings.specials).map_err(|reason| vocabulary_error(reason.to_string()))?;
+    let byte_pair = byte_pair.ok_or_else(|| vocabulary_error("it declares itself and is not byte-level".to_owned()))?;
     Ok((Source::Declared { declared, byte_pair }, settings))
 }
 

@@ -9,7 +9,6 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use moka::sync::Cache;
-use serde_json::{Map, Value as Json, json};
 use warmpath_llama_chat::{ChatError, ChatFormat, ChatTemplates, FormatInputs};
 
 use crate::answer_format::key::{Ending, FormatKey, FormatOptions};

@@ -61,14 +61,14 @@ impl PromptMaker {
     pub fn begin_chat(&self, request: &ChatPrompt) -> Result<BegunPrompt, PromptError> {
         let request = &*self.with_ordered_keys(request);
         let (readable, media) = self.readable(request)?;
-        let mut begun = self.begin(self.cut(self.rendered(&readable.chat)?), scope_of(request));
-        begun.left_out_parts = readable.left_out;
-        for kind in media::check_shown(&begun.cut.pieces, &readable.chat.messages)? {
-            if !begun.left_out_parts.contains(&kind) {
-                begun.left_out_parts.push(kind);
+        let mut prompt = self.begin(self.cut(self.rendered(&readable.chat)?), scope_of(request));
+        prompt.left_out_parts = readable.left_out;
+        for kind in media::check_shown(&prompt.cut.pieces, &readable.chat.messages)? {
+            if !prompt.left_out_parts.contains(&kind) {
+                prompt.left_out_parts.push(kind);
             }
         }
-        Ok(BegunPrompt { media, ..begun })
+        Ok(BegunPrompt { media, ..prompt })
     }
 
     /// Returns a chat whose every part the model reads, and its media in their order.
@@ -82,15 +82,15 @@ impl PromptMaker {
         let n_media = media::parts(&request.messages).filter(|(_, kind, _)| kind.is_read(modalities)).count();
         let too_many = |reason| PromptError::Field { field: "messages", reason };
         media::check_number(n_media).map_err(too_many)?;
-        let (mut budget, mut read) = (Budget::full(), Vec::new());
+        let (mut budget, mut media_of_chat) = (Budget::full(), Vec::new());
         let readable = unread::readable(request, |kind, part| {
             media::check_read(kind, modalities)?;
             if let Some(media) = &self.media {
-                read.push(media.known.read((kind, part), scope, &mut budget)?);
+                media_of_chat.push(media.known.read(kind, part, scope, &mut budget)?);
             }
             Ok(())
         })?;
-        Ok((readable, read))
+        Ok((readable, media_of_chat))
     }
 
     /// Looks up the cached fragments of a completion request's text, control tokens parsed.
@@ -117,10 +117,10 @@ impl PromptMaker {
             return Err(refuse(reason));
         }
         let modalities = media.reader.reading().modalities;
-        let read = media.known.read_files(&prompt.media, (scope, modalities)).map_err(refuse)?;
+        let media_of_prompt = media.known.read_files(&prompt.media, scope, modalities).map_err(refuse)?;
         let mut cut = self.cut_text(text);
         cut.pieces = media::cut(cut.pieces, cut.text.as_bytes());
-        Ok(BegunPrompt { media: read, ..self.begin(cut, scope) })
+        Ok(BegunPrompt { media: media_of_prompt, ..self.begin(cut, scope) })
     }
 
     fn begin(&self, cut: Cut, scope: Scope) -> BegunPrompt {
@@ -144,28 +144,29 @@ impl PromptMaker {
     /// medium whose tokens are not known.
     ///
     /// Cost: that of tokenizing the rest.
-    pub fn tokens(&self, begun: &BegunPrompt) -> PromptTokens {
-        self.tokens_within(begun, usize::MAX).expect("no prompt has so many tokens")
+    pub fn tokens(&self, prompt: &BegunPrompt) -> PromptTokens {
+        self.tokens_within(prompt, usize::MAX).expect("no prompt has so many tokens")
     }
 
     /// Returns the tokens of a prompt that this maker has begun, unless it is far longer than this many tokens.
     ///
     /// Cost: that of tokenizing the rest, but only a small part of a prompt that is far too long. Errors:
     /// `TooManyTokens`; a prompt of at most `COUNTED_BYTES_MAX` returns all its tokens, even if they are too many.
-    pub fn tokens_within(&self, begun: &BegunPrompt, n_tokens_max: usize) -> Result<PromptTokens, TooManyTokens> {
-        self.check_length(begun, n_tokens_max)?;
-        let n_tokens_max = if begun.unseen_bytes <= COUNTED_BYTES_MAX { usize::MAX } else { n_tokens_max };
-        let mut made = PromptTokens { tokens: self.vocabulary.settings.prefix.clone(), ..PromptTokens::default() };
+    pub fn tokens_within(&self, prompt: &BegunPrompt, n_tokens_max: usize) -> Result<PromptTokens, TooManyTokens> {
+        self.check_length(prompt, n_tokens_max)?;
+        let n_tokens_max = if prompt.unseen_bytes <= COUNTED_BYTES_MAX { usize::MAX } else { n_tokens_max };
+        let mut prompt_tokens =
+            PromptTokens { tokens: self.vocabulary.settings.prefix.clone(), ..PromptTokens::default() };
         // The usual number for prose; the list grows if necessary.
-        made.tokens.reserve(begun.cut.text.len() / 4);
-        for part in &begun.parts {
-            let tokens = &mut made.tokens;
+        prompt_tokens.tokens.reserve(prompt.cut.text.len() / 4);
+        for part in &prompt.parts {
+            let tokens = &mut prompt_tokens.tokens;
             match part {
                 Part::Media(nth) => {
                     // A mark of another number than a medium's has no medium.
-                    let medium = self.media.as_ref().zip(begun.media.get(*nth));
-                    if medium.is_some_and(|(media, medium)| !made.push_medium(medium, &*media.reader)) {
-                        return Ok(made);
+                    let medium = self.media.as_ref().zip(prompt.media.get(*nth));
+                    if medium.is_some_and(|(media, medium)| !prompt_tokens.push_medium(medium, &*media.reader)) {
+                        return Ok(prompt_tokens);
                     }
                 }
                 Part::Special(token) => tokens.push(*token),
@@ -173,35 +174,35 @@ impl PromptMaker {
                 Part::Unseen(range) => {
                     let n_left = n_tokens_max.saturating_sub(tokens.len());
                     let n_before = tokens.len();
-                    let added = self.tokenized_within(begun.scope, &begun.cut.fragment(range), n_left);
-                    tokens.extend_from_slice(&added.map_err(|TooManyTokens { n_tokens_min }| TooManyTokens {
+                    let new_tokens = self.tokenized_within(prompt.scope, &prompt.cut.fragment(range), n_left);
+                    tokens.extend_from_slice(&new_tokens.map_err(|TooManyTokens { n_tokens_min }| TooManyTokens {
                         n_tokens_min: n_before + n_tokens_min,
                     })?);
                 }
             }
-            if made.tokens.len() > n_tokens_max {
-                return Err(TooManyTokens { n_tokens_min: made.tokens.len() });
+            if prompt_tokens.tokens.len() > n_tokens_max {
+                return Err(TooManyTokens { n_tokens_min: prompt_tokens.tokens.len() });
             }
         }
-        made.tokens.extend_from_slice(&self.vocabulary.settings.suffix);
-        Ok(made)
+        prompt_tokens.tokens.extend_from_slice(&self.vocabulary.settings.suffix);
+        Ok(prompt_tokens)
     }
 
     /// Checks that a prompt is not far longer than this many tokens, as far as can be seen without tokenizing it.
     ///
     /// Cost: some nanoseconds per byte, until the bound exceeds the limit. Errors: `TooManyTokens`.
-    pub fn check_length(&self, begun: &BegunPrompt, n_tokens_max: usize) -> Result<(), TooManyTokens> {
-        if begun.unseen_bytes <= COUNTED_BYTES_MAX {
+    pub fn check_length(&self, prompt: &BegunPrompt, n_tokens_max: usize) -> Result<(), TooManyTokens> {
+        if prompt.unseen_bytes <= COUNTED_BYTES_MAX {
             return Ok(());
         }
         let mut n_tokens_min = self.vocabulary.settings.prefix.len() + self.vocabulary.settings.suffix.len();
-        for part in &begun.parts {
+        for part in &prompt.parts {
             n_tokens_min += match part {
                 Part::Special(_) | Part::Media(_) => 1,
                 Part::Seen(tokens) => tokens.len(),
                 Part::Unseen(range) => {
                     let n_left = n_tokens_max.saturating_sub(n_tokens_min).saturating_add(1);
-                    self.least_tokens(&begun.cut.fragment(range), n_left)
+                    self.least_tokens(&prompt.cut.fragment(range), n_left)
                 }
             };
             if n_tokens_min > n_tokens_max {
@@ -213,8 +214,8 @@ impl PromptMaker {
 
     /// Returns a lower bound of the tokens of a text without special tokens; counting stops at `enough`.
     fn least_tokens(&self, text: &str, enough: usize) -> usize {
-        let least = self.vocabulary.least_tokens.as_ref();
-        least.map_or_else(|| assumed(text.as_bytes()), |least| least.count(text.as_bytes(), enough))
+        let bound = self.vocabulary.least_tokens.as_ref();
+        bound.map_or_else(|| assumed(text.as_bytes()), |bound| bound.count(text.as_bytes(), enough))
     }
 
     /// Checks that a text without special tokens is not far longer than this many tokens, as far as can be seen without

@@ -84,17 +84,17 @@ impl<'r> Turn<'r> {
             reasoning_effort: self.request.reasoning_effort.clone(),
             ..ChatPrompt::default()
         };
-        let mut asked = self.messages.clone();
-        asked.push(self.next_question.clone());
-        [with(self.messages.clone()), with(asked)]
+        let mut with_question = self.messages.clone();
+        with_question.push(self.next_question.clone());
+        [with(self.messages.clone()), with(with_question)]
     }
 }
 
 impl FittedTemplate {
     /// Returns whether the turn's reasoning is left out once the next question follows.
     fn drops(&self, turn: &Turn<'_>) -> bool {
-        let [_, asked] = turn.requests(None);
-        self.plain(&asked).is_ok_and(|rendered| !rendered.contains(REASONING))
+        let [_, with_question] = turn.requests(None);
+        self.plain(&with_question).is_ok_and(|text| !text.contains(REASONING))
     }
 
     /// Returns whether the turn's reasoning stays where it is when the next question follows.
@@ -108,8 +108,8 @@ impl FittedTemplate {
 
     /// Returns a setting that keeps the turn's reasoning.
     fn switch_that_keeps(&self, turn: &Turn<'_>) -> Option<TemplateSwitch> {
-        let [_, asked] = turn.requests(None);
-        let names = self.names_read(&asked).into_iter().filter(|name| !FIXED.contains(&name.as_str()));
+        let [_, with_question] = turn.requests(None);
+        let names = self.names_read(&with_question).into_iter().filter(|name| !FIXED.contains(&name.as_str()));
         let mut switches =
             names.flat_map(|name| [true, false].map(|value| TemplateSwitch { name: name.clone(), value }));
         switches.find(|switch| self.keeps(turn, switch))

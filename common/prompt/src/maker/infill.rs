@@ -67,10 +67,10 @@ impl PromptMaker {
     ///
     /// Units: `context_tokens` is a slot's size. Errors: [`RawError`].
     pub fn raw(&self, prompt: &RawPrompt, context_tokens: u32, scope: Scope) -> Result<PromptTokens, RawError> {
-        let whole = |begun: &BegunPrompt| Ok(self.tokens_within(begun, context_tokens as usize)?);
+        let tokens_of = |prompt: &BegunPrompt| Ok(self.tokens_within(prompt, context_tokens as usize)?);
         let tokens = match prompt {
-            RawPrompt::Text(text) => return whole(&self.begin_text(text.clone(), scope)),
-            RawPrompt::Media(media) => return whole(&self.begin_media(media, scope)?),
+            RawPrompt::Text(text) => return tokens_of(&self.begin_text(text.clone(), scope)),
+            RawPrompt::Media(media) => return tokens_of(&self.begin_media(media, scope)?),
             RawPrompt::Tokens(tokens) => tokens.clone(),
             RawPrompt::Mixed(parts) => {
                 let mut tokens = Vec::new();
@@ -97,18 +97,18 @@ impl PromptMaker {
     fn infill(&self, request: &InfillPrompt, context_tokens: u32, scope: Scope) -> Result<Vec<Token>, RawError> {
         let fim = self.vocabulary.info().fim.ok_or(RawError::NoFim)?;
         self.check_plain(&request.prompt, context_tokens as usize)?;
-        let known = self.vocabulary.tokenize_plain(&request.prompt);
+        let typed_tokens = self.vocabulary.tokenize_plain(&request.prompt);
         let mut prefix = self.vocabulary.tokenize_plain(end_of(&request.input_prefix, SIDE_BYTES_MAX));
         let n_over = prefix.len().saturating_sub(PREFIX_TOKENS_MAX);
         prefix.drain(..n_over.next_multiple_of(CUT_TOKENS).min(prefix.len()));
         let suffix = &request.input_suffix;
         let mut suffix = self.vocabulary.tokenize_plain(&suffix[..suffix.floor_char_boundary(SIDE_BYTES_MAX)]);
-        suffix.truncate(SUFFIX_TOKENS_MAX.saturating_sub(2 + known.len()));
+        suffix.truncate(SUFFIX_TOKENS_MAX.saturating_sub(2 + typed_tokens.len()));
 
         let answer_tokens = request.answer_tokens();
-        let taken = SIDES_TOKENS_MAX.saturating_add(answer_tokens.saturating_mul(2));
-        let n_extra_max = (context_tokens as usize).saturating_sub(taken);
-        let extra = self.extra(request, fim, (n_extra_max, scope));
+        let n_reserved = SIDES_TOKENS_MAX.saturating_add(answer_tokens.saturating_mul(2));
+        let n_extra_max = (context_tokens as usize).saturating_sub(n_reserved);
+        let extra = self.extra(request, fim, n_extra_max, scope);
         let n_extra = extra.len().min(n_extra_max);
 
         let mut tokens = extra[extra.len() - n_extra..].to_vec();
@@ -117,7 +117,7 @@ impl PromptMaker {
         }
         tokens.push(fim.prefix);
         tokens.extend(prefix);
-        tokens.extend(known);
+        tokens.extend(typed_tokens);
         tokens.push(fim.suffix);
         tokens.extend(suffix);
         tokens.push(fim.middle);
@@ -126,7 +126,7 @@ impl PromptMaker {
 
     /// Returns the tokens of the extra texts, which stand before the prefix; the texts are first cut to a length that
     /// this many tokens may have.
-    fn extra(&self, request: &InfillPrompt, fim: FimTokens, (n_tokens_max, scope): (usize, Scope)) -> Vec<Token> {
+    fn extra(&self, request: &InfillPrompt, fim: FimTokens, n_tokens_max: usize, scope: Scope) -> Vec<Token> {
         let tokenize = |text: &str| self.vocabulary.tokenize_plain(text);
         let plain = |text: &str| self.fragments.tokens(scope, text, tokenize).to_vec();
         let mut tokens = Vec::new();

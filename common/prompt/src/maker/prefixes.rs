@@ -25,8 +25,8 @@ impl PromptMaker {
     pub fn chat_prefix(&self, request: &ChatPrompt) -> Result<Vec<Token>, PromptError> {
         let role = request.messages.last().and_then(|message| message.get("role")).and_then(Json::as_str);
         if matches!(role, Some("user" | "tool")) {
-            let open = ChatPrompt { add_generation_prompt: Some(false), ..request.clone() };
-            return Ok(self.chat(&open)?.tokens);
+            let unanswered = ChatPrompt { add_generation_prompt: Some(false), ..request.clone() };
+            return Ok(self.chat(&unanswered)?.tokens);
         }
         let go_on = |text: &str| {
             let mut longer = request.clone();

@@ -96,20 +96,21 @@ impl PromptMaker {
     /// Cuts a template at its gaps and special tokens.
     fn parts_of(&self, template: &str) -> Vec<Part> {
         let mut parts = Vec::new();
-        let mut rest = template;
-        while !rest.is_empty() {
+        let mut remainder = template;
+        while !remainder.is_empty() {
             let gaps = [(QUERY, Part::Query), (DOCUMENT, Part::Document)].into_iter();
-            let next =
-                gaps.filter_map(|(name, gap)| rest.find(name).map(|at| (at, name, gap))).min_by_key(|(at, ..)| *at);
-            let (at, len, gap) = next.map_or((rest.len(), 0, None), |(at, name, gap)| (at, name.len(), Some(gap)));
-            let own = &rest[..at];
-            parts.extend(self.partitioner.partition(own.as_bytes()).into_iter().map(|piece| match piece {
+            let next = gaps
+                .filter_map(|(name, gap)| remainder.find(name).map(|at| (at, name, gap)))
+                .min_by_key(|(at, ..)| *at);
+            let (at, len, gap) = next.map_or((remainder.len(), 0, None), |(at, name, gap)| (at, name.len(), Some(gap)));
+            let text = &remainder[..at];
+            parts.extend(self.partitioner.partition(text.as_bytes()).into_iter().map(|piece| match piece {
                 Piece::Special { token, .. } => Part::Tokens(vec![token]),
                 Piece::Media(_) => Part::Tokens(Vec::new()),
-                Piece::Text(range) => Part::Own(String::from_utf8_lossy(&own.as_bytes()[range]).into_owned()),
+                Piece::Text(range) => Part::Own(String::from_utf8_lossy(&text.as_bytes()[range]).into_owned()),
             }));
             parts.extend(gap);
-            rest = &rest[at + len..];
+            remainder = &remainder[at + len..];
         }
         parts
     }

@@ -67,12 +67,12 @@ impl PromptMaker {
             return Ok(FittedText { tokens, is_cut: n_over > 0 });
         };
         let (prefix, suffix) = (&self.vocabulary.settings.prefix, &self.vocabulary.settings.suffix);
-        let n_own_max = room.n_tokens_max.saturating_sub(prefix.len() + suffix.len());
+        let n_text_max = room.n_tokens_max.saturating_sub(prefix.len() + suffix.len());
         let tokenize = |part: &str| self.tokenize(part, AddSpecial::No, ParseSpecial::Yes);
-        let mut own = nearest_tokens(text, n_own_max, room.cut_end, tokenize);
-        let (place, n_over) = (0..own.len(), own.len().saturating_sub(n_own_max));
-        remove(&mut own, place, n_over, room.cut_end);
-        Ok(FittedText { tokens: [&prefix[..], &own, suffix].concat(), is_cut: n_over > 0 })
+        let mut text_tokens = nearest_tokens(text, n_text_max, room.cut_end, tokenize);
+        let (place, n_over) = (0..text_tokens.len(), text_tokens.len().saturating_sub(n_text_max));
+        remove(&mut text_tokens, place, n_over, room.cut_end);
+        Ok(FittedText { tokens: [&prefix[..], &text_tokens, suffix].concat(), is_cut: n_over > 0 })
     }
 }
 

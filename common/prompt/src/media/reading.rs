@@ -130,16 +130,17 @@ impl KnownMedia {
     /// Cost: hashing the file, and decoding it if it is new in this scope. Errors: every [`MediaError`].
     pub(crate) fn read(
         &self,
-        (kind, part): (MediaKind, &Json),
+        kind: MediaKind,
+        part: &Json,
         scope: Scope,
         budget: &mut Budget,
     ) -> Result<Arc<Medium>, MediaError> {
         end_if_cancelled();
-        let file = match kind {
+        let (file, format) = match kind {
             MediaKind::Image => image_file(part),
             MediaKind::Audio => audio_file(part),
-        };
-        self.medium(file?, scope, budget).map(Arc::new)
+        }?;
+        self.medium(file, format, scope, budget).map(Arc::new)
     }
 
     /// Returns the media of files in base64, in their order.
@@ -148,7 +149,8 @@ impl KnownMedia {
     pub fn read_files(
         &self,
         files: &[String],
-        (scope, modalities): (Scope, Modalities),
+        scope: Scope,
+        modalities: Modalities,
     ) -> Result<Vec<Arc<Medium>>, String> {
         check_number(files.len())?;
         let mut budget = Budget::full();
@@ -159,7 +161,7 @@ impl KnownMedia {
             if !format.kind().is_read(modalities) {
                 return Err(format!("it is {}, and this model reads {modalities}", format.kind().name()));
             }
-            self.medium((file, format), scope, &mut budget).map_err(|error| error.to_string())
+            self.medium(file, format, scope, &mut budget).map_err(|error| error.to_string())
         };
         let place = |idx: usize, reason: String| format!("multimodal_data[{idx}]: {reason}");
         let media = files.iter().enumerate().map(|(idx, text)| medium(text).map_err(|reason| place(idx, reason)));
@@ -168,7 +170,8 @@ impl KnownMedia {
 
     fn medium(
         &self,
-        (file, format): (Vec<u8>, MediaFormat),
+        file: Vec<u8>,
+        format: MediaFormat,
         scope: Scope,
         budget: &mut Budget,
     ) -> Result<Medium, MediaError> {
@@ -176,9 +179,9 @@ impl KnownMedia {
         hasher.update(scope.bytes()).update(&file);
         let key = *hasher.finalize().as_bytes();
         let (size, hash) = match self.0.get(&key) {
-            Some(known) => known,
+            Some(size_and_hash) => size_and_hash,
             None => {
-                let measured = match format {
+                let size_and_hash = match format {
                     MediaFormat::Image(format) => {
                         let (size, hash) = images::measure(&file, format, &mut budget.n_pixels)?;
                         (MediaSize::Image(size), hash)
@@ -188,8 +191,8 @@ impl KnownMedia {
                         (MediaSize::Audio(size), hash)
                     }
                 };
-                self.0.insert(key, measured);
-                measured
+                self.0.insert(key, size_and_hash);
+                size_and_hash
             }
         };
         Ok(Medium { file: file.into(), format, size, hash })

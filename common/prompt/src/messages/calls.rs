@@ -73,8 +73,8 @@ fn is_text_of_empty_list(text: &str) -> bool {
 /// Returns arguments in a form that is rendered by a template which takes objects.
 ///
 /// Where no grammar applies, a model may write anything, and a response that is cut off may end within arguments.
-fn fit_arguments(given: Json, caps: &Caps) -> Json {
-    let (value, text) = match given {
+fn fit_arguments(arguments: Json, caps: &Caps) -> Json {
+    let (value, text) = match arguments {
         Json::String(text) if text.trim().is_empty() => (Some(json!({})), text),
         Json::String(text) => (serde_json::from_str(&text).ok().map(decoded), text),
         value => {
@@ -188,8 +188,8 @@ fn by_call(results: Vec<Map<String, Json>>, calls: &[Json]) -> Vec<Vec<Map<Strin
     let mut of_calls = vec![Vec::new(); calls.len()];
     for (place, result) in results.into_iter().enumerate() {
         let id = result.get("tool_call_id").and_then(Json::as_str);
-        let known = id.and_then(|id| next_place(places.get_mut(id)?));
-        let idx = known.unwrap_or(place.min(calls.len() - 1));
+        let place_of_id = id.and_then(|id| next_place(places.get_mut(id)?));
+        let idx = place_of_id.unwrap_or(place.min(calls.len() - 1));
         of_calls[idx].push(result);
     }
     of_calls

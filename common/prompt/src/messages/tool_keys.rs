@@ -42,14 +42,14 @@ pub(crate) fn sort_keys(tool: &mut Json) {
 fn sort_object(fields: &mut Map<String, Json>) {
     let usual = |name: &str| USUAL_ORDER.iter().position(|usual| *usual == name).unwrap_or(USUAL_ORDER.len());
     sort_by_rank(fields, usual);
-    let required = fields.get("required").cloned();
-    let required = required.as_ref().and_then(Json::as_array);
-    let needed =
-        |name: &str| required.and_then(|names| names.iter().position(|needed| needed == name)).unwrap_or(usize::MAX);
+    let list = fields.get("required").cloned();
+    let required_names = list.as_ref().and_then(Json::as_array).map_or(&[][..], Vec::as_slice);
+    let place_among_required =
+        |name: &str| required_names.iter().position(|required_name| required_name == name).unwrap_or(usize::MAX);
     for (key, value) in fields.iter_mut() {
         match value {
             Json::Object(named) if NAMED_SCHEMAS.contains(&key.as_str()) => {
-                sort_by_rank(named, needed);
+                sort_by_rank(named, place_among_required);
                 named.values_mut().for_each(sort_keys);
             }
             value => sort_keys(value),
@@ -59,9 +59,9 @@ fn sort_object(fields: &mut Map<String, Json>) {
 
 /// Sorts fields by the rank of their names, and by name within a rank.
 fn sort_by_rank(fields: &mut Map<String, Json>, rank: impl Fn(&str) -> usize) {
-    let mut sorted: Vec<(String, Json)> = std::mem::take(fields).into_iter().collect();
-    sorted.sort_by(|(a, _), (b, _)| (rank(a), a).cmp(&(rank(b), b)));
-    fields.extend(sorted);
+    let mut entries: Vec<(String, Json)> = std::mem::take(fields).into_iter().collect();
+    entries.sort_by(|(a, _), (b, _)| (rank(a), a).cmp(&(rank(b), b)));
+    fields.extend(entries);
 }
 
 #[cfg(test)]

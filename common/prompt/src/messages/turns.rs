@@ -26,16 +26,16 @@ pub(crate) const JOINT: &str = "\n\n";
 ///
 /// Cost: O(n).
 pub(crate) fn joined(messages: Vec<Map<String, Json>>, caps: &Caps) -> Vec<Map<String, Json>> {
-    let refused = caps.refused_pairs;
+    let refused_pairs = caps.refused_pairs;
     let mut turns: Vec<Map<String, Json>> = Vec::with_capacity(messages.len());
     // Calls and results are no turns. A user's message behind them is one if the assistant has answered the last one.
     let mut has_answered = true;
     for message in messages {
         let is_user = has_role(&message, &["user"]);
         let is_joined = turns.last().is_some_and(|last| {
-            (refused.users && is_user && has_role(last, &["user"]))
-                || (refused.result_and_user && is_user && !has_answered && has_role(last, &["tool"]))
-                || (refused.assistants && is_answer(&message) && is_answer(last))
+            (refused_pairs.users && is_user && has_role(last, &["user"]))
+                || (refused_pairs.result_and_user && is_user && !has_answered && has_role(last, &["tool"]))
+                || (refused_pairs.assistants && is_answer(&message) && is_answer(last))
         });
         has_answered = !is_user && (has_answered || is_answer(&message));
         match turns.last_mut().filter(|_| is_joined) {
@@ -50,12 +50,12 @@ pub(crate) fn joined(messages: Vec<Map<String, Json>>, caps: &Caps) -> Vec<Map<S
 ///
 /// Cost: O(n).
 pub(crate) fn opened(mut messages: Vec<Map<String, Json>>, caps: &Caps) -> Vec<Map<String, Json>> {
-    let refused = caps.refused_openings;
+    let refused_openings = caps.refused_openings;
     let is_system = |message: &Map<String, Json>| has_role(message, &["system", "developer"]);
     let start = messages.iter().position(|message| !is_system(message)).unwrap_or(messages.len());
     let begins_with_assistant = messages.get(start).is_some_and(|first| !has_role(first, &["user"]));
     let has_user = messages[start..].iter().any(|message| has_role(message, &["user"]));
-    if (refused.assistant && begins_with_assistant) || (refused.without_user && !has_user) {
+    if (refused_openings.assistant && begins_with_assistant) || (refused_openings.without_user && !has_user) {
         let fields = [("role", json!("user")), ("content", caps.content("user").wrapped(""))];
         let opening = fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
         messages.insert(start, opening);

@@ -50,11 +50,11 @@ pub(crate) fn readable<'r>(
     for (index, message) in messages.iter().enumerate() {
         let is_continued = index > 0 && index >= messages.len() - n_continued;
         for (place, part) in parts_of(message).iter().enumerate() {
-            let refused = |reason| PromptError::Messages { index, reason };
+            let error_of = |reason| PromptError::Messages { index, reason };
             let reason = match MediaKind::of(part) {
                 Some(kind) if !is_continued => match read(kind, part) {
                     Ok(()) => continue,
-                    Err(MediaError::TooMuch(reason)) => return Err(refused(reason)),
+                    Err(MediaError::TooMuch(reason)) => return Err(error_of(reason)),
                     Err(MediaError::Unread(reason)) => reason,
                 },
                 _ => match part_text(part) {
@@ -64,7 +64,7 @@ pub(crate) fn readable<'r>(
                 },
             };
             if newest == Some(index) && part.get(HISTORY_FIELD) != Some(&Json::Bool(true)) {
-                return Err(refused(reason));
+                return Err(error_of(reason));
             }
             unread.push((index, place));
         }

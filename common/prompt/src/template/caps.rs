@@ -145,15 +145,15 @@ impl Caps {
             let object = json!({ "place": place });
             if object_arguments { object } else { json!(object.to_string()) }
         };
-        let called = |ids: &[&str], place: &str| called(ids, &content_of_calls, &arguments(place));
-        let answered = called(&[CALL_ID], "here");
-        let mut two_calls = called(&[CALL_ID, SECOND_CALL_ID], MARKER);
+        let with_calls = |ids: &[&str], place: &str| called(ids, &content_of_calls, &arguments(place));
+        let call_and_result = with_calls(&[CALL_ID], "here");
+        let mut two_calls = with_calls(&[CALL_ID, SECOND_CALL_ID], MARKER);
         two_calls[1]["tool_calls"][1]["function"]["arguments"] = arguments(SECOND_MARKER);
-        let mut without_ids = answered.clone();
+        let mut without_ids = call_and_result.clone();
         without_ids[1]["tool_calls"][0]["id"] = Json::Null;
         without_ids[2]["tool_call_id"] = Json::Null;
-        let long_ids = called(&["call_of_warmpath"], "here");
-        let refuses_calls = |messages: &[Json]| refuses(template, messages, &answered, Some(a_tool()));
+        let long_ids = with_calls(&["call_of_warmpath"], "here");
+        let refuses_calls = |messages: &[Json]| refuses(template, messages, &call_and_result, Some(a_tool()));
         Self {
             system,
             user,
@@ -165,10 +165,10 @@ impl Caps {
             one_call_only: refuses_calls(&two_calls) || leaves_out_a_call(template, two_calls),
             requires_call_ids: refuses_calls(&without_ids),
             refuses_long_call_ids: refuses_calls(&long_ids),
-            refused_pairs: refused_pairs(template, (user, assistant), &answered),
+            refused_pairs: refused_pairs(template, user, assistant, &call_and_result),
             refused_openings: refused_openings(template, [system, user, assistant]),
             developer_role: shows_developer(template),
-            reasoning_field: reasoning_field(template, assistant, &answered),
+            reasoning_field: reasoning_field(template, assistant, &call_and_result),
             // Source: llama.cpp's test for gpt-oss in `common_chat_try_specialized_template`.
             calls_without_content: template.source().contains("<|channel|>"),
             thinking_parts: takes_thinking_parts(template),
@@ -191,35 +191,35 @@ impl Caps {
 }
 
 fn content_shapes(template: &ChatTemplate, role: &str) -> ContentShapes {
-    let shown = |content: Json, texts: &[&str]| {
-        let Some(rendered) = render(template, &conversation(role, content), None) else { return false };
+    let renders = |content: Json, texts: &[&str]| {
+        let Some(rendering) = render(template, &conversation(role, content), None) else { return false };
         // A template that prints the list itself writes it like Python or JSON.
-        let printed = ["'type'", "\"type\"", "\\\"type"].iter().any(|spelling| rendered.contains(spelling));
-        texts.iter().all(|text| rendered.contains(text)) && !printed
+        let is_printed = ["'type'", "\"type\"", "\\\"type"].iter().any(|spelling| rendering.contains(spelling));
+        texts.iter().all(|text| rendering.contains(text)) && !is_printed
     };
     let text = |text: &str| json!({"type": "text", "text": text});
-    let part = shown(json!([text(MARKER)]), &[MARKER]);
+    let part = renders(json!([text(MARKER)]), &[MARKER]);
     ContentShapes {
-        text: shown(json!(MARKER), &[MARKER]),
+        text: renders(json!(MARKER), &[MARKER]),
         part,
-        parts: part && shown(json!([text(MARKER), text(SECOND_MARKER)]), &[MARKER, SECOND_MARKER]),
+        parts: part && renders(json!([text(MARKER), text(SECOND_MARKER)]), &[MARKER, SECOND_MARKER]),
     }
 }
 
-/// Returns the first field whose reasoning is rendered; `reasoning_content` if none is. `answered` ends with a tool's
+/// Returns the first field whose reasoning is rendered; `reasoning_content` if none is. `call_and_result` ends with a tool's
 /// result.
 ///
 /// Templates render it in earlier answers, in the last one, or between a call and the next answer.
-fn reasoning_field(template: &ChatTemplate, assistant: ContentShapes, answered: &[Json]) -> &'static str {
+fn reasoning_field(template: &ChatTemplate, assistant: ContentShapes, call_and_result: &[Json]) -> &'static str {
     let (asks, says) = (json!({"role": "user", "content": "question"}), message("assistant", "answer", assistant));
-    let conversations = [json!([asks, says, asks]), json!([asks, says]), json!(answered)];
+    let conversations = [json!([asks, says, asks]), json!([asks, says]), json!(call_and_result)];
     let is_rendered = |field: &str, messages: &Json| {
         let mut variables = json!({
             "messages": messages, "bos_token": "", "eos_token": "", "add_generation_prompt": true,
             "enable_thinking": true, "tools": [a_tool()],
         });
         variables["messages"][1][field] = json!(MARKER);
-        template.render(to_template_value(&variables)).is_ok_and(|shown| shown.contains(MARKER))
+        template.render(to_template_value(&variables)).is_ok_and(|text| text.contains(MARKER))
     };
     let is_read = |field: &&str| {
         template.source().contains(*field) && conversations.iter().any(|messages| is_rendered(field, messages))
@@ -259,7 +259,7 @@ fn shows_developer(template: &ChatTemplate) -> bool {
 fn system_places(template: &ChatTemplate, [system, user, assistant]: [ContentShapes; 3]) -> SystemPlaces {
     // Some templates keep the last system message instead of the first.
     let shows = |messages: Json, texts: &[&str]| {
-        render(template, &messages, None).is_some_and(|shown| texts.iter().all(|text| shown.contains(text)))
+        render(template, &messages, None).is_some_and(|rendering| texts.iter().all(|text| rendering.contains(text)))
     };
     let (first, second) = (message("system", MARKER, system), message("system", SECOND_MARKER, system));
     let asks = message("user", "question", user);
@@ -314,8 +314,8 @@ fn called(ids: &[&str], content: &Json, arguments: &Json) -> Vec<Json> {
 
 /// Returns whether one of two calls is rendered and the other one is left out; their arguments are the markers.
 fn leaves_out_a_call(template: &ChatTemplate, two_calls: Vec<Json>) -> bool {
-    let shown = render(template, &Json::Array(two_calls), Some(a_tool()));
-    shown.is_some_and(|text| text.contains(MARKER) != text.contains(SECOND_MARKER))
+    let rendering = render(template, &Json::Array(two_calls), Some(a_tool()));
+    rendering.is_some_and(|text| text.contains(MARKER) != text.contains(SECOND_MARKER))
 }
 
 /// Returns a conversation with a call of these arguments as the template renders it.
@@ -327,29 +327,29 @@ fn rendered_call(template: &ChatTemplate, content: &Json, arguments: Json) -> Op
 fn content_of_calls(template: &ChatTemplate) -> Json {
     let shows = |content: &Json| {
         let forms = [json!({"place": MARKER}), json!(format!("{{\"place\": \"{MARKER}\"}}"))];
-        let mut rendered = forms.into_iter().filter_map(|arguments| rendered_call(template, content, arguments));
-        rendered.any(|text| text.contains(MARKER))
+        let mut renderings = forms.into_iter().filter_map(|arguments| rendered_call(template, content, arguments));
+        renderings.any(|text| text.contains(MARKER))
     };
-    let empty = json!("");
-    if !shows(&empty) && shows(&Json::Null) { Json::Null } else { empty }
+    let empty_text = json!("");
+    if !shows(&empty_text) && shows(&Json::Null) { Json::Null } else { empty_text }
 }
 
 /// Returns the separators between the parts of arguments; arguments that are passed as text count as the model's own.
 fn separators(template: &ChatTemplate, content: &Json) -> Option<Separators> {
-    let nested = json!({"a": 1, "b": [1, 2]});
-    let shown = match rendered_call(template, content, json!({"warmpath_key": nested})) {
+    let arguments = json!({"a": 1, "b": [1, 2]});
+    let rendering = match rendered_call(template, content, json!({"warmpath_key": arguments})) {
         Some(text) if !text.contains("'warmpath_key'") => text,
         _ => rendered_call(template, content, json!(format!("{{\"warmpath_key\": {}}}", SEPARATED[0].1)))?,
     };
-    SEPARATED.into_iter().find(|(_, written)| shown.contains(written)).map(|(separators, _)| separators)
+    SEPARATED.into_iter().find(|(_, written)| rendering.contains(written)).map(|(separators, _)| separators)
 }
 
 /// Returns whether a call's arguments are rendered correctly from an object: a template may print it like Python
 /// instead.
 fn takes_object_arguments(template: &ChatTemplate, content: &Json) -> bool {
-    let rendered = |arguments: Json| rendered_call(template, content, arguments);
-    let Some(text) = rendered(json!({"warmpath_key": MARKER})) else {
-        return rendered(json!(format!("{{\"warmpath_key\": \"{MARKER}\"}}"))).is_none();
+    let rendering_of = |arguments: Json| rendered_call(template, content, arguments);
+    let Some(text) = rendering_of(json!({"warmpath_key": MARKER})) else {
+        return rendering_of(json!(format!("{{\"warmpath_key\": \"{MARKER}\"}}"))).is_none();
     };
     !text.contains("'warmpath_key'")
 }
@@ -362,21 +362,22 @@ fn takes_raw_arguments(template: &ChatTemplate, content: &Json) -> bool {
 /// Returns whether JSON values that are no objects are refused as arguments.
 fn refuses_other_arguments(template: &ChatTemplate, content: &Json) -> bool {
     let with = |arguments: Json| called(&[CALL_ID], content, &arguments);
-    let refused = |value: Json| refuses(template, &with(value), &with(json!({})), Some(a_tool()));
-    refused(json!([1])) || refused(json!(1))
+    let is_refused = |value: Json| refuses(template, &with(value), &with(json!({})), Some(a_tool()));
+    is_refused(json!([1])) || is_refused(json!(1))
 }
 
-/// Determines which successive messages are refused; `answered` ends with a tool's result.
+/// Determines which successive messages are refused; `call_and_result` ends with a tool's result.
 ///
 /// Each pair is compared with the same messages in alternation.
 fn refused_pairs(
     template: &ChatTemplate,
-    (user, assistant): (ContentShapes, ContentShapes),
-    answered: &[Json],
+    user: ContentShapes,
+    assistant: ContentShapes,
+    call_and_result: &[Json],
 ) -> RefusedPairs {
     let (asks, says) = (message("user", "question", user), message("assistant", "answer", assistant));
     let chat = |messages: &[&Json]| messages.iter().map(|message| (*message).clone()).collect::<Vec<Json>>();
-    let behind_result = |messages: &[&Json]| [answered, chat(messages).as_slice()].concat();
+    let behind_result = |messages: &[&Json]| [call_and_result, chat(messages).as_slice()].concat();
     let alternating = chat(&[&asks, &says, &asks]);
     RefusedPairs {
         users: refuses(template, &chat(&[&asks, &asks]), &alternating, None),
@@ -389,9 +390,9 @@ fn refused_pairs(
 fn refused_openings(template: &ChatTemplate, [system, user, assistant]: [ContentShapes; 3]) -> RefusedOpenings {
     let (instructs, opens) = (message("system", "instruction", system), message("user", "", user));
     let (says, asks) = (message("assistant", "answer", assistant), message("user", "question", user));
-    let opened = [opens.clone(), says.clone(), asks.clone()];
+    let conversation = [opens.clone(), says.clone(), asks.clone()];
     RefusedOpenings {
-        assistant: refuses(template, &opened[1..], &opened, None),
+        assistant: refuses(template, &conversation[1..], &conversation, None),
         without_user: refuses(template, std::slice::from_ref(&instructs), &[instructs.clone(), opens], None),
     }
 }
@@ -399,8 +400,8 @@ fn refused_openings(template: &ChatTemplate, [system, user, assistant]: [Content
 /// Returns whether an answer without text is refused as text and accepted as a part.
 fn takes_empty_answer_as_part(template: &ChatTemplate, user: ContentShapes) -> bool {
     let asks = message("user", "question", user);
-    let answered = |content: Json| [asks.clone(), json!({"role": "assistant", "content": content}), asks.clone()];
-    refuses(template, &answered(json!("")), &answered(json!([{"type": "text", "text": ""}])), None)
+    let with_answer = |content: Json| [asks.clone(), json!({"role": "assistant", "content": content}), asks.clone()];
+    refuses(template, &with_answer(json!("")), &with_answer(json!([{"type": "text", "text": ""}])), None)
 }
 
 /// Returns whether the template refuses a conversation and renders `similar`.

@@ -68,7 +68,8 @@ enum Part<'a> {
 impl FittedTemplate {
     pub fn new(
         source: &str,
-        (info, partitioner): (&VocabularyInfo, &Partitioner),
+        info: &VocabularyInfo,
+        partitioner: &Partitioner,
         clock: &Clock,
         kwargs: TemplateKwargs,
     ) -> Result<Self, PromptError> {
@@ -77,9 +78,9 @@ impl FittedTemplate {
         let shield = Shield::new(partitioner.controls().map(|special| special.text.as_slice()), source);
         let (formats, info, tools_place) = (Formats::new(source, info), info.clone(), ToolsPlace::Unknown);
         let tools_first = false;
-        let mut fitted = Self { template, formats, caps, shield, info, tools_place, tools_first, kwargs };
-        fitted.tools_place = fitted.find_tools(partitioner);
-        Ok(fitted)
+        let mut fitted_template = Self { template, formats, caps, shield, info, tools_place, tools_first, kwargs };
+        fitted_template.tools_place = fitted_template.find_tools(partitioner);
+        Ok(fitted_template)
     }
 
     /// Returns the place of the tools in what the template renders.
@@ -98,16 +99,17 @@ impl FittedTemplate {
 
     /// Renders a request.
     pub fn rendered(&self, request: &ChatPrompt) -> Result<Rendered, PromptError> {
-        let goes_on = self.continued(request)?;
+        let continued_message = self.continued(request)?;
         let mut variables = self.variables(request)?;
         let stand_ins = self.shield.stand_ins(&variables).map_err(|()| {
             let reason = "they contain too many different private-use characters".to_owned();
             PromptError::Field { field: "messages", reason }
         })?;
         let hostile = stand_ins.is_some() && variables.values().any(|value| self.shield.spells_control(value));
-        let beginning = goes_on.as_ref().map(|goes_on| self.beginning(request, goes_on, &mut variables)).transpose()?;
+        let beginning =
+            continued_message.as_ref().map(|message| self.beginning(request, message, &mut variables)).transpose()?;
         let parts: Vec<Part<'_>> =
-            beginning.iter().zip(&goes_on).flat_map(|(beginning, goes_on)| parts(beginning, goes_on)).collect();
+            beginning.iter().zip(&continued_message).flat_map(|(text, message)| parts(text, message)).collect();
         let mut variables = Json::Object(variables);
         let mut plain = self.ordered(&mut variables, |variables| self.render_plain(variables))?;
         for part in &parts {
@@ -120,8 +122,8 @@ impl FittedTemplate {
         })?;
         for part in &parts {
             match part {
-                Part::Own(own) => text.push_str(own),
-                Part::Said(said) => text.push_str(&self.shield.shield_text(said, &stand_ins)),
+                Part::Own(own_text) => text.push_str(own_text),
+                Part::Said(client_text) => text.push_str(&self.shield.shield_text(client_text, &stand_ins)),
             }
         }
         Ok(Rendered { plain, shielded: Some(Shielded { text, stand_ins, hostile }) })
@@ -165,41 +167,41 @@ impl FittedTemplate {
         variables: &mut Json,
         render: impl Fn(&Json) -> Result<String, PromptError>,
     ) -> Result<String, PromptError> {
-        let rendered = render(variables)?;
+        let text = render(variables)?;
         if !self.tools_first {
-            return Ok(rendered);
+            return Ok(text);
         }
-        Ok(tools_first::tools_first(&rendered, variables, &render).unwrap_or(rendered))
+        Ok(tools_first::tools_first(&text, variables, &render).unwrap_or(text))
     }
 
     /// Removes the continued message from the variables; returns its replacement, with marks for its texts.
     fn beginning(
         &self,
         request: &ChatPrompt,
-        goes_on: &Continued<'_>,
+        message: &Continued<'_>,
         variables: &mut Map<String, Json>,
     ) -> Result<String, PromptError> {
         if let Some(Json::Array(messages)) = variables.get_mut("messages") {
             messages.pop();
         }
         let (enable_thinking, kwargs) = self.kwargs.switches(request)?;
-        let known = continuation(&self.formats, goes_on, enable_thinking, &kwargs);
+        let continuation_format = continuation(&self.formats, message, enable_thinking, &kwargs);
         // Absent, as in llama.cpp: some templates treat false as a request for a response, too.
         variables.shift_remove("add_generation_prompt");
-        if known.is_none() {
+        if continuation_format.is_none() {
             variables.insert("add_generation_prompt".to_owned(), Json::Bool(true));
         }
-        let marked = |mark: char, text: &str| if text.is_empty() { String::new() } else { mark.to_string() };
+        let mark_of = |mark: char, text: &str| if text.is_empty() { String::new() } else { mark.to_string() };
         // If llama.cpp has no format, the response begins as usual, followed by the message's texts.
-        let unknown = || marked(REASONING_MARK, &goes_on.reasoning) + &marked(CONTENT_MARK, &goes_on.content);
-        Ok(known.map_or_else(unknown, |known| known.format.generation_prompt.clone()))
+        let unknown = || mark_of(REASONING_MARK, &message.reasoning) + &mark_of(CONTENT_MARK, &message.content);
+        Ok(continuation_format.map_or_else(unknown, |known| known.format.generation_prompt.clone()))
     }
 
     /// Adds the vocabulary's own texts to the template's variables, unless the request has set them.
     fn with_tokens(&self, variables: Value) -> Value {
-        let own = [("bos_token", &self.info.bos_text), ("eos_token", &self.info.eos_text)];
-        let own: Value = Value::from_pairs(own.map(|(name, text)| (name, Value::from(text.as_str()))));
-        minijinja::value::merge_maps([variables, own])
+        let tokens = [("bos_token", &self.info.bos_text), ("eos_token", &self.info.eos_text)];
+        let tokens: Value = Value::from_pairs(tokens.map(|(name, text)| (name, Value::from(text.as_str()))));
+        minijinja::value::merge_maps([variables, tokens])
     }
 }
 
@@ -222,15 +224,15 @@ fn continuation(
 }
 
 /// Cuts the start of a response at its marks.
-fn parts<'a>(beginning: &'a str, goes_on: &'a Continued<'_>) -> Vec<Part<'a>> {
+fn parts<'a>(beginning: &'a str, message: &'a Continued<'_>) -> Vec<Part<'a>> {
     let mut parts = Vec::new();
     for piece in beginning.split_inclusive([CONTENT_MARK, REASONING_MARK]) {
         let mark = piece.chars().next_back().filter(|last| [CONTENT_MARK, REASONING_MARK].contains(last));
-        let own = mark.map_or(piece, |mark| &piece[..piece.len() - mark.len_utf8()]);
-        parts.push(Part::Own(own));
+        let template_text = mark.map_or(piece, |mark| &piece[..piece.len() - mark.len_utf8()]);
+        parts.push(Part::Own(template_text));
         match mark {
-            Some(CONTENT_MARK) => parts.push(Part::Said(&goes_on.content)),
-            Some(_) => parts.push(Part::Said(&goes_on.reasoning)),
+            Some(CONTENT_MARK) => parts.push(Part::Said(&message.content)),
+            Some(_) => parts.push(Part::Said(&message.reasoning)),
             None => {}
         }
     }

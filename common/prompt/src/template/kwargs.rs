@@ -66,8 +66,8 @@ impl TemplateKwargs {
 
     /// Returns the variables as a JSON object that does not depend on their order.
     pub fn to_json(&self) -> String {
-        let sorted: BTreeMap<&String, &Json> = self.given.iter().collect();
-        serde_json::to_string(&sorted).expect("JSON values have a text")
+        let by_name: BTreeMap<&String, &Json> = self.given.iter().collect();
+        serde_json::to_string(&by_name).expect("JSON values have a text")
     }
 
     /// Returns whether the template enables thinking, and its other variables for a request, like llama-server.
@@ -75,10 +75,10 @@ impl TemplateKwargs {
     /// Errors: `Field` if clients may not set a variable, or its type is wrong.
     pub(crate) fn switches(&self, request: &ChatPrompt) -> Result<(bool, Map<String, Json>), PromptError> {
         let mut kwargs = self.spelled.clone();
-        if let Some(own) = &request.chat_template_kwargs {
-            check(own).map_err(|reason| PromptError::Field { field: "chat_template_kwargs", reason })?;
+        if let Some(request_kwargs) = &request.chat_template_kwargs {
+            check(request_kwargs).map_err(|reason| PromptError::Field { field: "chat_template_kwargs", reason })?;
             let is_set = |(name, value): &(String, Json)| name != ENABLE_THINKING || !value.is_null();
-            kwargs.extend(spelled(own.clone()).into_iter().filter(is_set));
+            kwargs.extend(spelled(request_kwargs.clone()).into_iter().filter(is_set));
         }
         let mut enable_thinking = kwargs.shift_remove(ENABLE_THINKING) != Some(Json::Bool(false));
         match request.reasoning_effort.as_deref().unwrap_or_default() {
@@ -99,8 +99,8 @@ impl TemplateKwargs {
 
 /// Checks the names of variables and the type of the one that has a fixed type.
 fn check(kwargs: &Map<String, Json>) -> Result<(), String> {
-    if let Some(reserved) = RESERVED.into_iter().find(|reserved| kwargs.contains_key(*reserved)) {
-        return Err(format!("{reserved} is not a variable of the template, but a field of the request"));
+    if let Some(name) = RESERVED.into_iter().find(|name| kwargs.contains_key(*name)) {
+        return Err(format!("{name} is not a variable of the template, but a field of the request"));
     }
     match kwargs.get(ENABLE_THINKING) {
         None | Some(Json::Null | Json::Bool(_)) => Ok(()),

@@ -66,8 +66,8 @@ impl Shield {
         if !survey.dangerous {
             return Ok(None);
         }
-        let free = stand_ins().filter(|character| !survey.taken.contains(character));
-        let to: BTreeMap<char, char> = self.hazards.iter().copied().zip(free).collect();
+        let usable = stand_ins().filter(|character| !survey.taken.contains(character));
+        let to: BTreeMap<char, char> = self.hazards.iter().copied().zip(usable).collect();
         if to.len() < self.hazards.len() {
             return Err(());
         }
@@ -117,27 +117,28 @@ impl Shield {
             return text.into();
         }
         let mut exempt = self.exempt(text).into_iter().peekable();
-        let mut shielded = String::with_capacity(text.len() + text.len() / 8);
-        let mut copied = 0;
+        let mut output = String::with_capacity(text.len() + text.len() / 8);
+        let mut copied_to = 0;
         for (at, hazard) in self.hazards_in(text) {
             while exempt.next_if(|range| range.end <= at).is_some() {}
-            let free = exempt.peek().is_some_and(|range| range.contains(&at));
-            let Some(stand_in) = stand_ins.to.get(&hazard).filter(|_| !free) else { continue };
-            shielded.push_str(&text[copied..at]);
-            shielded.push(*stand_in);
-            copied = at + hazard.len_utf8();
+            let is_exempt = exempt.peek().is_some_and(|range| range.contains(&at));
+            let Some(stand_in) = stand_ins.to.get(&hazard).filter(|_| !is_exempt) else { continue };
+            output.push_str(&text[copied_to..at]);
+            output.push(*stand_in);
+            copied_to = at + hazard.len_utf8();
         }
-        shielded.push_str(&text[copied..]);
-        shielded.into()
+        output.push_str(&text[copied_to..]);
+        output.into()
     }
 
     /// Returns where `text` contains literals of the template that cannot be a part of a control token.
     fn exempt(&self, text: &str) -> Vec<Range<usize>> {
         let Some(literals) = &self.literals else { return Vec::new() };
-        let mut exempt: Vec<Range<usize>> = literals.find_iter(text).map(|found| found.range()).collect();
+        let mut exempt: Vec<Range<usize>> = literals.find_iter(text).map(|occurrence| occurrence.range()).collect();
         if let Some(controls) = self.controls.as_ref().filter(|_| !exempt.is_empty()) {
-            let spelled: Vec<Range<usize>> = controls.find_overlapping_iter(text).map(|found| found.range()).collect();
-            retain_apart(&mut exempt, &spelled);
+            let spellings: Vec<Range<usize>> =
+                controls.find_overlapping_iter(text).map(|occurrence| occurrence.range()).collect();
+            retain_apart(&mut exempt, &spellings);
         }
         exempt
     }
@@ -146,15 +147,15 @@ impl Shield {
 impl StandIns {
     /// Returns `text` with the original characters instead of placeholders.
     pub fn restore(&self, text: &str) -> String {
-        let mut restored = String::with_capacity(text.len());
-        let mut copied = 0;
+        let mut output = String::with_capacity(text.len());
+        let mut copied_to = 0;
         for (at, stand_in) in stand_ins_in(text) {
             let Some(hazard) = self.from.get(&stand_in) else { continue };
-            restored.push_str(&text[copied..at]);
-            restored.push(*hazard);
-            copied = at + stand_in.len_utf8();
+            output.push_str(&text[copied_to..at]);
+            output.push(*hazard);
+            copied_to = at + stand_in.len_utf8();
         }
-        restored + &text[copied..]
+        output + &text[copied_to..]
     }
 }
 
@@ -232,13 +233,13 @@ fn can_overlap(literal: &str, spelling: &str) -> bool {
 /// Returns the string literals in the expressions and statements of a template's source.
 fn expression_literals(source: &str) -> Vec<String> {
     let mut literals = Vec::new();
-    let mut rest = source;
-    while let Some(start) = rest.find("{{").into_iter().chain(rest.find("{%")).min() {
-        rest = &rest[start + 2..];
-        let mut characters = rest.char_indices();
-        let mut end = rest.len();
+    let mut source = source;
+    while let Some(start) = source.find("{{").into_iter().chain(source.find("{%")).min() {
+        source = &source[start + 2..];
+        let mut characters = source.char_indices();
+        let mut end = source.len();
         while let Some((at, character)) = characters.next() {
-            if rest[at..].starts_with("}}") || rest[at..].starts_with("%}") {
+            if source[at..].starts_with("}}") || source[at..].starts_with("%}") {
                 end = at;
                 break;
             }
@@ -246,7 +247,7 @@ fn expression_literals(source: &str) -> Vec<String> {
                 literals.push(literal(&mut characters, character));
             }
         }
-        rest = &rest[end..];
+        source = &source[end..];
     }
     literals
 }

@@ -23,24 +23,24 @@ const PERCENT_DEPTH_MAX: usize = 16;
 pub(super) fn for_minijinja(source: &str) -> String {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let mut pieces = Vec::new();
-    let mut rest = source.as_str();
-    while let Some(start) = find_tag(rest) {
-        pieces.push(Piece::Text(rest[..start].to_owned()));
-        rest = &rest[start..];
-        let length = match &rest[..2] {
-            "{#" => rest.find("#}").map(|end| end + 2),
-            "{{" => expression_length(&rest[2..], "}}").map(|inner| inner + 4),
-            _ => expression_length(&rest[2..], "%}").map(|inner| inner + 4),
+    let mut input = source.as_str();
+    while let Some(start) = find_tag(input) {
+        pieces.push(Piece::Text(input[..start].to_owned()));
+        input = &input[start..];
+        let length = match &input[..2] {
+            "{#" => input.find("#}").map(|end| end + 2),
+            "{{" => expression_length(&input[2..], "}}").map(|inner| inner + 4),
+            _ => expression_length(&input[2..], "%}").map(|inner| inner + 4),
         };
         let Some(length) = length else { break };
-        let (tag, behind) = rest.split_at(length);
-        rest = behind;
+        let (tag, behind) = input.split_at(length);
+        input = behind;
         pieces.push(match statement(tag) {
             "generation" => Piece::Tag(tag.replace("generation", "if true")),
             "endgeneration" => Piece::Tag(tag.replace("endgeneration", "endif")),
             "raw" => {
-                let (raw, behind) = rest.split_at(raw_length(rest));
-                rest = behind;
+                let (raw, behind) = input.split_at(raw_length(input));
+                input = behind;
                 Piece::Other(format!("{}{raw}", kept_newline(tag)))
             }
             _ if tag.starts_with("{%") => Piece::Tag(with_percent_filter(tag)),
@@ -48,7 +48,7 @@ pub(super) fn for_minijinja(source: &str) -> String {
             _ => Piece::Other(tag.to_owned()),
         });
     }
-    pieces.push(Piece::Text(rest.to_owned()));
+    pieces.push(Piece::Text(input.to_owned()));
     end_searches(&mut pieces);
     pieces.iter().map(Piece::source).collect()
 }
@@ -96,28 +96,28 @@ fn raw_length(text: &str) -> usize {
 
 /// Returns an expression or tag in which a filter takes the place of `%` behind a string literal.
 fn with_percent_filter(tag: &str) -> String {
-    let mut read = String::with_capacity(tag.len());
+    let mut output = String::with_capacity(tag.len());
     let mut at = 0;
     // Ends of the operands that are being read.
     let mut ends: Vec<usize> = Vec::new();
     while at < tag.len() {
         while ends.pop_if(|end| *end == at).is_some() {
-            read.push(')');
+            output.push(')');
         }
-        let found = token(tag, at);
-        read.push_str(&tag[found.clone()]);
-        at = found.end;
-        if !tag[found].starts_with(['"', '\'']) || ends.len() == PERCENT_DEPTH_MAX {
+        let range = token(tag, at);
+        output.push_str(&tag[range.clone()]);
+        at = range.end;
+        if !tag[range].starts_with(['"', '\'']) || ends.len() == PERCENT_DEPTH_MAX {
             continue;
         }
         let operator = at + space(&tag[at..]);
         if tag[operator..].starts_with('%') && !tag[operator..].starts_with("%}") {
             at = operator + 1 + space(&tag[operator + 1..]);
             ends.push(operand_end(tag, at));
-            read.push_str(&format!("|{PERCENT_FILTER}("));
+            output.push_str(&format!("|{PERCENT_FILTER}("));
         }
     }
-    read
+    output
 }
 
 fn space(text: &str) -> usize {

@@ -57,15 +57,15 @@ impl ToolsPlace {
         render: &impl Fn(&Json) -> Result<String, PromptError>,
         partitioner: &Partitioner,
     ) -> Self {
-        let Ok(rendered) = render(variables) else { return Self::Unknown };
-        match (rendered.find(TEXT), rendered.find(TOOL)) {
+        let Ok(rendering) = render(variables) else { return Self::Unknown };
+        match (rendering.find(TEXT), rendering.find(TOOL)) {
             (Some(text), Some(tool)) if tool < text => Self::Front,
             (Some(_), Some(_)) => {
-                let is_separable = SystemMessage::find(variables, render).is_some_and(|found| {
+                let is_separable = SystemMessage::find(variables, render).is_some_and(|message| {
                     let controls = |text: &str| controls(partitioner, text);
-                    let tail = found.behind.split(QUESTION).next().unwrap_or_default();
-                    let around = &controls(&found.head) | &controls(tail);
-                    found.tools.contains(TOOL) && controls(&found.tools).is_disjoint(&around)
+                    let tail = message.behind.split(QUESTION).next().unwrap_or_default();
+                    let around = &controls(&message.head) | &controls(tail);
+                    message.tools.contains(TOOL) && controls(&message.tools).is_disjoint(&around)
                 });
                 if is_separable { Self::Behind } else { Self::Apart }
             }
@@ -96,20 +96,20 @@ pub(crate) fn conversation() -> (Json, Json) {
     (messages, json!([{"type": "function", "function": function}]))
 }
 
-/// Returns `rendered`, the rendering of `variables`, with the tools in front of the system text; `None` if it does not
+/// Returns `rendering`, that of `variables`, with the tools in front of the system text; `None` if it does not
 /// have both, or not in the form that they have in a small conversation.
 ///
 /// Cost: that of rendering the tools again.
 pub(crate) fn tools_first(
-    rendered: &str,
+    rendering: &str,
     variables: &mut Json,
     render: &impl Fn(&Json) -> Result<String, PromptError>,
 ) -> Option<String> {
     let SystemMessage { head, text, tools, .. } = SystemMessage::find(variables, render)?;
-    let rest = rendered.strip_prefix(&*head)?.strip_prefix(&*text)?.strip_prefix(&*tools)?;
-    let listed = tools.trim_start();
-    let space = &tools[..tools.len() - listed.len()];
-    Some([&head, listed, space, &text, rest].concat())
+    let behind = rendering.strip_prefix(&*head)?.strip_prefix(&*text)?.strip_prefix(&*tools)?;
+    let tool_list = tools.trim_start();
+    let space = &tools[..tools.len() - tool_list.len()];
+    Some([&head, tool_list, space, &text, behind].concat())
 }
 
 impl SystemMessage {
@@ -118,28 +118,28 @@ impl SystemMessage {
         if variables["tools"].as_array().is_none_or(Vec::is_empty) {
             return None;
         }
-        let said = variables["messages"].get(0).filter(|first| is_system(first))?.clone();
-        let mut marked = said.clone();
+        let system = variables["messages"].get(0).filter(|first| is_system(first))?.clone();
+        let mut with_mark = system.clone();
         let mark = MARK.to_string();
-        marked["content"] =
-            if said["content"].is_array() { json!([{"type": "text", "text": mark}]) } else { json!(mark) };
+        with_mark["content"] =
+            if system["content"].is_array() { json!([{"type": "text", "text": mark}]) } else { json!(mark) };
         let question = question_like(&variables["messages"]);
-        let messages = std::mem::replace(&mut variables["messages"], json!([marked, question]));
+        let messages = std::mem::replace(&mut variables["messages"], json!([with_mark, question]));
         let with_tools = render(variables);
         let tools = variables["tools"].take();
-        let without = render(variables);
-        variables["messages"][0] = said;
-        let said = render(variables);
+        let without_tools = render(variables);
+        variables["messages"][0] = system;
+        let of_request = render(variables);
         variables["messages"] = messages;
         variables["tools"] = tools;
-        Self::cut((&with_tools.ok()?, &without.ok()?), &said.ok()?)
+        Self::cut(&with_tools.ok()?, &without_tools.ok()?, &of_request.ok()?)
     }
 
     /// Cuts two renderings with a mark, with tools and without, and one of the request's own text without tools.
-    fn cut((with_tools, without): (&str, &str), said: &str) -> Option<Self> {
+    fn cut(with_tools: &str, without_tools: &str, of_request: &str) -> Option<Self> {
         let (head, with_tools) = around_mark(with_tools)?;
-        let (bare_head, behind) = around_mark(without)?;
-        let text = said.strip_prefix(bare_head)?.strip_suffix(behind)?;
+        let (bare_head, behind) = around_mark(without_tools)?;
+        let text = of_request.strip_prefix(bare_head)?.strip_suffix(behind)?;
         let tools = with_tools.strip_suffix(behind)?;
         // Tools in another message stand behind the end of the system message; `behind` begins with that end, too.
         let mut common = with_tools.bytes().zip(behind.bytes()).take_while(|(a, b)| a == b);

@@ -60,9 +60,10 @@ impl DeclaredTokens {
         }
         let fim = info.fim.iter().flat_map(|fim| [fim.prefix, fim.suffix, fim.middle]);
         let of_info = [info.bos, info.eos, info.sep].into_iter().flatten().chain(fim);
-        let declared = of_info.chain(info.end_of_generation.iter().copied()).chain(prefix.iter().copied());
-        let declared = declared.chain(suffix.iter().copied()).chain(specials.iter().map(|special| special.token));
-        if let Some(token) = declared.chain(unused.iter().copied()).find(|token| *token >= info.n_vocab) {
+        let declared_tokens = of_info.chain(info.end_of_generation.iter().copied()).chain(prefix.iter().copied());
+        let declared_tokens =
+            declared_tokens.chain(suffix.iter().copied()).chain(specials.iter().map(|special| special.token));
+        if let Some(token) = declared_tokens.chain(unused.iter().copied()).find(|token| *token >= info.n_vocab) {
             return Err(format!("token {token} is declared, and there are {} tokens", info.n_vocab));
         }
         let texts: Vec<Vec<u8>> = texts.to_vec();
@@ -112,7 +113,8 @@ fn unspelled(text: &[u8]) -> Vec<u8> {
 pub(super) fn declaration(
     header: &Header,
     texts: &[Vec<u8>],
-    (llama, settings): (&LlamaVocabulary, &Settings),
+    llama: &LlamaVocabulary,
+    settings: &Settings,
 ) -> Option<String> {
     let Settings { info, prefix, suffix, specials } = settings;
     let special = |special: &Special| DeclaredSpecial {
@@ -133,13 +135,13 @@ pub(super) fn declaration(
     };
     let text = serde_json::to_string(&declaration).ok()?;
     // Everything that follows from it is compared.
-    let (declared, declared_settings) = DeclaredTokens::new(header, texts, declaration).ok()?;
+    let (tokens, declared_settings) = DeclaredTokens::new(header, texts, declaration).ok()?;
     let has_piece = |token: Token| {
         let kinds = [ControlTokens::Spelled, ControlTokens::Empty];
-        kinds.into_iter().all(|control| declared.piece(token, control) == llama.piece(token, control))
+        kinds.into_iter().all(|control| tokens.piece(token, control) == llama.piece(token, control))
     };
     let is_same = declared_settings == *settings
-        && declared.chat_template == llama.chat_template()
+        && tokens.chat_template == llama.chat_template()
         && (0..info.n_vocab).all(has_piece);
     is_same.then_some(text)
 }

@@ -62,21 +62,21 @@ impl LeastTokens {
         if !LOSSLESS_KINDS.contains(&tokenizer.kind) || LOSSY_PRETOKENIZERS.contains(&tokenizer.pre) {
             return None;
         }
-        let known: HashSet<&str> = spellings.iter().copied().collect();
+        let spelling_set: HashSet<&str> = spellings.iter().copied().collect();
         // llama.cpp drops bytes that have no token.
         let is_byte_level = tokenizer.kind == "gpt2" && !RAW_PRETOKENIZERS.contains(&tokenizer.pre);
         let has_all_bytes = (0..=u8::MAX).all(|byte| match is_byte_level {
-            true => known.contains(&*spelled(byte).to_string()),
-            false => known.contains(&*format!("<0x{byte:02X}>")),
+            true => spelling_set.contains(&*spelled(byte).to_string()),
+            false => spelling_set.contains(&*format!("<0x{byte:02X}>")),
         });
         if !has_all_bytes {
             return None;
         }
-        let mut least = Self { by_pair: vec![1; 1 << 16].into(), by_run: [1; 256], longest: 1 };
+        let mut bound = Self { by_pair: vec![1; 1 << 16].into(), by_run: [1; 256], longest: 1 };
         for spelling in spellings {
-            least.add(spelling);
+            bound.add(spelling);
         }
-        Some(least)
+        Some(bound)
     }
 
     /// Adds a token, in every form in which a text may have it: as it is spelled, with spaces for escaped ones, or with
@@ -92,9 +92,9 @@ impl LeastTokens {
             let spaces = spelling.replace(ESCAPED_SPACE, " ");
             self.add_form(spaces.as_bytes(), spelling.len());
             self.add_form(spelling.replacen(ESCAPED_SPACE, " ", 1).as_bytes(), spelling.len());
-            if let Some(rest) = spelling.strip_prefix(ESCAPED_SPACE) {
+            if let Some(behind) = spelling.strip_prefix(ESCAPED_SPACE) {
                 let first = ESCAPED_SPACE.to_string();
-                self.add_form((first + &rest.replace(ESCAPED_SPACE, " ")).as_bytes(), spelling.len());
+                self.add_form((first + &behind.replace(ESCAPED_SPACE, " ")).as_bytes(), spelling.len());
             }
         }
     }

@@ -17,7 +17,6 @@ use warmpath_gguf::Header;
 use super::{AddSpecial, ControlTokens, FimTokens, ParseSpecial, Settings, VocabularyInfo};
 use crate::backend::backend;
 use crate::error::OpenError;
-use crate::vocabulary::llama::runs;
 use crate::vocabulary::partition::Special;
 
 /// Kind of vocabularies of word pieces. Source: llama.cpp's `llm_tokenizer_wpm_session`: it cuts at white space first.
@@ -39,11 +38,12 @@ pub(crate) struct LlamaVocabulary {
 impl LlamaVocabulary {
     /// Loads the vocabulary of the GGUF file at `path`, whose header was checked, and its settings.
     pub fn load(path: &Path, header: &Header) -> Result<(Self, Settings), OpenError> {
-        let failed = |reason: String| OpenError::Load { path: path.to_owned(), reason };
-        let refused = |reason: String| OpenError::Vocabulary { path: path.to_owned(), reason };
+        let load_error = |reason: String| OpenError::Load { path: path.to_owned(), reason };
+        let vocabulary_error = |reason: String| OpenError::Vocabulary { path: path.to_owned(), reason };
         let params = LlamaModelParams::default().with_vocab_only(true);
-        let model = LlamaModel::load_from_file(backend(), path, &params).map_err(|error| failed(error.to_string()))?;
-        check(&model).map_err(refused)?;
+        let model =
+            LlamaModel::load_from_file(backend(), path, &params).map_err(|error| load_error(error.to_string()))?;
+        check(&model).map_err(vocabulary_error)?;
         let info = info(&model);
         let pre_tokenizer = header.text("tokenizer.ggml.pre").unwrap_or_default();
         let cuts_runs = runs::must_be_cut(&kind(&model), &pre_tokenizer);
@@ -55,11 +55,11 @@ impl LlamaVocabulary {
 
     /// Determines what the vocabulary puts around a text by comparing one text tokenized both ways.
     fn find_affixes(&mut self) {
-        let bare = self.tokenize("a", AddSpecial::No, ParseSpecial::No);
-        let whole = self.tokenize("a", AddSpecial::Yes, ParseSpecial::No);
-        let start = whole.windows(bare.len().max(1)).position(|window| window == bare).unwrap_or(0);
-        self.prefix = whole[..start].to_vec();
-        self.suffix = whole.get(start + bare.len()..).unwrap_or_default().to_vec();
+        let text_tokens = self.tokenize("a", AddSpecial::No, ParseSpecial::No);
+        let all_tokens = self.tokenize("a", AddSpecial::Yes, ParseSpecial::No);
+        let start = all_tokens.windows(text_tokens.len().max(1)).position(|window| window == text_tokens).unwrap_or(0);
+        self.prefix = all_tokens[..start].to_vec();
+        self.suffix = all_tokens.get(start + text_tokens.len()..).unwrap_or_default().to_vec();
     }
 
     /// Returns the tokens of a text as llama.cpp's tokenizer gives them.
@@ -162,7 +162,7 @@ fn info(model: &LlamaModel) -> VocabularyInfo {
     let vocab = model.vocab();
     let n_vocab = u32::try_from(vocab.n_tokens()).unwrap_or(0);
     let present = |token: LlamaToken| Token::try_from(token.0).ok().filter(|token| *token < n_vocab);
-    let spelled = |token: Option<Token>| {
+    let spelling = |token: Option<Token>| {
         let Some(id) = token.and_then(|token| i32::try_from(token).ok()) else { return String::new() };
         String::from_utf8_lossy(&vocab.token_to_piece(LlamaToken(id), true, None)).into_owned()
     };
@@ -176,8 +176,8 @@ fn info(model: &LlamaModel) -> VocabularyInfo {
         sep: present(vocab.sep()),
         bos,
         eos,
-        bos_text: spelled(bos),
-        eos_text: spelled(eos),
+        bos_text: spelling(bos),
+        eos_text: spelling(eos),
         end_of_generation: (0..n_vocab).filter(ends).collect(),
         fim: fim(model),
     }

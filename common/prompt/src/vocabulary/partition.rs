@@ -82,10 +82,10 @@ impl Pass {
         searcher(texts, MatchKind::Standard).map_or(Self::Nothing, Self::Whole)
     }
 
-    /// Calls `seen` with each place where special tokens begin in `text`, from the left, and the longest one there.
+    /// Calls `report` with each place where special tokens begin in `text`, from the left, and the longest one there.
     ///
     /// Cost: O(n) and one step for each special token at each place; `Whole` takes four bytes per byte of `text`.
-    fn each(&self, text: &[u8], mut seen: impl FnMut(usize, usize)) {
+    fn each(&self, text: &[u8], mut report: impl FnMut(usize, usize)) {
         let mut check = checks();
         match self {
             Self::Nothing => {}
@@ -94,7 +94,7 @@ impl Pass {
                     check();
                     let here = Input::new(text).range(start..).anchored(Anchored::Yes);
                     if let Some(longest) = automaton.find(here) {
-                        seen(start, longest.pattern().as_usize());
+                        report(start, longest.pattern().as_usize());
                     }
                 }
             }
@@ -102,14 +102,14 @@ impl Pass {
                 // Occurrences come in the order of their ends, so the longest one at a place comes last. Of equal
                 // special tokens llama.cpp finds the first, which has the lowest index.
                 let mut longest = vec![u32::MAX; text.len()];
-                for found in automaton.find_overlapping_iter(text) {
+                for occurrence in automaton.find_overlapping_iter(text) {
                     check();
-                    let longest = &mut longest[found.start()];
-                    *longest = found.pattern().as_u32().min(*longest);
+                    let longest = &mut longest[occurrence.start()];
+                    *longest = occurrence.pattern().as_u32().min(*longest);
                 }
                 for (start, special_idx) in longest.into_iter().enumerate() {
                     if special_idx != u32::MAX {
-                        seen(start, special_idx as usize);
+                        report(start, special_idx as usize);
                     }
                 }
             }
@@ -166,9 +166,11 @@ impl Partitioner {
             starts.sort();
             for start in starts {
                 check();
-                let Some(free) = cutting.free_around(start) else { continue };
-                match self.longest_within(free.end - start, special_idx) {
-                    Some(fitting) if fitting == special_idx => cutting.cut(free, start, &self.specials[special_idx]),
+                let Some(free_range) = cutting.free_around(start) else { continue };
+                match self.longest_within(free_range.end - start, special_idx) {
+                    Some(fitting) if fitting == special_idx => {
+                        cutting.cut(free_range, start, &self.specials[special_idx])
+                    }
                     Some(fitting) => places.entry(fitting).or_default().push(start),
                     None => {}
                 }
@@ -187,12 +189,12 @@ impl Partitioner {
 
 /// Returns for each of `texts` the longest shorter one with which it begins; of equal ones, the first.
 fn shorter(texts: &[&[u8]]) -> Vec<Option<usize>> {
-    let mut sorted: Vec<usize> = (0..texts.len()).collect();
-    sorted.sort_by_key(|&idx| texts[idx]);
+    let mut by_text: Vec<usize> = (0..texts.len()).collect();
+    by_text.sort_by_key(|&idx| texts[idx]);
     let mut shorter = vec![None; texts.len()];
     // The last text and before it, the shortest first, those with which it begins: they are sorted before it.
     let mut beginnings: Vec<usize> = Vec::new();
-    for idx in sorted {
+    for idx in by_text {
         while beginnings.last().is_some_and(|&beginning| !texts[idx].starts_with(texts[beginning])) {
             beginnings.pop();
         }
@@ -215,8 +217,8 @@ pub(crate) fn searcher(texts: &[impl AsRef<[u8]>], kind: MatchKind) -> Option<Ah
     let automaton = (n_bytes <= DFA_PATTERN_BYTES_MAX).then_some(AhoCorasickKind::DFA);
     // The prefilter stops at every `<`, which is frequent in markup and code; the automaton itself is faster there.
     let prefilter = automaton.is_none();
-    let built = AhoCorasick::builder().match_kind(kind).kind(automaton).prefilter(prefilter).build(texts).ok();
-    built.filter(|_| !texts.is_empty())
+    let searcher = AhoCorasick::builder().match_kind(kind).kind(automaton).prefilter(prefilter).build(texts).ok();
+    searcher.filter(|_| !texts.is_empty())
 }
 
 /// Returns an automaton that finds the longest of `texts` that begins at a position.
@@ -228,8 +230,8 @@ fn anchored(texts: &[&[u8]]) -> Option<AhoCorasick> {
 
 impl<'t> Cutting<'t> {
     fn new(text: &'t [u8]) -> Self {
-        let whole = (!text.is_empty()).then_some((0, text.len()));
-        Self { text, free: whole.into_iter().collect(), cut_out: Vec::new() }
+        let range = (!text.is_empty()).then_some((0, text.len()));
+        Self { text, free: range.into_iter().collect(), cut_out: Vec::new() }
     }
 
     /// Returns the free range that contains a position.
@@ -239,18 +241,18 @@ impl<'t> Cutting<'t> {
     }
 
     /// Cuts a special token that begins at `start` out of a free range.
-    fn cut(&mut self, free: Range<usize>, start: usize, special: &Special) {
-        let (mut left, mut right) = (free.start..start, start + special.text.len()..free.end);
+    fn cut(&mut self, free_range: Range<usize>, start: usize, special: &Special) {
+        let (mut left, mut right) = (free_range.start..start, start + special.text.len()..free_range.end);
         if special.lstrip {
             left.end -= self.text[left.clone()].iter().rev().take_while(|byte| is_space(**byte)).count();
         }
         if special.rstrip {
             right.start += self.text[right.clone()].iter().take_while(|byte| is_space(**byte)).count();
         }
-        self.free.remove(&free.start);
-        for rest in [left, right] {
-            if !rest.is_empty() {
-                self.free.insert(rest.start, rest.end);
+        self.free.remove(&free_range.start);
+        for range in [left, right] {
+            if !range.is_empty() {
+                self.free.insert(range.start, range.end);
             }
         }
         self.cut_out.push((start, Piece::Special { token: special.token, control: special.control }));

@@ -50,9 +50,10 @@ proptest! {
             let mut maker = maker.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             let mut n_rendered = 0;
             for (path, source) in sources() {
-                let fitted = (maker.vocabulary.info(), &maker.partitioner);
+                let (info, partitioner) = (maker.vocabulary.info(), &maker.partitioner);
                 let clock: Clock = Arc::new(|| jiff::Zoned::new(jiff::Timestamp::UNIX_EPOCH, jiff::tz::TimeZone::UTC));
-                let Ok(default) = FittedTemplate::new(&source, fitted, &clock, TemplateKwargs::default()) else { continue };
+                let template = FittedTemplate::new(&source, info, partitioner, &clock, TemplateKwargs::default());
+                let Ok(default) = template else { continue };
                 maker.templates = Ok(Templates { default, tool_use: None, origin: TemplateOrigin::Given });
                 for n in 1..=texts.len() {
                     let request = chat(&texts[..n]);

@@ -35,7 +35,7 @@ fn chat(urls: &[String]) -> Vec<Map<String, Json>> {
 /// Reads all media of a conversation.
 fn read_all(known: &KnownMedia, chat: &[Map<String, Json>], scope: Scope) -> Result<Vec<Arc<Medium>>, MediaError> {
     let mut budget = Budget::full();
-    parts(chat).map(|(_, kind, part)| known.read((kind, part), scope, &mut budget)).collect()
+    parts(chat).map(|(_, kind, part)| known.read(kind, part, scope, &mut budget)).collect()
 }
 
 fn read(url: String) -> Result<Arc<Medium>, MediaError> {
@@ -193,7 +193,7 @@ fn files_without_a_media_type_are_the_same_media() {
     let (png, wav) = (encoded(&picture(40, 30), ImageFormat::Png), wav(&[7; 2000]));
     let known = KnownMedia::default();
     let files = [base64(&png), base64(&wav), base64(&png)];
-    let read = known.read_files(&files, (Scope::default(), BOTH)).expect("they are read");
+    let read = known.read_files(&files, Scope::default(), BOTH).expect("they are read");
     let image = json!({"type": "image_url", "image_url": {"url": url("image/png", &png)}});
     let audio = json!({"type": "input_audio", "input_audio": {"data": base64(&wav), "format": "mp3"}});
     let message = json!({"role": "user", "content": [image, audio, image]});
@@ -207,14 +207,14 @@ fn files_without_a_media_type_are_the_same_media() {
         (base64(&bomb(8001, 1)), "8001 x 1 pixels"),
         (base64(&wav[..60]), "cut off"),
     ] {
-        let read = known.read_files(&[files[0].clone(), wrong], (Scope::default(), BOTH));
+        let read = known.read_files(&[files[0].clone(), wrong], Scope::default(), BOTH);
         let reason = read.expect_err("it is refused");
         assert!(reason.starts_with("multimodal_data[1]: ") && reason.contains(says), "{reason}");
     }
     let vision = Modalities { audio: false, ..BOTH };
-    let deaf = known.read_files(&files, (Scope::default(), vision)).expect_err("it reads no audio");
+    let deaf = known.read_files(&files, Scope::default(), vision).expect_err("it reads no audio");
     assert_eq!(deaf, "multimodal_data[1]: it is audio, and this model reads text and images");
-    assert!(known.read_files(&vec![files[0].clone(); MEDIA_MAX + 1], (Scope::default(), BOTH)).is_err());
+    assert!(known.read_files(&vec![files[0].clone(); MEDIA_MAX + 1], Scope::default(), BOTH).is_err());
 }
 
 #[test]

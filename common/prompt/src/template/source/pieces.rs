@@ -39,19 +39,19 @@ pub(super) fn statement(tag: &str) -> &str {
 
 /// Returns the string literal, word or other character at `at`.
 pub(super) fn token(text: &str, at: usize) -> Range<usize> {
-    let rest = &text[at..];
-    let first = rest.chars().next().unwrap_or_default();
+    let text_here = &text[at..];
+    let first = text_here.chars().next().unwrap_or_default();
     let length = match first {
         '"' | '\'' => {
             let mut is_escaped = false;
-            let end = rest[1..].find(|character| {
+            let end = text_here[1..].find(|character| {
                 let ends = character == first && !is_escaped;
                 is_escaped = character == '\\' && !is_escaped;
                 ends
             });
-            end.map_or(rest.len(), |end| end + 2)
+            end.map_or(text_here.len(), |end| end + 2)
         }
-        _ if is_word(first) => rest.find(|character| !is_word(character)).unwrap_or(rest.len()),
+        _ if is_word(first) => text_here.find(|character| !is_word(character)).unwrap_or(text_here.len()),
         _ => first.len_utf8(),
     };
     at..at + length

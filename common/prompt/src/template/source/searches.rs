@@ -49,14 +49,14 @@ pub(super) fn end_searches(pieces: &mut [Piece]) {
 
 /// Adds a `break` to a loop whose body is an `if` and nothing else, if its condition stays false.
 fn end_search(pieces: &mut [Piece], start: usize, condition: usize, of_if: &Block) {
-    let tested = pieces[condition].statement()["if".len()..].trim();
+    let condition_text = pieces[condition].statement()["if".len()..].trim();
     let is_fixed = |name: &str| is_fixed(name, pieces[start].statement());
     let has_others = !of_if.others.is_empty();
     let is_empty = next_tag(pieces, condition) == of_if.others.first().copied();
-    if tested.strip_prefix("not ").is_some_and(|name| is_fixed(name.trim())) && !has_others {
+    if condition_text.strip_prefix("not ").is_some_and(|name| is_fixed(name.trim())) && !has_others {
         // Once it is false, no later turn of the loop changes anything.
         prepend(&mut pieces[of_if.end], "else %}{% break");
-    } else if is_fixed(tested) && has_others && is_empty {
+    } else if is_fixed(condition_text) && has_others && is_empty {
         append(&mut pieces[condition], "{% break %}");
     }
 }
@@ -123,17 +123,17 @@ fn target(piece: &Piece) -> Option<(&str, &str)> {
 
 /// Returns whether a condition reads nothing but attributes of `item`.
 fn reads_only(condition: &Piece, item: &str) -> bool {
-    let tested = &condition.statement()["if".len()..];
+    let condition_text = &condition.statement()["if".len()..];
     let mut is_attribute = false;
     let mut at = 0;
-    while at < tested.len() {
-        let found = &tested[token(tested, at)];
-        at += found.len();
-        let is_known = !is_word(found) || is_attribute || found == item || KEYWORDS.contains(&found);
+    while at < condition_text.len() {
+        let word = &condition_text[token(condition_text, at)];
+        at += word.len();
+        let is_known = !is_word(word) || is_attribute || word == item || KEYWORDS.contains(&word);
         if !is_known {
             return false;
         }
-        is_attribute = found == ".";
+        is_attribute = word == ".";
     }
     true
 }
