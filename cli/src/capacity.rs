@@ -1,7 +1,6 @@
 //! `warmpath capacity`: the number of workers that a load needs, from the measurements of a fleet.
 //!
 //! A flag can replace each measured value, so the command also answers for a planned load or another kind of worker.
-//! Not here: the measurements (`router/core/src/diagnostics`, the workers' rates).
 
 use anyhow::{Context as _, ensure};
 use clap::Args;

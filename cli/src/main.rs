@@ -1,6 +1,6 @@
 //! `warmpath`: starts a fleet on one machine, shows the state of a fleet, and computes how many workers it needs.
 //!
-//! Not here: serving itself. `serve` starts the programs warmpath-worker and warmpath-router as child processes.
+//! `serve` starts the programs warmpath-worker and warmpath-router as child processes.
 
 use std::ffi::OsString;
 use std::io::Write as _;

@@ -1,6 +1,4 @@
 //! `warmpath status`: the state of a fleet that its router reports, for a terminal or as JSON.
-//!
-//! Not here: the fleet page, which shows the same in a browser (`router/page`).
 
 use std::io::Write as _;
 use std::ops::Range;

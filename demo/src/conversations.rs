@@ -1,8 +1,7 @@
 //! `warmpath-demo`: a router and three workers on loopback, some conversations, and the reuse of their prefixes.
 //!
 //! The same conversations run twice, with prefix-aware and with round-robin routing. The system prompts of each run
-//! begin with a different day, so that the second run reuses no state of the first. Not here: starting processes
-//! (`fleet`), measuring an answer (`client`), the texts (`script`).
+//! begin with a different day, so that the second run reuses no state of the first.
 
 mod script;
 

@@ -1,6 +1,4 @@
 //! A local fleet: workers and routers as child processes on loopback, which are ended when their owner is dropped.
-//!
-//! Not here: requests to them (the benchmarks).
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

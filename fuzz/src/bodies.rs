@@ -1,8 +1,7 @@
 //! Bodies of generation requests: the router must read them as the worker does.
 //!
 //! The router refuses only what the worker refuses as well. Where both accept a body, they agree on everything that
-//! decides the root of the prompt's hash chain: two readings of a salt would share a tenant's prefixes. Not here: the
-//! prompt's text.
+//! decides the root of the prompt's hash chain: two readings of a salt would share a tenant's prefixes.
 
 use std::fmt::Debug;
 

@@ -1,6 +1,4 @@
 //! Constraints of responses: grammars and JSON schemas, each followed by a text.
-//!
-//! Not here: whole vocabularies (the engine).
 
 use std::sync::{Arc, LazyLock};
 

@@ -2,8 +2,7 @@
 //! reads the input breaks one of its rules.
 //!
 //! `tests/libfuzzer.rs` runs a target on the inputs that libFuzzer makes (`make fuzz`), and `tests/corpora.rs` runs all
-//! of them on the inputs in `corpus` (`make test`). Not here: llama.cpp, which is compiled without coverage, and
-//! requests over HTTP (the worker's test `fuzz`).
+//! of them on the inputs in `corpus` (`make test`).
 
 mod bodies;
 mod constraints;

@@ -1,8 +1,7 @@
 //! What a model brings: its GGUF header with the vocabulary, and its chat template.
 //!
 //! ggml's reader is compiled without coverage, the checks of what it has read with coverage. The files of the corpus
-//! have an architecture that llama.cpp does not know, so it refuses them before it reads their vocabulary. Not here:
-//! llama.cpp's loader, which a router tries in a separate process.
+//! have an architecture that llama.cpp does not know, so it refuses them before it reads their vocabulary.
 
 use std::io::Write as _;
 use std::path::Path;

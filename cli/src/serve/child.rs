@@ -1,6 +1,4 @@
 //! One child process: it is started, restarted when it ends, and its log is passed on line by line.
-//!
-//! Not here: the list of children (`plan`).
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -1,7 +1,5 @@
 //! Safe wrapper of ggml's `gguf_context`: the header of one file, read or being written.
 //!
-//! Not here: the conditions for a valid header (`check`).
-//!
 //! Every getter first reads the key's type, because ggml's own getters abort the process on a wrong one.
 
 use std::ffi::{CStr, CString};

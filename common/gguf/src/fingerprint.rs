@@ -1,7 +1,5 @@
 //! Fingerprint of a model by the content of its files, without reading all of them.
 //!
-//! Not here: the fingerprint of the KV layout (the worker).
-//!
 //! Two files with different metadata, tensor infos or sizes always have different fingerprints. Two files that differ
 //! only in weights have different fingerprints if a sample covers the difference; every tensor is sampled. A split
 //! model's fingerprint is derived from the fingerprints of all its files.

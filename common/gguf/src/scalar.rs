@@ -1,6 +1,4 @@
 //! A single metadata value, of any type.
-//!
-//! Not here: lists (`context`), values to write (`writer`).
 
 /// A metadata value that is not a list.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,7 +1,5 @@
 //! Check of a vocabulary before llama.cpp tokenizes with it: only metadata is read.
 //!
-//! Not here: vocabularies that llama.cpp's loader rejects itself, and whether a vocabulary belongs to a model.
-//!
 //! llama.cpp fails assertions while it loads some vocabularies, and with others it throws an exception or never returns
 //! when it tokenizes certain texts. Either would end a router's process or block it. So each kind of tokenizer has its
 //! rules here, taken from `llama-vocab.cpp`: with a vocabulary that follows them, every text can be tokenized.

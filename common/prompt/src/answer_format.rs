@@ -1,6 +1,4 @@
 //! The format of the response to a chat: its grammar and its parser, fitted to the request's prompt.
-//!
-//! Not here: the formats themselves (`formats`), rendering (`fitted`).
 
 pub(crate) mod formats;
 pub(crate) mod key;

@@ -1,6 +1,6 @@
 //! The one llama.cpp backend of a process.
 //!
-//! llama.cpp may be initialised only once, so all callers share it. Not here: models and contexts.
+//! llama.cpp may be initialised only once, so all callers share it.
 
 use std::sync::{Once, OnceLock};
 

@@ -2,7 +2,7 @@
 //!
 //! A text is tokenized in portions, below many layers of callers, none of which could return a result for half a text.
 //! So the caller that starts the work passes a function that returns whether the work was cancelled. Cancelled work
-//! unwinds to that caller, like a panic but without its message. Not here: the callers.
+//! unwinds to that caller, like a panic but without its message.
 
 use std::any::Any;
 use std::cell::RefCell;

@@ -1,6 +1,6 @@
 //! Errors on the way from a model file and a request to a prompt.
 //!
-//! The variant shows whether the client or the model is at fault. Not here: HTTP status codes.
+//! The variant shows whether the client or the model is at fault.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -2,7 +2,7 @@
 //!
 //! A fragment's tokens depend only on its text, so the text is the key (no hash that could collide), and turn 20 of a
 //! chat finds all fragments of its first 19 turns in the cache. A cached fragment takes less time, which would reveal
-//! one tenant's texts to another. So each salt has fragments of its own. Not here: the source of the fragments.
+//! one tenant's texts to another. So each salt has fragments of its own.
 
 use std::hash::{BuildHasher as _, Hash, Hasher};
 use std::sync::Arc;

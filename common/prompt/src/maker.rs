@@ -1,6 +1,6 @@
 //! From a request to its prompt: variables, rendering, control tokens, fragments, tokens.
 //!
-//! There is one [`PromptMaker`] per model, shared by all requests. Not here: each of these steps.
+//! There is one [`PromptMaker`] per model, shared by all requests.
 
 mod begun;
 mod declared;

@@ -3,8 +3,6 @@
 //! A template gets a mark in a medium's place, as text: every template renders it where it renders the message's texts,
 //! as in llama-server. The mark is random, so that no client writes it. The rendered text is cut at the marks, and the
 //! tokens of the media stand between those of the texts.
-//!
-//! Not here: decoding media (`reading`), their encoding and the layouts of a model's media (the worker).
 
 mod audio;
 mod images;

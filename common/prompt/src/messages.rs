@@ -1,7 +1,7 @@
 //! Converts a request's messages to the form that a chat template accepts.
 //!
 //! Messages are passed unchanged, except where OpenAI's format and Hugging Face's templates are known to differ. A
-//! message that no template can render is refused with its index. Not here: rendering.
+//! message that no template can render is refused with its index.
 
 mod calls;
 pub(crate) mod content;

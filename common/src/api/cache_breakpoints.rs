@@ -2,7 +2,7 @@
 //!
 //! Clients mark them, with `cache_control` (Anthropic) or `prompt_cache_breakpoint` (OpenAI). A prefix is cached
 //! without a mark. But models with memory that cannot be rewound resume only at checkpoints, and a breakpoint is a
-//! place for one. Not here: its position among the tokens (`warmpath-prompt`), the checkpoints (the worker).
+//! place for one.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};

@@ -1,7 +1,7 @@
 //! The place of the message that a conversation's user has just written, in the form of every API.
 //!
 //! All other messages are history: an agent repeats them in each request and cannot change them. So a part that a model
-//! cannot read is refused only in the new message. Not here: which parts a model reads (`warmpath-prompt`).
+//! cannot read is refused only in the new message.
 
 use serde_json::{Map, Value};
 

@@ -4,8 +4,6 @@
 //! *media tokens*. Their numbers lie outside every vocabulary. They are cut from a hash of the pixels or samples, of
 //! the way in which the model reads media, and of the run's place in the medium. So hash chains, prefix trees and
 //! stores know nothing of media: equal tokens are the same medium, read in the same way.
-//!
-//! Not here: reading media from requests (`warmpath-prompt`), encoding them (the worker).
 
 use std::fmt;
 

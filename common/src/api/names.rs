@@ -1,8 +1,7 @@
 //! Names by which clients ask for a model: its own names, patterns with `*`, and either of them followed by an adapter.
 //!
 //! Router and worker call the same function, so a worker accepts the name by which a request was routed to it. A name
-//! without `*` takes precedence over a pattern, and a long pattern over a short one. Not here: which adapter a request
-//! runs with (`lora`).
+//! without `*` takes precedence over a pattern, and a long pattern over a short one.
 
 use crate::lora::{AdapterInfo, SEPARATOR};
 use crate::model::ModelInfo;

@@ -1,8 +1,7 @@
 //! The cache salt of a request in headers and bodies: which bytes are a salt, and which are rejected.
 //!
-//! Not here: which clients may set it (the router's `salt`), and its effect (`block_hash::ChainRoot`). A salt that
-//! cannot be read must never count as no salt, since two tenants would then share their prefixes. So reading it returns
-//! a salt, its absence or an error, in router and worker alike.
+//! A salt that cannot be read must never count as no salt, since two tenants would then share their prefixes. So
+//! reading it returns a salt, its absence or an error, in router and worker alike.
 
 use serde::{Deserialize, Deserializer};
 

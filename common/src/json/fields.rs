@@ -1,8 +1,7 @@
 //! Reads the known fields of a JSON body; errors name the wrong field.
 //!
 //! Every reader deserializes only its own fields from the same bytes; unknown fields are ignored. A body with too many
-//! values is refused before it is parsed, because a parsed value takes many times the memory of its text. Not here: the
-//! meaning of the fields, and status codes.
+//! values is refused before it is parsed, because a parsed value takes many times the memory of its text.
 
 use memchr::memchr2;
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, IgnoredAny};

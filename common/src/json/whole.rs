@@ -1,7 +1,7 @@
 //! Whole numbers of a request, in any form of JSON: `7`, `7.0`, `7e0`.
 //!
 //! JSON has one kind of number, and low-code tools and languages without integers write whole ones with a fraction of
-//! zero. Every whole number in a body is read by this type. Not here: limits narrower than a field's type.
+//! zero. Every whole number in a body is read by this type.
 
 use std::borrow::Cow;
 use std::fmt::Display;

@@ -1,6 +1,6 @@
 //! The reused share of a prompt as a label, by which routers and workers split their latency metrics.
 //!
-//! Not here: the exact share. Few values keep one histogram per value cheap.
+//! Few values keep one histogram per value cheap.
 
 /// Label of requests whose worker does not report how many tokens it reused.
 pub const UNKNOWN: &str = "unknown";

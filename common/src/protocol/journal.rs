@@ -1,8 +1,7 @@
 //! The lines in a worker's response from which another worker can continue it.
 //!
 //! In an event stream, such a line is a comment behind each write of whole events; the router strips it. A response
-//! that is sent in one piece is preceded by lines without events. Not here: writing and reading their content (the
-//! worker's `lifecycle/journal`), which a router only repeats.
+//! that is sent in one piece is preceded by lines without events.
 
 /// Start of a line; the choice, its tokens and the reason of its end follow, or nothing if the write belongs to no
 /// choice.

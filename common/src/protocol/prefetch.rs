@@ -3,8 +3,6 @@
 //! A worker lists the prefixes that it holds, a router chooses, and sends another worker the prefixes to fetch, each
 //! with the worker that holds it. All chats of an application begin alike. So on the wire a prefix that begins like an
 //! earlier one of its list refers to that one instead of repeating its tokens.
-//!
-//! Not here: the choice (`warmpath-router-core`), the transfer itself (the workers).
 
 use std::collections::HashMap;
 

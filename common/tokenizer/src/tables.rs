@@ -1,6 +1,4 @@
 //! Tables that scripts/tokenizer-tables.py writes from llama.cpp's unicode-data.cpp, unicode.cpp and llama-vocab.cpp.
-//!
-//! Not here: their use (`classes`, `split`).
 
 use crate::splitter::Splitter;
 

@@ -1,7 +1,6 @@
 //! A model's weights in another of ggml's types, by llama.cpp's own quantizer.
 //!
 //! The cost of a step depends on ggml's kernels for a type on a processor, so a real model is tried with several types.
-//! Not here: the real models (`real`).
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt as _;

@@ -1,7 +1,6 @@
 //! Real models, fetched once into `target/models`, and the model that a command serves.
 //!
-//! Not here: fetching and checking them (`scripts/models.sh`, which names their licences). Nothing of them is
-//! committed.
+//! Nothing of them is committed.
 
 use std::convert::Infallible;
 use std::fmt;

@@ -2,8 +2,6 @@
 //!
 //! A format depends on the tools, the switches and the kind of the last message, not on the texts. So formats are
 //! determined with small conversations, and the result for one request is reused for the next.
-//!
-//! Not here: which requests want which format (`answers`), parsing responses (`warmpath-llama-chat`).
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};

@@ -6,8 +6,6 @@
 //! replaces the optional one. A place that was not matched, or that matched two kinds, stays as it is. If only brackets
 //! follow the arguments, the match ends at the first bracket that may be their last, so white space after them may be
 //! missed.
-//!
-//! Not here: the grammars themselves (`formats`), white space within arguments (`caps::Separators`).
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;

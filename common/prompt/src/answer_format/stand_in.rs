@@ -5,8 +5,6 @@
 //! another template's beginning of a response. If calls are written as LFM 2.5's, a hint tells llama.cpp so. Otherwise
 //! they are JSON objects between marks, as in Hermes' format: a required call is one, and the next prompt has it as the
 //! template writes it.
-//!
-//! Not here: formats that llama.cpp reads (`formats`).
 
 use serde_json::{Map, Value as Json, json};
 use warmpath_llama_chat::{CallDelta, ChatError, ChatFormat, ChatTemplates, FormatInputs, ReasoningFormat, ToolChoice};

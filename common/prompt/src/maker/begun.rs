@@ -1,7 +1,7 @@
 //! A partially tokenized prompt: rendered, cut at its special tokens, with the cached fragments looked up.
 //!
 //! This takes some nanoseconds per byte, and tokenizing takes twenty times that. A caller that must not block can see
-//! how much is left. Not here: rendering (`fitted`), cutting (`partition`).
+//! how much is left.
 
 use std::ops::Range;
 use std::sync::Arc;

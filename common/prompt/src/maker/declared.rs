@@ -1,7 +1,5 @@
 //! Opening a vocabulary that declares what llama.cpp would say of it, in two steps: the tokenizer, which is safe with
 //! any file, and the chat templates, which a router first tries in another process.
-//!
-//! Not here: the declaration itself (`vocabulary::declared`).
 
 use std::path::{Path, PathBuf};
 

@@ -3,8 +3,6 @@
 //! Templates of thinking models render reasoning behind the last question only. So with a further question the
 //! reasoning of the turn before disappears, and the prompt no longer begins with the earlier prompts. Some templates
 //! have a variable that keeps it; it is found by rendering that turn with each variable of the template set.
-//!
-//! Not here: whether a conversation broke its prefix (the router).
 
 use std::fmt;
 

@@ -1,8 +1,7 @@
 //! Prompts that are not chats: texts and tokens as a client sends them, and fill-in-the-middle (FIM) prompts.
 //!
 //! A FIM prompt has the layout of llama-server, [extra texts] [prefix] [suffix] [middle], with which models were
-//! trained. The text that changes least from one key stroke to the next comes first, so that it stays cached. Not here:
-//! chats (`maker`).
+//! trained. The text that changes least from one key stroke to the next comes first, so that it stays cached.
 
 use warmpath_common::ids::Token;
 use warmpath_common::prompts::{InfillPrompt, PromptPart, RawPrompt};

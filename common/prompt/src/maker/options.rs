@@ -1,6 +1,6 @@
 //! The settings of a [`PromptMaker`](super::PromptMaker).
 //!
-//! They are an operator's; what belongs to the model is in its file. Not here: their use (`maker`).
+//! They are an operator's; what belongs to the model is in its file.
 
 use std::sync::Arc;
 

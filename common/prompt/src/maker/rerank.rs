@@ -1,7 +1,7 @@
 //! The prompt by which a model scores a document for a query.
 //!
 //! The two texts are put into a template of the model, or between the tokens with which its vocabulary marks a pair. No
-//! text of the client becomes a control token. Not here: the score.
+//! text of the client becomes a control token.
 
 use warmpath_common::ids::Token;
 

@@ -1,6 +1,6 @@
 //! Texts for vectors and scores, shortened to a number of tokens.
 //!
-//! Tokens of the client's text are removed at one end; those around it stay. Not here: which texts are shortened.
+//! Tokens of the client's text are removed at one end; those around it stay.
 
 use std::ops::Range;
 

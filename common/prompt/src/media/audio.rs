@@ -2,8 +2,6 @@
 //!
 //! Files are decoded portion by portion, so that a router, which needs only the hash, never holds all samples. The
 //! channels are averaged, as in llama-server. The sample rate stays the file's: only an encoder knows its model's.
-//!
-//! Not here: which audio a request has (`reading`), resampling (the worker's projector).
 
 mod mp3;
 mod wav;

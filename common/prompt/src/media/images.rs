@@ -1,6 +1,4 @@
 //! Decoding of images, within limits that hold before anything is decoded.
-//!
-//! Not here: which images a request has (`reading`).
 
 use std::io::Cursor;
 

@@ -2,8 +2,6 @@
 //!
 //! Sizes and hashes are cached by the files' bytes, so a medium in a conversation is decoded once and not in every
 //! turn. The cache is separate for each cache salt, so the time of a request does not reveal the media of others.
-//!
-//! Not here: where media stand in a prompt (the module above), decoding (`images`, `audio`).
 
 use std::fmt;
 use std::sync::Arc;

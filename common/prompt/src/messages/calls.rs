@@ -3,8 +3,6 @@
 //! Agents repeat their history in each request, so a call that is refused once ends the conversation. What the template
 //! refuses is rewritten, as a function of the message and its results. So the prompt of a longer conversation still
 //! begins with that of the shorter one.
-//!
-//! Not here: the other fields of messages (`messages`).
 
 use std::collections::{HashMap, VecDeque};
 

@@ -3,8 +3,6 @@
 //! Some clients keep schemas in maps without an order, so a session that is continued sends other text for the same
 //! tools. The order is the one in which tools are usually written, so most tools stay as they are. The order of the
 //! tools themselves is the client's: it may be a ranking.
-//!
-//! Not here: the place of the tools in the prompt (`tools_first`).
 
 use serde_json::{Map, Value as Json};
 

@@ -9,8 +9,6 @@
 //!
 //! An empty message of the user opens a conversation that the template refuses because it begins with the assistant, or
 //! has no message of the user at all, as after a compaction. Only the template's own marks are added, and no text.
-//!
-//! Not here: system messages (`messages`), the pairs that a template refuses (`caps`).
 
 use serde_json::{Map, Value as Json, json};
 

@@ -2,8 +2,7 @@
 //! that the user has just written they are refused.
 //!
 //! Agents repeat their history in each request, so a part that is refused once ends the conversation. A text depends on
-//! its part alone, so the prompt of a longer conversation begins with that of the shorter one. Not here: which message
-//! is the new one (`warmpath_common::history`), decoding media (`media`).
+//! its part alone, so the prompt of a longer conversation begins with that of the shorter one.
 
 use std::borrow::Cow;
 

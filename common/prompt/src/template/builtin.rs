@@ -1,8 +1,7 @@
 //! Chat templates that users can select by name: llama.cpp's built-in ones, as Jinja.
 //!
 //! llama.cpp renders these with special code (`llama_chat_apply_template`). As Jinja they pass through the same
-//! renderer as every other template, in router and worker. A test compares each with llama.cpp's code. Not here: a
-//! model's own template.
+//! renderer as every other template, in router and worker. A test compares each with llama.cpp's code.
 
 /// Template of a model that has none: ChatML.
 ///

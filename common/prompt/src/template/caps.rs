@@ -3,8 +3,7 @@
 //!
 //! They are determined as in llama.cpp: small conversations are rendered and the output is examined. A request is then
 //! passed in a form that the template supports, whichever form the client has chosen. A form counts as refused only if
-//! the template renders a similar conversation without it. Not here: the conversion of messages (`messages`, `calls`,
-//! `turns`).
+//! the template renders a similar conversation without it.
 
 use serde_json::{Value as Json, json};
 use warmpath_common::openai::REASONING_FIELDS;

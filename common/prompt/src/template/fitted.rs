@@ -2,8 +2,6 @@
 //!
 //! If the last message is the assistant's, the response continues it. The messages before it are rendered, followed by
 //! the start of a response as llama.cpp would render it, filled with the message's own texts.
-//!
-//! Not here: the tokens of the rendered text (`maker`), the parsing of responses (`answers`).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

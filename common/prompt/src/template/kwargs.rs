@@ -1,7 +1,7 @@
 //! Variables of a chat template besides the conversation: a model's defaults, and a request's own.
 //!
 //! A request's variable replaces the default of the same name. Two names stand for several, because templates call one
-//! thing differently. Not here: messages and tools (`messages`).
+//! thing differently.
 
 use std::collections::BTreeMap;
 

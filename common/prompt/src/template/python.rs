@@ -1,6 +1,6 @@
 //! Behaviour of Python's jinja2, as transformers sets it up, that minijinja lacks.
 //!
-//! These functions, filters and methods give Python's results. Not here: the settings that both engines have.
+//! These functions, filters and methods give Python's results.
 
 use super::Clock;
 use super::source::PERCENT_FILTER;

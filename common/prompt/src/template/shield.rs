@@ -2,8 +2,7 @@
 //!
 //! A template is rendered a second time in which the *client's* characters with which a control token can begin or end
 //! are replaced by placeholders. So the first and last character of a control token in that rendering come from the
-//! template. A control token that is only in the plain rendering comes from the client. Not here: finding control
-//! tokens (`partition`).
+//! template. A control token that is only in the plain rendering comes from the client.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};

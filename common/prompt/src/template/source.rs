@@ -1,8 +1,7 @@
 //! A template's source in the form in which minijinja reads it as jinja2 does.
 //!
 //! Newlines become LF; the newline behind `{% raw %}` stays; `{% generation %}`, which only marks training data, does
-//! nothing; `'%02d' % n` calls a filter, because minijinja's `%` takes numbers only. Not here: Python's functions
-//! (`python`), the loops that are ended early (`searches`).
+//! nothing; `'%02d' % n` calls a filter, because minijinja's `%` takes numbers only.
 
 mod pieces;
 mod searches;

@@ -4,8 +4,6 @@
 //! renders a request as usual; then the tools and the system text change places within the system message: `head text
 //! space tools` becomes `head tools space text`. The parts are found by rendering small conversations, with tools and
 //! without, whose system text is a mark.
-//!
-//! Not here: the conversion of a request for a template (`messages`).
 
 use std::collections::HashSet;
 

@@ -1,7 +1,7 @@
 //! A vocabulary whose file declares what llama.cpp makes of its settings, so that llama.cpp is not needed.
 //!
 //! A worker adds the declaration to the vocabulary that it serves, if everything that follows from it is what llama.cpp
-//! says. Whatever a declaration has, nothing worse than wrong tokens follows. Not here: the tokenizer (`byte_pair`).
+//! says. Whatever a declaration has, nothing worse than wrong tokens follows.
 
 use std::collections::{HashMap, HashSet};
 

@@ -2,8 +2,7 @@
 //!
 //! The tokens of a lossless vocabulary cover all of a text's bytes. So there are at least as many tokens as steps,
 //! where each step is as long as the longest token that starts with the same two bytes, or with the same run of one
-//! byte. Counting steps takes a nanosecond per byte, tokenizing takes a thousand. Not here: the treatment of long texts
-//! (`maker`).
+//! byte. Counting steps takes a nanosecond per byte, tokenizing takes a thousand.
 
 use std::collections::HashSet;
 

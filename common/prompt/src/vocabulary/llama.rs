@@ -1,7 +1,7 @@
 //! A vocabulary loaded by llama.cpp, without its weights: the only place of this crate that calls its tokenizer.
 //!
 //! Anything that would make llama.cpp abort is refused when the file is opened, because a router opens files that
-//! workers send. Not here: control tokens in prompts (`partition`, `shield`).
+//! workers send.
 
 mod runs;
 

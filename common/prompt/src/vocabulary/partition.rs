@@ -3,7 +3,7 @@
 //! llama.cpp searches the whole text for one special token after another, the longest first. This code finds in one
 //! pass all places where special tokens begin, and then cuts the tokens in the same order out of the ranges that are
 //! still free. If the special tokens begin with few different bytes, as most do with `<`, the pass searches only for
-//! those bytes. Not here: tokenizing.
+//! those bytes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -2,8 +2,6 @@
 //!
 //! Byte-pair encoding only produces tokens of its vocabulary. If no token contains a word's end followed by a space,
 //! none reaches across such a place, so a text can be cut there and its portions can be tokenized one by one.
-//!
-//! Not here: tokenizing (`vocabulary`).
 
 /// Returns whether a token's spelling, as the vocabulary writes it, allows cuts between a word's end and a space.
 ///

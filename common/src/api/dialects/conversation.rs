@@ -1,7 +1,7 @@
 //! The messages of a chat while those of a dialect are read: all parts of one turn become one message.
 //!
-//! Not here: reading the dialects' own forms (their modules). Both dialects split a turn into blocks or items: text,
-//! images, audio, reasoning, calls. Chat templates expect one message per turn, with several texts as parts.
+//! Both dialects split a turn into blocks or items: text, images, audio, reasoning, calls. Chat templates expect one
+//! message per turn, with several texts as parts.
 
 use serde_json::{Map, Value, json};
 

@@ -1,7 +1,6 @@
 //! A JSON value with its path in the body, so that every error can name the field.
 //!
-//! Not here: the meaning of the fields (the conversions). Values are taken out of their object as they are read; `null`
-//! counts as absent.
+//! Values are taken out of their object as they are read; `null` counts as absent.
 
 use serde_json::{Map, Value};
 

@@ -1,9 +1,8 @@
 //! The tools of a dialect as functions of a chat, and the map from a function's name back to the tool that the client
 //! knows.
 //!
-//! Not here: reading the fields of a tool (each dialect's `tools`). Each tool that the client runs becomes a function
-//! with a unique name. A tool that only the API's owner runs is left out by its kind, because agents list such tools in
-//! every request.
+//! Each tool that the client runs becomes a function with a unique name. A tool that only the API's owner runs is left
+//! out by its kind, because agents list such tools in every request.
 
 use std::collections::HashMap;
 

@@ -1,7 +1,7 @@
 //! Forms in which clients write a chat's messages, converted to the one that checks and templates know.
 //!
 //! A conversion depends on nothing but its message, so the prompt of a longer conversation begins with that of the
-//! shorter one. Not here: what a template supports and what a model reads (`warmpath-prompt`).
+//! shorter one.
 
 use serde_json::{Map, Value, json};
 

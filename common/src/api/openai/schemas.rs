@@ -1,7 +1,6 @@
 //! JSON schemas of fields that have an open type in Rust, for the OpenAPI document.
 //!
-//! Not here: how templates use these fields (`warmpath-prompt`). The worker's test
-//! `the_document_and_the_readers_agree_field_by_field` compares the schemas with what is accepted.
+//! The worker's test `the_document_and_the_readers_agree_field_by_field` compares the schemas with what is accepted.
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};

@@ -1,9 +1,9 @@
 //! The digest of a worker's blocks: worker and router each keep one, and a difference shows that the router's view is
 //! wrong.
 //!
-//! Not here: the router's request for a snapshot after a difference. The digest is the number of blocks and the sum of
-//! their mixed keys. A sum does not depend on the order, so each side updates its digest by adding and subtracting.
-//! Keys are parts of hashes, so mixing matters only for the consecutive keys of tests, whose sums would often be equal.
+//! The digest is the number of blocks and the sum of their mixed keys. A sum does not depend on the order, so each side
+//! updates its digest by adding and subtracting. Keys are parts of hashes, so mixing matters only for the consecutive
+//! keys of tests, whose sums would often be equal.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,9 +1,8 @@
 //! The replay buffer: the recent updates that a worker keeps, so that a router that was disconnected gets only what it
 //! missed.
 //!
-//! Not here: sending the updates (the worker's publisher) and asking for them (the router's `subscriber`). Updates are
-//! numbered without gaps, so one stamp identifies what a receiver has missed. A receiver gets a snapshot instead if its
-//! stamp is of another boot, in the future, or older than the oldest kept update.
+//! Updates are numbered without gaps, so one stamp identifies what a receiver has missed. A receiver gets a snapshot
+//! instead if its stamp is of another boot, in the future, or older than the oldest kept update.
 
 use std::collections::VecDeque;
 

@@ -1,7 +1,5 @@
 //! Tests that a chat which grows from turn to turn has the same tokens as without a cache, in every template of
 //! llama.cpp.
-//!
-//! Not here: whether these tokens are llama.cpp's (`tests`).
 
 use std::sync::Mutex;
 

@@ -1,6 +1,4 @@
 //! Tests of reading audio: what is the same audio, and what hostile files are refused for.
-//!
-//! Not here: MP3 and FLAC as llama.cpp decodes them (the worker's test `files_are_decoded_as_llama_cpp_decodes_them`).
 
 use std::iter::repeat_n;
 

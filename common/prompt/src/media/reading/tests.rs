@@ -1,6 +1,4 @@
 //! Tests of reading media: what is the same image, and what hostile ones are refused for, before they cost anything.
-//!
-//! Not here: audio alone (`audio`).
 
 use std::io::Cursor;
 

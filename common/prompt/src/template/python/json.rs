@@ -1,7 +1,6 @@
 //! `tojson` as transformers defines it: Python's `json.dumps` with `ensure_ascii=False`.
 //!
-//! The text is written like CPython's encoder, down to its separators and its format of floats. Not here: minijinja's
-//! own `tojson`, which escapes for HTML.
+//! The text is written like CPython's encoder, down to its separators and its format of floats.
 
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind};

@@ -1,7 +1,5 @@
 //! Python's methods of texts, lists and dicts that minijinja-contrib lacks or has with other results, and jinja2's
 //! filters of texts.
-//!
-//! Not here: JSON (`json`).
 
 use minijinja::value::{Kwargs, StringInput, Tuple, Value, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State};

@@ -4,8 +4,6 @@
 //! under `{% if not ns.found %}`, or at all later ones, to set a flag again and again. Their cost grows with the square
 //! of the number of messages. A `break` is added where the rest of such a loop changes nothing. Behind a message from
 //! which on a search found nothing, the same search is left out.
-//!
-//! Not here: the reading of a source (`source`).
 
 use super::pieces::{Piece, token};
 

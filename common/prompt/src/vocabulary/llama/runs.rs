@@ -5,8 +5,6 @@
 //! run is cut. Some matches extend over several runs (`a1a1`, `a b c`, letters that llama.cpp calls symbols), so a long
 //! stretch without a place that ends every match is cut, too. Both are counted from their starts: a text that grows at
 //! its end is still cut at the same places.
-//!
-//! Not here: cuts between words, which change no token (`words`).
 
 /// Longest run that is tokenized in one piece. Units: bytes.
 ///

@@ -1,6 +1,6 @@
 //! Anthropic's error object, with its types and statuses.
 //!
-//! Not here: the causes of failures. Source: Anthropic's API reference, "Errors".
+//! Source: Anthropic's API reference, "Errors".
 
 use schemars::JsonSchema;
 use serde::Serialize;
