@@ -71,6 +71,7 @@ pub fn split(arguments: Vec<OsString>) -> (Vec<OsString>, Flags) {
     let mut command_line: Vec<OsString> = arguments.by_ref().take(2).collect();
     let mut flags = Flags::default();
     while let Some(flag) = arguments.next() {
+        // A flag is ours if clap knows it; its value is the next argument unless it stands behind `=`.
         let text = flag.to_str().unwrap_or_default();
         let name = text.split_once('=').map_or(text, |(name, _)| name);
         match text {

@@ -67,6 +67,7 @@ impl Plan {
         program_settings: &ProgramSettings,
         machine: &Machine,
     ) -> anyhow::Result<Self> {
+        // Addresses: each is used once, and keeps its port when its program is restarted.
         let Settings { workers: n_workers, listen, admin_listen, worker_listen, no_ui, .. } = settings;
         let addresses = (0..n_workers).map(|n| address(worker_listen, n)).collect::<anyhow::Result<Vec<_>>>()?;
         for router_address in [listen, admin_listen] {
@@ -78,6 +79,7 @@ impl Plan {
         }
         let scheme = if program_settings.worker.contains_key("tls-cert") { "https" } else { "http" };
         let worker_urls: Vec<_> = addresses.iter().map(|address| format!("{scheme}://{address}")).collect();
+        // Workers. Of a flag that is given twice, the last one counts: the user's flags follow ours.
         let mut workers = Vec::new();
         for (n, address) in addresses.iter().enumerate() {
             let mut args: Vec<OsString> = ["--listen".into(), address.to_string().into()].into();
@@ -88,6 +90,7 @@ impl Plan {
             }
             workers.push(Program { name: format!("worker-{n}"), path: programs.worker.clone(), args });
         }
+        // Router: it knows every worker by URL, and holds requests while they load.
         let mut router_args: Vec<OsString> = ["--listen".into(), listen.to_string().into()].into();
         router_args.extend(["--admin-listen".into(), admin_listen.to_string().into()]);
         for url in &worker_urls {
@@ -96,6 +99,7 @@ impl Plan {
         if !program_settings.router.contains_key("wait") {
             router_args.extend(["--wait".into(), WAIT_S.into()]);
         }
+        // The chat page has no login, so by default only this machine gets it.
         let has_tls = program_settings.router.contains_key("tls-cert");
         let chat_page = program_settings.router.get("ui").and_then(toml::Value::as_bool);
         ensure!(!(no_ui && chat_page == Some(true)), "--no-ui contradicts the router's --ui");

@@ -150,6 +150,7 @@ impl Tokens {
         if !(1..=TOKENS_MAX).contains(&n_tokens) {
             return Err(TokenizerError::Count { n_tokens });
         }
+        // llama.cpp reads these lists without a look at their length.
         let kinds = header.numbers("tokenizer.ggml.token_type");
         let lists = [
             ("tokenizer.ggml.token_type", kinds.as_ref().map(Vec::len)),
@@ -160,6 +161,7 @@ impl Tokens {
                 return Err(TokenizerError::Length { key, n_entries, n_tokens });
             }
         }
+        // llama.cpp looks tokens up by their text, so each must be the only one with its text.
         let mut places = HashMap::with_capacity(n_tokens);
         for (token, text) in texts.iter().enumerate() {
             if text.len() > TOKEN_BYTES_MAX {

@@ -84,6 +84,7 @@ impl BytePairTokenizer {
     /// Cost: proportional to tokens and merges: 100 ms for 150,000. Errors: every [`UnsupportedVocabulary`].
     pub fn new(source: Source<'_>) -> Result<Self, UnsupportedVocabulary> {
         let pre = if source.pre.is_empty() { DEFAULT_PRE } else { source.pre };
+        // The splitter, and the lists of the file.
         let entry = PRE_TOKENIZERS.iter().find(|(name, ..)| *name == pre);
         let &(_, splitter, ignore_merges) =
             entry.ok_or_else(|| UnsupportedVocabulary::PreTokenizer { pre: pre.to_owned() })?;
@@ -92,11 +93,13 @@ impl BytePairTokenizer {
             None if pre == PRE_WITHOUT_MERGES => &[],
             None => return Err(UnsupportedVocabulary::NoMerges),
         };
+        // Tokens and merges by the bytes that they spell.
         let spellings = Spellings::of_tokens(source.tokens);
         let tokens = spellings.by_bytes()?;
         let pairs = Pairs::read(merges);
         let symbols = pairs.symbols();
         let of_byte = of_spelled_bytes(source.tokens);
+        // A symbol that is no token becomes the tokens of its bytes, as in llama.cpp.
         let (mut token_of, mut spelled) = (Vec::with_capacity(symbols.texts.len()), HashMap::new());
         for (symbol, text) in (0..).zip(&symbols.texts) {
             let token = tokens.get(text).copied();

@@ -157,6 +157,7 @@ impl PromptMaker {
         let n_tokens_max = if prompt.unseen_bytes <= COUNTED_BYTES_MAX { usize::MAX } else { n_tokens_max };
         let mut prompt_tokens =
             PromptTokens { tokens: self.vocabulary.settings.prefix.clone(), ..PromptTokens::default() };
+        // The parts in their order: what is cached is copied, and only new text is tokenized.
         // The usual number for prose; the list grows if necessary.
         prompt_tokens.tokens.reserve(prompt.cut.text.len() / 4);
         for part in &prompt.parts {

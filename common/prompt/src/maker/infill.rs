@@ -96,6 +96,7 @@ impl PromptMaker {
     fn infill(&self, request: &InfillPrompt, context_tokens: u32, scope: Scope) -> Result<Vec<Token>, RawError> {
         let fim = self.vocabulary.info().fim.ok_or(RawError::NoFim)?;
         self.check_plain(&request.prompt, context_tokens as usize)?;
+        // The text around the gap, cut at its far ends. The cuts move in steps, so that the beginning stays cached.
         let typed_tokens = self.vocabulary.tokenize_plain(&request.prompt);
         let mut prefix = self.vocabulary.tokenize_plain(end_of(&request.input_prefix, SIDE_BYTES_MAX));
         let n_over = prefix.len().saturating_sub(PREFIX_TOKENS_MAX);
@@ -104,12 +105,14 @@ impl PromptMaker {
         let mut suffix = self.vocabulary.tokenize_plain(&suffix[..suffix.floor_char_boundary(SIDE_BYTES_MAX)]);
         suffix.truncate(SUFFIX_TOKENS_MAX.saturating_sub(2 + typed_tokens.len()));
 
+        // Extra texts get what is left of the context; the last ones have precedence.
         let answer_tokens = request.answer_tokens();
         let n_reserved = SIDES_TOKENS_MAX.saturating_add(answer_tokens.saturating_mul(2));
         let n_extra_max = (context_tokens as usize).saturating_sub(n_reserved);
         let extra = self.extra(request, fim, n_extra_max, scope);
         let n_extra = extra.len().min(n_extra_max);
 
+        // The order in which models were trained, with the text that changes least in front.
         let mut tokens = extra[extra.len() - n_extra..].to_vec();
         if self.vocabulary.info().add_bos {
             tokens.extend(self.vocabulary.info().bos);

@@ -77,6 +77,7 @@ pub(super) fn measure(
         let (least, most) = (AUDIO_RATES.start(), AUDIO_RATES.end());
         return Err(format!("the audio has a sample rate of {sample_rate} Hz; it may have {least} to {most}").into());
     }
+    // Samples are decoded, checked and hashed portion by portion: a small file may have very many.
     let (mut hasher, mut n_samples, mut samples) = (SampleHasher::new(sample_rate), 0_u32, Vec::new());
     loop {
         end_if_cancelled();

@@ -173,6 +173,7 @@ impl KnownMedia {
         scope: Scope,
         budget: &mut Budget,
     ) -> Result<Medium, MediaError> {
+        // The scope is part of the key, so that one tenant's files are not known to another.
         let mut hasher = blake3::Hasher::new_derive_key("warmpath 2026 media file v1");
         hasher.update(scope.bytes()).update(&file);
         let key = *hasher.finalize().as_bytes();

@@ -42,9 +42,11 @@ pub(crate) fn readable<'r>(
 ) -> Result<Readable<'r>, PromptError> {
     let request = request.with_loaded_tools();
     let messages = &request.messages;
+    // Answers at the end may be continued, which takes text alone.
     let newest = new_message(messages.iter().map(Some));
     let is_assistant = |message: &&Map<String, Json>| has_role(message, &["assistant"]);
     let n_continued = messages.iter().rev().take_while(is_assistant).count();
+    // Places of the parts to replace; media that the model reads are read on the way.
     let mut unread = Vec::new();
     for (index, message) in messages.iter().enumerate() {
         let is_continued = index > 0 && index >= messages.len() - n_continued;
@@ -68,6 +70,7 @@ pub(crate) fn readable<'r>(
             unread.push((index, place));
         }
     }
+    // The chat is copied only if a part becomes a text.
     if unread.is_empty() {
         return Ok(Readable { chat: request, left_out: Vec::new() });
     }

@@ -132,12 +132,14 @@ const SECOND_CALL_ID: &str = "call00002";
 impl Caps {
     /// Determines the capabilities by rendering.
     pub fn probe(template: &ChatTemplate) -> Self {
+        // Content. A role that is not rendered at all is treated like the user.
         let user = content_shapes(template, "user");
         let other = |role| {
             let shapes = content_shapes(template, role);
             if shapes.text || shapes.part { shapes } else { user }
         };
         let (system, assistant) = (other("system"), other("assistant"));
+        // Calls: the form that is rendered, from which all conversations with calls below are made.
         let content_of_calls = content_of_calls(template);
         let object_arguments = takes_object_arguments(template, &content_of_calls);
         let arguments = |place: &str| {
@@ -146,6 +148,7 @@ impl Caps {
         };
         let with_calls = |ids: &[&str], place: &str| called(ids, &content_of_calls, &arguments(place));
         let call_and_result = with_calls(&[CALL_ID], "here");
+        // Variants of that conversation, of which a template may refuse each.
         let mut two_calls = with_calls(&[CALL_ID, SECOND_CALL_ID], MARKER);
         two_calls[1]["tool_calls"][1]["function"]["arguments"] = arguments(SECOND_MARKER);
         let mut without_ids = call_and_result.clone();

@@ -99,15 +99,18 @@ impl FittedTemplate {
     pub fn rendered(&self, request: &ChatPrompt) -> Result<Rendered, PromptError> {
         let continued_message = self.continued(request)?;
         let mut variables = self.variables(request)?;
+        // Placeholders, if the client's text has a character that a control token begins or ends with.
         let stand_ins = self.shield.stand_ins(&variables).map_err(|()| {
             let reason = "they contain too many different private-use characters".to_owned();
             PromptError::Field { field: "messages", reason }
         })?;
         let hostile = stand_ins.is_some() && variables.values().any(|value| self.shield.spells_control(value));
+        // A message to continue is taken out of the variables; its text follows the rendered prompt.
         let beginning =
             continued_message.as_ref().map(|message| self.beginning(request, message, &mut variables)).transpose()?;
         let parts: Vec<Part<'_>> =
             beginning.iter().zip(&continued_message).flat_map(|(text, message)| parts(text, message)).collect();
+        // First rendering: the text as it is.
         let mut variables = Json::Object(variables);
         let mut plain = self.ordered(&mut variables, |variables| self.render_plain(variables))?;
         for part in &parts {
@@ -115,6 +118,7 @@ impl FittedTemplate {
             plain.push_str(text);
         }
         let Some(stand_ins) = stand_ins else { return Ok(Rendered { plain, shielded: None }) };
+        // Second rendering: with placeholders in the client's text only.
         let mut text = self.ordered(&mut variables, |variables| {
             self.template.render(self.with_tokens(self.shield.shielded(variables, &stand_ins)))
         })?;

@@ -26,6 +26,7 @@ pub(super) fn for_minijinja(source: &str) -> String {
     while let Some(start) = find_tag(input) {
         pieces.push(Piece::Text(input[..start].to_owned()));
         input = &input[start..];
+        // Where the tag ends; an end within a string or in brackets does not count.
         let length = match &input[..2] {
             "{#" => input.find("#}").map(|end| end + 2),
             "{{" => expression_length(&input[2..], "}}").map(|inner| inner + 4),
@@ -34,6 +35,7 @@ pub(super) fn for_minijinja(source: &str) -> String {
         let Some(length) = length else { break };
         let (tag, behind) = input.split_at(length);
         input = behind;
+        // What minijinja reads otherwise is written otherwise.
         pieces.push(match statement(tag) {
             "generation" => Piece::Tag(tag.replace("generation", "if true")),
             "endgeneration" => Piece::Tag(tag.replace("endgeneration", "endif")),

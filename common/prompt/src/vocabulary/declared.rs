@@ -58,6 +58,7 @@ impl DeclaredTokens {
         if usize::try_from(info.n_vocab) != Ok(texts.len()) {
             return Err(format!("{} tokens are declared, and it has {}", info.n_vocab, texts.len()));
         }
+        // Every token that the declaration names must be one of the vocabulary.
         let fim = info.fim.iter().flat_map(|fim| [fim.prefix, fim.suffix, fim.middle]);
         let of_info = [info.bos, info.eos, info.sep].into_iter().flatten().chain(fim);
         let declared_tokens = of_info.chain(info.end_of_generation.iter().copied()).chain(prefix.iter().copied());
@@ -67,6 +68,7 @@ impl DeclaredTokens {
             return Err(format!("token {token} is declared, and there are {} tokens", info.n_vocab));
         }
         let texts: Vec<Vec<u8>> = texts.to_vec();
+        // A special token's text is the one in the file.
         let kinds = specials.iter().map(|special| (special.token, special.control)).collect();
         let specials = specials.into_iter().map(|DeclaredSpecial { token, control, lstrip, rstrip }| Special {
             token,

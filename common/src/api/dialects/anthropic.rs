@@ -92,6 +92,7 @@ pub fn count_tokens(body: &[u8]) -> Result<Converted, DialectError> {
 }
 
 fn convert(mut fields: Object) -> Result<Converted, DialectError> {
+    // What cannot be served is refused first, and what means nothing is dropped.
     refuse_containers(&mut fields)?;
     drop_meaningless(&mut fields, DROPPED);
     let mut reader = Reader::default();
@@ -101,6 +102,7 @@ fn convert(mut fields: Object) -> Result<Converted, DialectError> {
     // The newest message's end has a checkpoint anyway.
     reader.note_cache(&mut fields)?;
     reader.is_marked = false;
+    // The tools come before the messages, which name them.
     let mut has_marked_tools = false;
     let has_tools = fields.fields.get("tools").is_some_and(|tools| !tools.is_null());
     for tool in fields.optional_items("tools")? {
@@ -112,6 +114,7 @@ fn convert(mut fields: Object) -> Result<Converted, DialectError> {
     if reader.tools.is_all_deferred() {
         return Err(unsupported("tools", ALL_DEFERRED));
     }
+    // The conversation: system text, then one message after the other.
     reader.read_system(&mut fields)?;
     let messages = fields.required("messages")?.items()?;
     if messages.is_empty() {
@@ -127,6 +130,7 @@ fn convert(mut fields: Object) -> Result<Converted, DialectError> {
     if has_marked_tools {
         reader.conversation.mark_tools();
     }
+    // The fields with another name or form in a chat.
     let mut chat = Map::new();
     read_tool_choice(&mut fields, &reader.tools, &mut chat)?;
     read_format(&mut fields, &mut chat)?;
@@ -138,6 +142,7 @@ fn convert(mut fields: Object) -> Result<Converted, DialectError> {
         let texts: Result<Vec<_>, _> = stop.items()?.into_iter().map(Field::text).collect();
         chat.insert("stop".to_owned(), texts?.into());
     }
+    // The chat: what was read, over the fields that mean the same in both APIs.
     write_breakpoints(&reader.conversation, &mut chat);
     let (messages, message_origins) = reader.conversation.finish();
     let (functions, tool_origins, tools) = reader.tools.finish();

@@ -47,12 +47,14 @@ pub fn responses(body: &[u8]) -> Result<Converted, DialectError> {
     refuse_stored(&mut fields)?;
     refuse_logprobs(&mut fields)?;
     drop_meaningless(&mut fields, DROPPED);
+    // The tools come before the items, which name them.
     let mut chat = Map::new();
     let mut reader = Reader::default();
     let has_tools = fields.fields.get("tools").is_some_and(|tools| !tools.is_null());
     for tool in fields.optional_items("tools")? {
         read_definitions(tool.object()?)?.into_iter().for_each(|definition| reader.tools.list(definition));
     }
+    // The conversation: instructions, then one item after the other.
     if let Some(instructions) = fields.optional_text("instructions")? {
         reader.conversation.add_text("system", instructions, "instructions");
     }
@@ -61,6 +63,7 @@ pub fn responses(body: &[u8]) -> Result<Converted, DialectError> {
         reader.is_reasoning_forgotten = context.text()? == "current_turn";
     }
     reader.read_input(fields.required("input")?)?;
+    // The fields with another name or form in a chat; an item of the conversation may have set some of them.
     read_tool_choice(&mut fields, &reader.tools, &mut chat)?;
     let text = fields.optional_object("text")?;
     read_format(reader.text.take().or(text), &mut chat)?;
@@ -74,6 +77,7 @@ pub fn responses(body: &[u8]) -> Result<Converted, DialectError> {
     if wants_prewarm(&fields)? {
         chat.insert("max_completion_tokens".to_owned(), 0.into());
     }
+    // The chat: what was read, over the fields that mean the same in both APIs.
     write_breakpoints(&reader.conversation, &mut chat);
     let (messages, message_origins) = reader.conversation.finish();
     let (functions, tool_origins, tools) = reader.tools.finish();
@@ -182,6 +186,7 @@ impl Reader {
         let kind = item.optional_text("type")?;
         match kind.as_deref().unwrap_or("message") {
             "message" => self.read_message(item),
+            // Calls and their results.
             "function_call" => {
                 let id = item.text("call_id")?;
                 let name = self.tools.function_name(&take_tool(&mut item, CallForm::Function)?);
@@ -202,9 +207,11 @@ impl Reader {
                 Ok(())
             }
             kind @ ("tool_search_call" | "tool_search_output") if self.has_searches() => self.read_search(kind, item),
+            // What changes the rest of the conversation.
             "additional_tools" => self.read_additional_tools(item),
             "reasoning" => self.read_reasoning(item),
             "configuration_update" => self.read_configuration(item),
+            // What would need something that is not here.
             "compaction_trigger" => Err(unsupported(
                 &item.path_of("type"),
                 "conversations are not compacted here; ask for a summary instead",
@@ -218,6 +225,7 @@ impl Reader {
                               `providerOptions: { openai: { store: false } }`)";
                 Err(unsupported(&item.path_of("type"), reason))
             }
+            // Every other type: left out, refused in the new message, or unread in the history.
             kind => {
                 if let Some(left_out) = left_out_item(kind) {
                     self.tools.leave_out(left_out);

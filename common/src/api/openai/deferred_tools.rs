@@ -118,6 +118,7 @@ fn write_changes<'t>(message: &mut Map<String, Value>, tools: &'t [Value]) -> Ve
     }
     let (mut loaded, mut lines, mut place) = (Vec::new(), String::new(), 0);
     let mut texts = Vec::with_capacity(parts.len());
+    // Each part about a tool is replaced; the first that loads one keeps a place for the text of all.
     for part in std::mem::take(parts) {
         match ToolChange::of(&part) {
             Some(ToolChange::Load(wanted)) => {
@@ -136,9 +137,11 @@ fn write_changes<'t>(message: &mut Map<String, Value>, tools: &'t [Value]) -> Ve
             None => texts.push(part),
         }
     }
+    // All definitions stand in that place.
     if !loaded.is_empty() {
         texts[place] = text(format!("<functions>\n{lines}</functions>"));
     }
+    // A single text stays a text, as most templates expect of a tool's result.
     let content = match &mut texts[..] {
         [one] if one["type"] == "text" => one["text"].take(),
         _ => Value::Array(texts),

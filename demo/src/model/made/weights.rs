@@ -78,6 +78,7 @@ fn add_layer(tensors: &mut Vec<Tensor>, spec: &Spec, il: usize, kind: LayerKind,
     let mut add = |part: &str, kind: TensorType, matrix: Matrix| {
         tensors.push(tensor(&name(part), kind, &matrix.shape(), move || matrix.cells.clone()));
     };
+    // Fetching: the states at the layer's distances, by a convolution or by one head of attention each.
     if kind == LayerKind::Convolution {
         add("shortconv.in_proj", spec.weight_type, convolution::input(round, spec));
         add("shortconv.conv", TensorType::F32, convolution::kernel(round, spec));
@@ -88,11 +89,13 @@ fn add_layer(tensors: &mut Vec<Tensor>, spec: &Spec, il: usize, kind: LayerKind,
         add("attn_v", spec.weight_type, attention::values(spec));
         add("attn_output", spec.weight_type, attention::output(round, spec));
     }
+    // Combining: the parity of the fetched bits.
     let [gate, up, down] = parity::feed_forward(round, spec);
     add("ffn_gate", spec.weight_type, gate);
     add("ffn_up", spec.weight_type, up);
     add("ffn_down", spec.weight_type, down);
     tensors.extend([norm(&name("attn_norm"), spec), norm(&name("ffn_norm"), spec)]);
+    // Tensors that only some architectures have; they change nothing that the function needs.
     match (spec.architecture, kind) {
         ("granite_swa", _) => {
             let n_heads = spec.n_heads;
