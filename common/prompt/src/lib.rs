@@ -24,8 +24,8 @@ pub use error::{OpenError, PromptError, TokenCount, TooManyTokens};
 pub use fragments::{CacheCounters, Scope};
 pub use maker::dropped_reasoning::{DroppedReasoning, TemplateSwitch};
 pub use maker::{
-    BegunPrompt, CutEnd, DeclaredVocabulary, FittedText, Prompt, PromptMaker, PromptOptions, RawError, TemplateOrigin,
-    TextRoom,
+    CutEnd, DeclaredVocabulary, FittedText, PreparedPrompt, Prompt, PromptMaker, PromptOptions, RawError,
+    TemplateOrigin, TextRoom,
 };
 pub use media::{KnownMedia, MediaContent, MediaReader, MediaRun, Medium, PromptTokens, has_media, is_readable};
 pub use template::builtin::{builtin_chat_template, builtin_chat_template_names};

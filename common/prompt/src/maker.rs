@@ -2,12 +2,12 @@
 //!
 //! There is one [`PromptMaker`] per model, shared by all requests.
 
-mod begun;
 mod declared;
 pub(crate) mod dropped_reasoning;
 mod infill;
 mod options;
 mod prefixes;
+mod prepared;
 mod rerank;
 mod shortened;
 
@@ -39,10 +39,10 @@ use crate::template::tools_first::ToolsPlace;
 use crate::vocabulary::partition::{Partitioner, Piece};
 use crate::vocabulary::{AddSpecial, ParseSpecial, Vocabulary, VocabularyInfo};
 
-pub use begun::BegunPrompt;
 pub use declared::DeclaredVocabulary;
 pub use infill::RawError;
 pub use options::PromptOptions;
+pub use prepared::PreparedPrompt;
 use rerank::PairPrompt;
 pub use shortened::{CutEnd, FittedText, TextRoom};
 
@@ -177,7 +177,7 @@ impl PromptMaker {
     /// Cost: like [`Self::chat`], but only a small part of a prompt that is far too long is tokenized. Errors: see
     /// [`PromptError`].
     pub fn chat_within(&self, request: &ChatPrompt, n_tokens_max: usize) -> Result<Prompt, PromptError> {
-        let prompt = self.begin_chat(request)?;
+        let prompt = self.prepare_chat(request)?;
         let tokens = self.tokens_within(&prompt, n_tokens_max)?.whole();
         let unread = |reason| PromptError::Field { field: "messages", reason };
         let PromptTokens { tokens, runs, .. } = tokens.map_err(unread)?;
@@ -324,7 +324,7 @@ impl PromptMaker {
                 hasher.update(b"tool keys sorted");
             }
         }
-        if !self.chat_template_kwargs.given().is_empty() {
+        if !self.chat_template_kwargs.variables().is_empty() {
             hasher.update(b"default variables").update(self.chat_template_kwargs.to_json().as_bytes());
         }
         Fingerprint(*hasher.finalize().as_bytes())

@@ -4,9 +4,9 @@
 
 mod byte_pair;
 mod declared;
-pub(crate) mod least_tokens;
 mod llama;
 pub(crate) mod partition;
+pub(crate) mod token_bound;
 mod words;
 
 use std::path::Path;
@@ -19,8 +19,8 @@ use crate::cancel::end_if_cancelled;
 use crate::error::OpenError;
 use crate::template::kwargs::TemplateKwargs;
 use crate::vocabulary::byte_pair::BytePair;
-use crate::vocabulary::least_tokens::{LeastTokens, Tokenizer};
 use crate::vocabulary::partition::Special;
+use crate::vocabulary::token_bound::{TokenBound, Tokenizer};
 use crate::vocabulary::words::allows_cuts;
 
 use declared::DeclaredTokens;
@@ -145,7 +145,7 @@ pub(crate) struct Vocabulary {
     pub settings: Settings,
     cuts: Cuts,
     /// Lower bound on the number of a text's tokens; `None` if they may stand for texts of any length.
-    pub least_tokens: Option<LeastTokens>,
+    pub token_bound: Option<TokenBound>,
     /// Whether the file declares that tools are rendered in front of the system text.
     pub tools_first: bool,
     /// Whether the file declares that the keys of tools are put in one order.
@@ -189,7 +189,7 @@ impl Vocabulary {
         Ok(Self {
             source,
             cuts: cuts(header, texts, &settings.specials),
-            least_tokens: least_tokens(header, texts, &settings.specials),
+            token_bound: token_bound(header, texts, &settings.specials),
             settings,
             tools_first: header.has_tools_first(),
             tool_keys_sorted: header.has_sorted_tool_keys(),
@@ -384,7 +384,7 @@ fn declared(
 }
 
 /// Returns the lower bound on the number of a text's tokens, if there is one.
-fn least_tokens(header: &Header, texts: &[Vec<u8>], specials: &[Special]) -> Option<LeastTokens> {
+fn token_bound(header: &Header, texts: &[Vec<u8>], specials: &[Special]) -> Option<TokenBound> {
     // A token with this flag absorbs white space, even in a client's text.
     if specials.iter().any(|special| !special.control && (special.lstrip || special.rstrip)) {
         return None;
@@ -392,7 +392,7 @@ fn least_tokens(header: &Header, texts: &[Vec<u8>], specials: &[Special]) -> Opt
     // A token without a spelling may stand for any text.
     let spellings: Vec<&str> = texts.iter().map(|text| str::from_utf8(text).ok()).collect::<Option<_>>()?;
     let (kind, pre) = (kind(header), header.text("tokenizer.ggml.pre").unwrap_or_default());
-    LeastTokens::of(Tokenizer { kind: &kind, pre: &pre }, &spellings)
+    TokenBound::of(Tokenizer { kind: &kind, pre: &pre }, &spellings)
 }
 
 /// Returns the kind of a vocabulary as its file names it.

@@ -82,7 +82,7 @@ fn add_texts(props: &mut Value, vocabulary: &Vocabulary, model: &ModelInfo) {
     props["eos_token"] = json!(piece(maker.vocabulary().eos));
     if vocabulary.template == TemplateUse::Known {
         props["chat_template"] = json!(maker.chat_template().unwrap_or_default());
-        props["chat_template_kwargs"] = json!(maker.chat_template_kwargs().given());
+        props["chat_template_kwargs"] = json!(maker.chat_template_kwargs().variables());
         props["chat_template_caps"] = llama_server::chat_template_caps(model);
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use warmpath_common::ids::Token;
 use warmpath_common::model::ModelInfo;
 use warmpath_common::prompts::RawPrompt;
-use warmpath_prompt::{BegunPrompt, DroppedReasoning, PromptError, PromptTokens, Scope, TooManyTokens};
+use warmpath_prompt::{DroppedReasoning, PreparedPrompt, PromptError, PromptTokens, Scope, TooManyTokens};
 use warmpath_router_core::stock::text_blocks;
 
 use super::body::Parsed;
@@ -23,7 +23,7 @@ pub(super) enum PromptStage {
     /// Its body has been parsed.
     Parsed(Parsed),
     /// It has been rendered.
-    Rendered(Arc<Vocabulary>, Box<BegunPrompt>),
+    Rendered(Arc<Vocabulary>, Box<PreparedPrompt>),
     /// It is neither a chat nor a text, and has this part to tokenize.
     Raw(Arc<Vocabulary>, Box<RawPrompt>),
     /// Its tokens are known.
@@ -121,7 +121,7 @@ impl PromptStage {
                 Some(RawPrompt::Text(text)) => vocabulary().map_or_else(
                     |none| none,
                     |known| {
-                        let begun = Box::new(known.maker.begin_text(text, scope));
+                        let begun = Box::new(known.maker.prepare_text(text, scope));
                         Self::Rendered(known, begun)
                     },
                 ),
@@ -131,7 +131,7 @@ impl PromptStage {
             Parsed::Chat(chat) => match vocabulary() {
                 Err(none) => Ok(none),
                 Ok(vocabulary) if vocabulary.template == TemplateUse::Unknown => Ok(Self::Unknown("other_template")),
-                Ok(vocabulary) => match vocabulary.maker.begin_chat(&chat) {
+                Ok(vocabulary) => match vocabulary.maker.prepare_chat(&chat) {
                     Ok(begun) => Ok(Self::Rendered(vocabulary, Box::new(begun))),
                     Err(PromptError::Messages { index, reason }) => {
                         Err(RequestError::field(format!("messages[{index}]"), reason))

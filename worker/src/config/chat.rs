@@ -55,7 +55,7 @@ pub struct ChatFlags {
 pub(super) fn template_kwargs(flags: &ChatFlags) -> Result<TemplateKwargs, ConfigError> {
     let refused = |reason: String| ConfigError::Range { flag: "chat-template-kwargs".into(), reason };
     let given = flags.chat_template_kwargs.as_deref().map(TemplateKwargs::parse).transpose().map_err(refused)?;
-    let mut kwargs = given.unwrap_or_default().given().clone();
+    let mut kwargs = given.unwrap_or_default().variables().clone();
     for (flag, name, value) in own_flags(flags) {
         let Some(value) = value else { continue };
         if kwargs.insert(name.to_owned(), value.clone()).is_some_and(|other| other != value) {

@@ -234,7 +234,7 @@ fn load_parts(config: &Config, mut progress: LoadProgress) -> Result<LoadedParts
     };
     let prompts = timed("opening vocabulary and templates", || PromptMaker::open(path, options));
     let prompts = prompts.map_err(RunError::Prompt)?;
-    let kwargs = Some(chat_template_kwargs.to_json()).filter(|_| !chat_template_kwargs.given().is_empty());
+    let kwargs = Some(chat_template_kwargs.to_json()).filter(|_| !chat_template_kwargs.variables().is_empty());
     let declaration = timed("declaring the vocabulary", || prompts.declaration(path));
     let changes = VocabularyChanges {
         chat_template: chat_template.as_deref(),

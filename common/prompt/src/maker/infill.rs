@@ -7,7 +7,7 @@ use warmpath_common::ids::Token;
 use warmpath_common::prompts::{InfillPrompt, PromptPart, RawPrompt};
 use warmpath_common::whole::Whole;
 
-use super::{BegunPrompt, PromptMaker};
+use super::{PreparedPrompt, PromptMaker};
 use crate::error::TooManyTokens;
 use crate::fragments::Scope;
 use crate::media::PromptTokens;
@@ -66,10 +66,10 @@ impl PromptMaker {
     ///
     /// Units: `context_tokens` is a slot's size. Errors: [`RawError`].
     pub fn raw(&self, prompt: &RawPrompt, context_tokens: u32, scope: Scope) -> Result<PromptTokens, RawError> {
-        let tokens_of = |prompt: &BegunPrompt| Ok(self.tokens_within(prompt, context_tokens as usize)?);
+        let tokens_of = |prompt: &PreparedPrompt| Ok(self.tokens_within(prompt, context_tokens as usize)?);
         let tokens = match prompt {
-            RawPrompt::Text(text) => return tokens_of(&self.begin_text(text.clone(), scope)),
-            RawPrompt::Media(media) => return tokens_of(&self.begin_media(media, scope)?),
+            RawPrompt::Text(text) => return tokens_of(&self.prepare_text(text.clone(), scope)),
+            RawPrompt::Media(media) => return tokens_of(&self.prepare_media(media, scope)?),
             RawPrompt::Tokens(tokens) => tokens.clone(),
             RawPrompt::Mixed(parts) => {
                 let mut tokens = Vec::new();
@@ -77,7 +77,7 @@ impl PromptMaker {
                     match part {
                         PromptPart::Token(Whole(token)) => tokens.push(*token),
                         PromptPart::Text(text) => {
-                            self.check_length(&self.begin_text(text.clone(), scope), context_tokens as usize)?;
+                            self.check_length(&self.prepare_text(text.clone(), scope), context_tokens as usize)?;
                             let add = if idx == 0 { AddSpecial::Yes } else { AddSpecial::No };
                             tokens.extend(self.tokenize(text, add, ParseSpecial::Yes));
                         }

@@ -89,7 +89,7 @@ fn control_tokens(maker: &PromptMaker, tokens: &[Token]) -> Vec<Token> {
 impl PromptMaker {
     /// Returns the tokens of a completion request's text without a salt.
     fn text(&self, text: &str) -> Vec<Token> {
-        self.tokens(&self.begin_text(text.to_owned(), Scope::default())).tokens
+        self.tokens(&self.prepare_text(text.to_owned(), Scope::default())).tokens
     }
 }
 

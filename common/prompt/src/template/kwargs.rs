@@ -34,7 +34,7 @@ pub(crate) const ENABLE_THINKING: &str = "enable_thinking";
 /// A model's default variables of its chat template.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TemplateKwargs {
-    given: Map<String, Json>,
+    variables: Map<String, Json>,
     /// The variables, each name that stands for several replaced by those.
     spelled: Map<String, Json>,
 }
@@ -43,9 +43,9 @@ impl TemplateKwargs {
     /// Returns these variables as defaults.
     ///
     /// Errors: a variable that may not be set, or one whose type is wrong.
-    pub fn new(given: Map<String, Json>) -> Result<Self, String> {
-        check(&given)?;
-        Ok(Self { spelled: spelled(given.clone()), given })
+    pub fn new(variables: Map<String, Json>) -> Result<Self, String> {
+        check(&variables)?;
+        Ok(Self { spelled: spelled(variables.clone()), variables })
     }
 
     /// Reads variables from a JSON object.
@@ -53,20 +53,20 @@ impl TemplateKwargs {
     /// Errors: text that is no JSON object, and those of [`Self::new`].
     pub fn parse(text: &str) -> Result<Self, String> {
         match serde_json::from_str(text) {
-            Ok(Json::Object(given)) => Self::new(given),
+            Ok(Json::Object(variables)) => Self::new(variables),
             Ok(_) => Err(format!("must be a JSON object, such as {{\"preserve_thinking\": true}}, not {text}")),
             Err(error) => Err(format!("must be a JSON object: {error}")),
         }
     }
 
     /// Returns the variables as they were given.
-    pub fn given(&self) -> &Map<String, Json> {
-        &self.given
+    pub fn variables(&self) -> &Map<String, Json> {
+        &self.variables
     }
 
     /// Returns the variables as a JSON object that does not depend on their order.
     pub fn to_json(&self) -> String {
-        let by_name: BTreeMap<&String, &Json> = self.given.iter().collect();
+        let by_name: BTreeMap<&String, &Json> = self.variables.iter().collect();
         serde_json::to_string(&by_name).expect("JSON values have a text")
     }
 

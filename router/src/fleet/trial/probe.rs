@@ -62,7 +62,7 @@ fn texts(maker: &PromptMaker) {
         for (add, parse) in [(AddSpecial::Yes, ParseSpecial::Yes), (AddSpecial::No, ParseSpecial::No)] {
             maker.tokenize(text, add, parse);
         }
-        maker.tokens(&maker.begin_text(text.clone(), Scope::default()));
+        maker.tokens(&maker.prepare_text(text.clone(), Scope::default()));
     }
     // One character at a time, so that no token covers it together with its neighbours.
     for character in (0..0x500_u32).filter_map(char::from_u32) {

@@ -46,7 +46,7 @@ pub async fn show(State(app): State<App>, uri: Uri) -> Result<Json<Value>, Reque
         "media_marker": MEDIA_MARKER,
         "chat_template": common.prompts.chat_template().unwrap_or_default(),
         "chat_template_caps": llama_server::chat_template_caps(&common.model),
-        "chat_template_kwargs": common.prompts.chat_template_kwargs().given(),
+        "chat_template_kwargs": common.prompts.chat_template_kwargs().variables(),
         "bos_token": piece(vocabulary.bos),
         "eos_token": piece(vocabulary.eos),
         "is_sleeping": false,

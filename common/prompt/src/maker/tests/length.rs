@@ -7,13 +7,13 @@ use std::rc::Rc;
 use super::*;
 use crate::cancel::unless_cancelled;
 use crate::error::TooManyTokens;
-use crate::vocabulary::least_tokens::LeastTokens;
+use crate::vocabulary::token_bound::TokenBound;
 
 /// Longer than any text that is always tokenized to its end.
 const LONG_BYTES: usize = 150 << 10;
 
-fn least(maker: &PromptMaker) -> Option<&LeastTokens> {
-    maker.vocabulary.least_tokens.as_ref()
+fn least(maker: &PromptMaker) -> Option<&TokenBound> {
+    maker.vocabulary.token_bound.as_ref()
 }
 
 /// Returns texts that match the longest tokens of vocabularies: runs, code, words with spaces.
@@ -62,8 +62,8 @@ fn prompts_that_are_far_too_long_are_not_tokenized() {
 fn tokenizing_stops_between_portions_when_there_are_too_many_tokens() {
     let (_, maker) = MAKERS.iter().find(|(_, maker)| maker.vocabulary.cuts_at_words()).unwrap();
     let text = "Words that come again and again. ".repeat(200_000);
-    let begun = maker.begin_text(text, Scope::default());
-    let refused = maker.tokens_within(&begun, 1_000_000).unwrap_err();
+    let prompt = maker.prepare_text(text, Scope::default());
+    let refused = maker.tokens_within(&prompt, 1_000_000).unwrap_err();
     assert!((1_000_001..1_100_000).contains(&refused.n_tokens_min), "{refused:?}");
 }
 
@@ -103,8 +103,8 @@ fn work_that_was_cancelled_ends_at_the_next_portion() {
 fn texts_far_too_long_for_an_encoder_are_not_tokenized() {
     let maker = PromptMaker::open(&fixtures().join("vocab/bert-bge.gguf"), PromptOptions::default()).unwrap();
     for text in [".", "a", "word ", "\u{4e16}"].map(|text| text.repeat((4 << 20) / text.len())) {
-        let begun = maker.begin_text(text.clone(), Scope::default());
-        let refused = maker.tokens_within(&begun, 512).unwrap_err();
+        let prompt = maker.prepare_text(text.clone(), Scope::default());
+        let refused = maker.tokens_within(&prompt, 512).unwrap_err();
         assert!(refused.n_tokens_min > 512, "{:?}: {refused:?}", &text[..3]);
         assert!(maker.pair("a question", &text, 512).is_err(), "{:?}", &text[..3]);
     }
@@ -135,12 +135,12 @@ proptest! {
         text in repetitive_text(),
     ) {
         let text = text.repeat(LONG_BYTES / text.len().max(1) + 1);
-        let begun = maker.begin_text(text.clone(), Scope::default());
+        let prompt = maker.prepare_text(text.clone(), Scope::default());
         let tokens = whole(maker, &text);
-        prop_assert_eq!(&maker.tokens_within(&begun, tokens.len()).unwrap().tokens, &tokens, "{}", name);
-        prop_assert!(maker.check_length(&begun, tokens.len()).is_ok());
-        let refused = maker.tokens_within(&begun, tokens.len() / 2);
-        if begun.unseen_bytes() > LONG_BYTES {
+        prop_assert_eq!(&maker.tokens_within(&prompt, tokens.len()).unwrap().tokens, &tokens, "{}", name);
+        prop_assert!(maker.check_length(&prompt, tokens.len()).is_ok());
+        let refused = maker.tokens_within(&prompt, tokens.len() / 2);
+        if prompt.unseen_bytes() > LONG_BYTES {
             let n_tokens_min = refused.unwrap_err().n_tokens_min;
             prop_assert!((tokens.len() / 2 + 1..=tokens.len()).contains(&n_tokens_min), "{}: {}", name, n_tokens_min);
         }

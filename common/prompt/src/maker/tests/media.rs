@@ -25,7 +25,7 @@ fn too_many_media_are_refused_before_the_template_is_rendered() {
     let error = |n: usize| {
         let part = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}});
         let chat = request(json!({"messages": [{"role": "user", "content": vec![part; n]}]}));
-        maker.begin_chat(&chat).expect_err("nothing is rendered").to_string()
+        maker.prepare_chat(&chat).expect_err("nothing is rendered").to_string()
     };
     assert!(error(100).contains("messages[0]: an image must be a PNG"), "{}", error(100));
     assert_eq!(error(10_000), "messages: a prompt may have 100 images and audio files");

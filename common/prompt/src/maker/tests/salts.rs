@@ -10,15 +10,15 @@ fn conversations_under_another_salt_are_unknown() {
     let salts = [None, Some("a:"), Some("b:"), Some("a:x")];
     let mut all = Vec::new();
     for salt in salts {
-        let begun = maker.begin_chat(&salted(salt)).unwrap();
+        let begun = maker.prepare_chat(&salted(salt)).unwrap();
         assert!(begun.unseen_bytes() >= text.len(), "{salt:?} has not sent it yet");
-        let raw = maker.begin_text(text.clone(), Scope::of(salt.unwrap_or_default()));
+        let raw = maker.prepare_text(text.clone(), Scope::of(salt.unwrap_or_default()));
         assert_eq!(raw.unseen_bytes(), text.len(), "{salt:?}");
         all.push((maker.tokens(&begun), maker.tokens(&raw)));
     }
     assert!(all.iter().all(|tokens| *tokens == all[0]), "the tokens are the same");
     for salt in salts {
-        let begun = maker.begin_chat(&salted(salt)).unwrap();
+        let begun = maker.prepare_chat(&salted(salt)).unwrap();
         assert_eq!(begun.unseen_bytes(), 0, "{salt:?} has sent it");
     }
 }

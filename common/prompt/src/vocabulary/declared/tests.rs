@@ -38,7 +38,7 @@ fn declared_vocabularies_are_those_that_llama_cpp_loads() {
         }
         assert_eq!(declared.chat_template(), loaded.chat_template());
         assert_eq!(declared.tool_use_template, loaded.tool_use_template);
-        assert_eq!(declared.least_tokens.is_some(), loaded.least_tokens.is_some());
+        assert_eq!(declared.token_bound.is_some(), loaded.token_bound.is_some());
         names.push(path.file_stem().unwrap().to_string_lossy().into_owned());
     }
     for name in ["command-r", "gpt-2", "llama-bpe", "qwen2", "qwen35", "refact", "starcoder"] {

@@ -15,8 +15,8 @@ use crate::error::{PromptError, TooManyTokens};
 use crate::fragments::Scope;
 use crate::media::{self, Budget, Medium, PromptTokens};
 use crate::messages::unread::{self, Readable};
-use crate::vocabulary::least_tokens::assumed;
 use crate::vocabulary::partition::Piece;
+use crate::vocabulary::token_bound::assumed;
 
 /// Longest text that is tokenized to its end, however many tokens it has: clients that shorten their prompts rely on an
 /// exact number in the error. Units: bytes.
@@ -26,7 +26,7 @@ const COUNTED_BYTES_MAX: usize = 128 << 10;
 
 /// A prompt of which only the new text is still to be tokenized.
 #[derive(Debug)]
-pub struct BegunPrompt {
+pub struct PreparedPrompt {
     pub(super) cut: Cut,
     scope: Scope,
     parts: Vec<Part>,
@@ -47,7 +47,7 @@ enum Part {
     Media(usize),
 }
 
-impl BegunPrompt {
+impl PreparedPrompt {
     /// Returns the length of the text that is still to be tokenized. Units: bytes.
     pub fn unseen_bytes(&self) -> usize {
         self.unseen_bytes
@@ -58,17 +58,17 @@ impl PromptMaker {
     /// Renders a chat and looks up the fragments that requests of its salt have cached.
     ///
     /// Cost: rendering, and decoding media that are new; nothing is tokenized. Errors: see [`PromptError`].
-    pub fn begin_chat(&self, request: &ChatPrompt) -> Result<BegunPrompt, PromptError> {
+    pub fn prepare_chat(&self, request: &ChatPrompt) -> Result<PreparedPrompt, PromptError> {
         let request = &*self.with_ordered_keys(request);
         let (readable, media) = self.readable(request)?;
-        let mut prompt = self.begin(self.cut(self.rendered(&readable.chat)?), scope_of(request));
+        let mut prompt = self.prepare(self.cut(self.rendered(&readable.chat)?), scope_of(request));
         prompt.left_out_parts = readable.left_out;
         for kind in media::check_shown(&prompt.cut.pieces, &readable.chat.messages)? {
             if !prompt.left_out_parts.contains(&kind) {
                 prompt.left_out_parts.push(kind);
             }
         }
-        Ok(BegunPrompt { media, ..prompt })
+        Ok(PreparedPrompt { media, ..prompt })
     }
 
     /// Returns a chat whose every part the model reads, and its media in their order.
@@ -96,14 +96,14 @@ impl PromptMaker {
     /// Looks up the cached fragments of a completion request's text, control tokens parsed.
     ///
     /// Cost: finding control tokens; nothing is tokenized.
-    pub fn begin_text(&self, text: String, scope: Scope) -> BegunPrompt {
-        self.begin(self.cut_text(text), scope)
+    pub fn prepare_text(&self, text: String, scope: Scope) -> PreparedPrompt {
+        self.prepare(self.cut_text(text), scope)
     }
 
     /// Looks up the cached fragments of a text with media, control tokens parsed.
     ///
-    /// Cost: as of [`Self::begin_chat`]. Errors: `Media`.
-    pub(super) fn begin_media(&self, prompt: &MediaPrompt, scope: Scope) -> Result<BegunPrompt, RawError> {
+    /// Cost: as of [`Self::prepare_chat`]. Errors: `Media`.
+    pub(super) fn prepare_media(&self, prompt: &MediaPrompt, scope: Scope) -> Result<PreparedPrompt, RawError> {
         let refuse = |reason| RawError::Media { reason };
         let Some(media) = &self.media else {
             let reason = "`multimodal_data` is given, and this model reads text only".to_owned();
@@ -120,10 +120,10 @@ impl PromptMaker {
         let media_of_prompt = media.known.read_files(&prompt.media, scope, modalities).map_err(refuse)?;
         let mut cut = self.cut_text(text);
         cut.pieces = media::cut(cut.pieces, cut.text.as_bytes());
-        Ok(BegunPrompt { media: media_of_prompt, ..self.begin(cut, scope) })
+        Ok(PreparedPrompt { media: media_of_prompt, ..self.prepare(cut, scope) })
     }
 
-    fn begin(&self, cut: Cut, scope: Scope) -> BegunPrompt {
+    fn prepare(&self, cut: Cut, scope: Scope) -> PreparedPrompt {
         let mut unseen_bytes = 0;
         let part = |piece: &Piece| match piece {
             Piece::Special { token, .. } => Part::Special(*token),
@@ -137,22 +137,22 @@ impl PromptMaker {
             },
         };
         let parts = cut.pieces.iter().map(part).collect();
-        BegunPrompt { cut, scope, parts, unseen_bytes, media: Vec::new(), left_out_parts: Vec::new() }
+        PreparedPrompt { cut, scope, parts, unseen_bytes, media: Vec::new(), left_out_parts: Vec::new() }
     }
 
-    /// Returns the tokens of a prompt that this maker has begun, with those that the vocabulary adds, up to the first
+    /// Returns the tokens of a prompt that this maker has prepared, with those that the vocabulary adds, up to the first
     /// medium whose tokens are not known.
     ///
     /// Cost: that of tokenizing the rest.
-    pub fn tokens(&self, prompt: &BegunPrompt) -> PromptTokens {
+    pub fn tokens(&self, prompt: &PreparedPrompt) -> PromptTokens {
         self.tokens_within(prompt, usize::MAX).expect("no prompt has so many tokens")
     }
 
-    /// Returns the tokens of a prompt that this maker has begun, unless it is far longer than this many tokens.
+    /// Returns the tokens of a prompt that this maker has prepared, unless it is far longer than this many tokens.
     ///
     /// Cost: that of tokenizing the rest, but only a small part of a prompt that is far too long. Errors:
     /// `TooManyTokens`; a prompt of at most `COUNTED_BYTES_MAX` returns all its tokens, even if they are too many.
-    pub fn tokens_within(&self, prompt: &BegunPrompt, n_tokens_max: usize) -> Result<PromptTokens, TooManyTokens> {
+    pub fn tokens_within(&self, prompt: &PreparedPrompt, n_tokens_max: usize) -> Result<PromptTokens, TooManyTokens> {
         self.check_length(prompt, n_tokens_max)?;
         let n_tokens_max = if prompt.unseen_bytes <= COUNTED_BYTES_MAX { usize::MAX } else { n_tokens_max };
         let mut prompt_tokens =
@@ -192,7 +192,7 @@ impl PromptMaker {
     /// Checks that a prompt is not far longer than this many tokens, as far as can be seen without tokenizing it.
     ///
     /// Cost: some nanoseconds per byte, until the bound exceeds the limit. Errors: `TooManyTokens`.
-    pub fn check_length(&self, prompt: &BegunPrompt, n_tokens_max: usize) -> Result<(), TooManyTokens> {
+    pub fn check_length(&self, prompt: &PreparedPrompt, n_tokens_max: usize) -> Result<(), TooManyTokens> {
         if prompt.unseen_bytes <= COUNTED_BYTES_MAX {
             return Ok(());
         }
@@ -203,7 +203,7 @@ impl PromptMaker {
                 Part::Seen(tokens) => tokens.len(),
                 Part::Unseen(range) => {
                     let n_left = n_tokens_max.saturating_sub(n_tokens_min).saturating_add(1);
-                    self.least_tokens(&prompt.cut.fragment(range), n_left)
+                    self.tokens_min(&prompt.cut.fragment(range), n_left)
                 }
             };
             if n_tokens_min > n_tokens_max {
@@ -214,8 +214,8 @@ impl PromptMaker {
     }
 
     /// Returns a lower bound of the tokens of a text without special tokens; counting stops at `enough`.
-    fn least_tokens(&self, text: &str, enough: usize) -> usize {
-        let bound = self.vocabulary.least_tokens.as_ref();
+    fn tokens_min(&self, text: &str, enough: usize) -> usize {
+        let bound = self.vocabulary.token_bound.as_ref();
         bound.map_or_else(|| assumed(text.as_bytes()), |bound| bound.count(text.as_bytes(), enough))
     }
 
@@ -227,7 +227,7 @@ impl PromptMaker {
         if text.len() <= COUNTED_BYTES_MAX {
             return Ok(());
         }
-        let n_tokens_min = self.least_tokens(text, n_tokens_max.saturating_add(1));
+        let n_tokens_min = self.tokens_min(text, n_tokens_max.saturating_add(1));
         if n_tokens_min > n_tokens_max { Err(TooManyTokens { n_tokens_min }) } else { Ok(()) }
     }
 

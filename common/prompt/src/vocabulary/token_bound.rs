@@ -31,7 +31,7 @@ const ESCAPED_SPACE: char = '\u{2581}';
 
 /// Lower bound on the number of a text's tokens.
 #[derive(Debug)]
-pub(crate) struct LeastTokens {
+pub(crate) struct TokenBound {
     /// Longest token by its first two bytes; runs of one byte are in `by_run`. Units: bytes.
     by_pair: Box<[u16]>,
     /// Longest token that is a run of this byte. Units: bytes.
@@ -54,7 +54,7 @@ pub(crate) struct Tokenizer<'a> {
     pub pre: &'a str,
 }
 
-impl LeastTokens {
+impl TokenBound {
     /// Returns the lower bound for a vocabulary with these spellings; `None` if tokens may stand for texts of any
     /// length.
     pub fn of(tokenizer: Tokenizer<'_>, spellings: &[&str]) -> Option<Self> {
@@ -157,10 +157,10 @@ mod tests {
         (0..=u8::MAX).map(|byte| spelled(byte).to_string()).collect()
     }
 
-    fn bound(words: &[&str]) -> LeastTokens {
+    fn bound(words: &[&str]) -> TokenBound {
         let bytes = all_bytes();
         let spellings: Vec<&str> = bytes.iter().map(String::as_str).chain(words.iter().copied()).collect();
-        LeastTokens::of(BYTE_LEVEL, &spellings).expect("every byte has a token")
+        TokenBound::of(BYTE_LEVEL, &spellings).expect("every byte has a token")
     }
 
     #[test]
@@ -184,9 +184,9 @@ mod tests {
     fn vocabularies_whose_tokens_may_stand_for_anything_have_no_bound() {
         let bytes = all_bytes();
         let spellings: Vec<&str> = bytes.iter().map(String::as_str).collect();
-        assert!(LeastTokens::of(BYTE_LEVEL, &spellings[1..]).is_none(), "a byte is dropped");
+        assert!(TokenBound::of(BYTE_LEVEL, &spellings[1..]).is_none(), "a byte is dropped");
         for (kind, pre) in [("bert", ""), ("t5", ""), ("rwkv", ""), ("gpt2", "mmbert"), ("gpt2", "whitespace")] {
-            assert!(LeastTokens::of(Tokenizer { kind, pre }, &spellings).is_none(), "{kind} {pre}");
+            assert!(TokenBound::of(Tokenizer { kind, pre }, &spellings).is_none(), "{kind} {pre}");
         }
     }
 }
