@@ -47,12 +47,12 @@ fn compare(endpoint: EndpointKind, input: &[u8], worker: Option<Request>) {
     let ParsedBody { options: router, .. } =
         router.unwrap_or_else(|error| panic!("{endpoint:?}: the worker accepts it, the router does not: {error}"));
     let worker = worker.shared.options;
-    agree(endpoint, "model", (&router.model, &worker.model));
-    agree(endpoint, "cache_salt", (&router.cache_salt, &worker.cache_salt));
-    agree(endpoint, "cache_prompt", (&router.cache_prompt, &worker.cache_prompt));
-    agree(endpoint, "lora", (&router.lora, &worker.lora));
+    agree(endpoint, "model", &router.model, &worker.model);
+    agree(endpoint, "cache_salt", &router.cache_salt, &worker.cache_salt);
+    agree(endpoint, "cache_prompt", &router.cache_prompt, &worker.cache_prompt);
+    agree(endpoint, "lora", &router.lora, &worker.lora);
 }
 
-fn agree(endpoint: EndpointKind, field: &str, (router, worker): (impl Debug, impl Debug)) {
+fn agree(endpoint: EndpointKind, field: &str, router: impl Debug, worker: impl Debug) {
     assert_eq!(format!("{router:?}"), format!("{worker:?}"), "{endpoint:?}: `{field}`, router and worker");
 }

@@ -28,8 +28,10 @@ fn parts(input: &[u8]) -> (&[u8], &[u8]) {
 pub(crate) fn grammar(input: &[u8]) {
     let (grammar, text) = parts(input);
     let Ok(grammar) = std::str::from_utf8(grammar) else { return };
-    let named = |text: &str| (text == "<think>").then_some(END + 1);
-    let Ok(grammar) = Grammar::new(grammar, GrammarVocabulary { n_vocab: END + 2, named: &named }) else { return };
+    let token_of_name = |text: &str| (text == "<think>").then_some(END + 1);
+    let Ok(grammar) = Grammar::new(grammar, GrammarVocabulary { n_vocab: END + 2, named: &token_of_name }) else {
+        return;
+    };
     let grammar = Arc::new(grammar);
     let Ok(matcher) = GrammarMatcher::new(&grammar, FUEL) else { return };
     // No exhaustion is an error: the work is limited.
@@ -83,8 +85,8 @@ pub(crate) fn schema(input: &[u8]) {
     let (schema, text) = parts(input);
     // The byte 0xFF marks special tokens.
     let (Ok(schema), Ok(text)) = (serde_json::from_slice::<Value>(schema), std::str::from_utf8(text)) else { return };
-    let Ok(normalized) = normalize(&schema) else { return };
-    let Ok(pattern) = COMPILER.compile(&normalized) else { return };
+    let Ok(normal_form) = normalize(&schema) else { return };
+    let Ok(pattern) = COMPILER.compile(&normal_form) else { return };
     let mut constraint = pattern.begin();
     if constraint.take_text(text.as_bytes()).is_err() || !constraint.is_complete() {
         return;

@@ -20,10 +20,10 @@ const SLOT_IDENTITY: SlotIdentity = SlotIdentity {
 const AS_IT_IS: u8 = 0;
 
 /// Returns a file with a header and its checksum.
-pub(crate) fn with_head(kind: FileKind, header: &[u8], rest: &[u8]) -> Vec<u8> {
+pub(crate) fn with_head(kind: FileKind, header: &[u8], payload: &[u8]) -> Vec<u8> {
     let mut head = [&[0; PREAMBLE_BYTES][..], header].concat();
     kind.seal(&mut head).expect("an input is short");
-    [&head[..], rest].concat()
+    [&head[..], payload].concat()
 }
 
 /// Reads the header of a chunk's file: written again, it is the same.
@@ -35,15 +35,15 @@ pub(crate) fn chunk(input: &[u8]) {
         let sections = sections(content);
         with_head(CHUNK_FILE, sections[0], &sections[1..].concat())
     };
-    let read = |mut file: &[u8]| {
+    let read_header = |mut file: &[u8]| {
         let file_bytes = file.len() as u64;
         format::read_header(&mut file, file_bytes)
     };
-    let Ok((RecordHeader { identity, record, .. }, payload_at)) = read(&file) else { return };
+    let Ok((RecordHeader { identity, record, .. }, payload_at)) = read_header(&file) else { return };
     let payload_at = usize::try_from(payload_at).expect("the payload is in the file");
     let payload = &file[payload_at..];
     let head = format::encode(identity, &record, payload).expect("what was read can be written");
-    let (again, _) = read(&[&head, payload].concat()).expect("what was written can be read");
+    let (again, _) = read_header(&[&head, payload].concat()).expect("what was written can be read");
     assert_eq!((again.identity, again.record), (identity, record));
     assert_eq!(again.payload_checksum, *blake3::hash(payload).as_bytes());
 }

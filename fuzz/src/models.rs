@@ -29,11 +29,11 @@ pub(crate) fn gguf(input: &[u8]) {
     // ggml writes a line about each file that it refuses.
     forward_logs();
     let file = file(input);
-    let Ok(expected) = keys(file.path()) else { return };
+    let Ok(model_keys) = keys(file.path()) else { return };
     drop(fingerprint(file.path()));
     let vocabulary = vocabulary(file.path()).expect("an accepted file has a vocabulary");
-    let found = keys(self::file(&vocabulary).path()).expect("a vocabulary is accepted");
-    assert_eq!(found, expected, "keys of the vocabulary, and of its model");
+    let vocabulary_keys = keys(self::file(&vocabulary).path()).expect("a vocabulary is accepted");
+    assert_eq!(vocabulary_keys, model_keys, "keys of the vocabulary, and of its model");
     let Ok(Some(declared)) = DeclaredVocabulary::open(file.path()) else { return };
     if let Ok(maker) = PromptMaker::of_declared(declared, PromptOptions::default()) {
         let tokens = maker.tokenize("a b <s> é", AddSpecial::Yes, ParseSpecial::Yes);

@@ -39,11 +39,11 @@ pub(crate) fn run(input: &[u8]) {
     let Some((cuts, input)) = Cuts::take(input) else { return };
     let Some((&is_framed, content)) = input.split_first() else { return };
     let stream = if is_framed == 0 { content.to_vec() } else { framed(content) };
-    let whole = read(std::iter::once(&stream[..]));
+    let in_one_piece = read(std::iter::once(&stream[..]));
     let in_pieces = read(cuts.pieces(&stream));
     // As text, because a number that is none differs from itself.
-    assert_eq!(format!("{in_pieces:?}"), format!("{whole:?}"), "a stream in pieces, and whole");
-    fill_index(whole.effects);
+    assert_eq!(format!("{in_pieces:?}"), format!("{in_one_piece:?}"), "a stream in pieces, and whole");
+    fill_index(in_one_piece.effects);
 }
 
 /// Returns a stream of the sections as frames.

@@ -364,8 +364,8 @@ impl PromptMaker {
 
     /// Returns the template that renders a request.
     pub(crate) fn template_of(&self, request: &ChatPrompt) -> Result<&FittedTemplate, PromptError> {
-        let bad = |wrong: &WrongTemplate| PromptError::BadTemplate { reason: wrong.reason.clone() };
-        let templates = self.templates.as_ref().map_err(bad)?;
+        let bad_template = |wrong: &WrongTemplate| PromptError::BadTemplate { reason: wrong.reason.clone() };
+        let templates = self.templates.as_ref().map_err(bad_template)?;
         let has_tools = request.tools.as_ref().is_some_and(|tools| !tools.is_empty());
         let tool_use = templates.tool_use.as_ref().filter(|_| has_tools);
         Ok(tool_use.unwrap_or(&templates.default))
@@ -397,10 +397,10 @@ impl PromptMaker {
             Cut { pieces, text, stand_ins }
         };
         let plain = cut(rendered.plain, None);
-        let Some(shielded) = rendered.shielded else { return plain };
-        let safe = cut(shielded.text, Some(shielded.stand_ins));
+        let Some(safe_rendering) = rendered.shielded else { return plain };
+        let safe = cut(safe_rendering.text, Some(safe_rendering.stand_ins));
         // If both renderings have the same control tokens, none comes from the client's text.
-        if !shielded.hostile && plain.controls().eq(safe.controls()) { plain } else { safe }
+        if !safe_rendering.hostile && plain.controls().eq(safe.controls()) { plain } else { safe }
     }
 }
 

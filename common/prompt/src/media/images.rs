@@ -104,12 +104,12 @@ fn decode(file: &[u8], format: ImageFormat) -> ImageResult<Vec<u8>> {
 }
 
 fn is_animated(file: &[u8], format: ImageFormat) -> ImageResult<bool> {
-    let read = Cursor::new(file);
+    let reader = Cursor::new(file);
     match format {
-        ImageFormat::Png => PngDecoder::with_limits(read, limits())?.is_apng(),
-        ImageFormat::WebP => Ok(WebPDecoder::new(read)?.has_animation()),
+        ImageFormat::Png => PngDecoder::with_limits(reader, limits())?.is_apng(),
+        ImageFormat::WebP => Ok(WebPDecoder::new(reader)?.has_animation()),
         ImageFormat::Gif => {
-            let mut decoder = GifDecoder::new(read)?;
+            let mut decoder = GifDecoder::new(reader)?;
             decoder.set_limits(limits())?;
             Ok(decoder.into_frames().take(2).collect::<ImageResult<Vec<_>>>()?.len() > 1)
         }

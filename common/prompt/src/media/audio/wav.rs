@@ -142,25 +142,25 @@ fn tag(body: &[u8]) -> Option<u16> {
 ///
 /// Such programs leave 0, or a length that no file has: 0x7ffff000 (sox, espeak-ng) or 0xffffffff (FFmpeg). Of a chunk
 /// of samples, libsndfile reads what there is.
-fn is_open_ended(name: &[u8], length: u32, rest: &[u8]) -> bool {
-    let is_unknown = length as usize > MEDIA_BYTES_MAX || length == 0 && !is_chunks(rest);
+fn is_open_ended(name: &[u8], length: u32, bytes_behind: &[u8]) -> bool {
+    let is_unknown = length as usize > MEDIA_BYTES_MAX || length == 0 && !is_chunks(bytes_behind);
     name == b"data" && is_unknown
 }
 
 /// Returns whether bytes are whole chunks.
 fn is_chunks(mut bytes: &[u8]) -> bool {
-    while let Some((header, rest)) = bytes.split_at_checked(8) {
+    while let Some((header, bytes_behind)) = bytes.split_at_checked(8) {
         let length = u32::from_le_bytes([header[4], header[5], header[6], header[7]]) as usize;
-        let Some((_, rest)) = rest.split_at_checked(length) else { return false };
-        bytes = behind(rest, length);
+        let Some((_, bytes_behind)) = bytes_behind.split_at_checked(length) else { return false };
+        bytes = behind(bytes_behind, length);
     }
     bytes.is_empty()
 }
 
 /// Returns the bytes behind a chunk of this length: chunks begin at even places, but some programs forget it.
-fn behind(rest: &[u8], length: usize) -> &[u8] {
-    let is_padded = length % 2 == 1 && ![b"fmt ", b"data", b"LIST"].iter().any(|name| rest.starts_with(*name));
-    rest.get(usize::from(is_padded)..).unwrap_or_default()
+fn behind(bytes: &[u8], length: usize) -> &[u8] {
+    let is_padded = length % 2 == 1 && ![b"fmt ", b"data", b"LIST"].iter().any(|name| bytes.starts_with(*name));
+    bytes.get(usize::from(is_padded)..).unwrap_or_default()
 }
 
 /// Returns a sample of 16 bits. Source: ITU-T G.711.
@@ -189,6 +189,6 @@ fn unsupported(format: &[u8]) -> String {
         0x55 => "MP3",
         _ => "an unknown encoding",
     };
-    let allowed = "a WAV must have 1 to 8 channels of integers (PCM), floats, A-law or µ-law";
-    broken(&format_args!("{allowed}; this one has {encoding} (format {tag})"))
+    let supported_forms = "a WAV must have 1 to 8 channels of integers (PCM), floats, A-law or µ-law";
+    broken(&format_args!("{supported_forms}; this one has {encoding} (format {tag})"))
 }

@@ -18,13 +18,13 @@ enum End {
 
 /// Calls a method that a value has in Python.
 pub(super) fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
-    let own = match (value.kind(), value.as_str()) {
+    let result = match (value.kind(), value.as_str()) {
         (ValueKind::String, Some(text)) => text_method(state, text, name, args)?,
         (ValueKind::Seq, _) => list_method(value, name, args)?,
         (ValueKind::Map, _) if name == "copy" => Some(value.clone()),
         _ => None,
     };
-    own.map_or_else(|| unknown_method_callback(state, value, name, args), Ok)
+    result.map_or_else(|| unknown_method_callback(state, value, name, args), Ok)
 }
 
 /// Formats a text as Python's operator `%` does.
@@ -66,17 +66,17 @@ pub(super) fn indent(
     let text = format!("{}\n", text.as_str());
     let lines: Vec<&str> = lines(&text).into_iter().map(|(line, _)| line).collect();
     pay(state, lines.len() * indentation.len())?;
-    let mut indented = if is_first_indented { indentation.clone() } else { String::new() };
+    let mut output = if is_first_indented { indentation.clone() } else { String::new() };
     for (line_idx, line) in lines.into_iter().enumerate() {
         if line_idx > 0 {
-            indented.push('\n');
+            output.push('\n');
             if are_blank_indented || !line.is_empty() {
-                indented.push_str(&indentation);
+                output.push_str(&indentation);
             }
         }
-        indented.push_str(line);
+        output.push_str(line);
     }
-    Ok(indented)
+    Ok(output)
 }
 
 fn text_method(state: &State, text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, Error> {
@@ -171,22 +171,22 @@ fn split(text: &str, args: &[Value], counted_from: End) -> Result<Value, Error> 
 /// Returns at most `n_parts` parts between runs of white space, in the order in which they are counted.
 fn split_at_space(text: &str, n_parts: usize, counted_from: End) -> Vec<&str> {
     let mut parts = Vec::new();
-    let mut rest = stripped(text, None, counted_from);
-    while !rest.is_empty() {
+    let mut remainder = stripped(text, None, counted_from);
+    while !remainder.is_empty() {
         let cut = match counted_from {
             _ if parts.len() + 1 == n_parts => None,
-            End::Left => rest.find(is_space).map(|end| (&rest[..end], &rest[end..])),
-            End::Right => rest.char_indices().rfind(|(_, character)| is_space(*character)).map(|(at, space)| {
+            End::Left => remainder.find(is_space).map(|end| (&remainder[..end], &remainder[end..])),
+            End::Right => remainder.char_indices().rfind(|(_, character)| is_space(*character)).map(|(at, space)| {
                 let start = at + space.len_utf8();
-                (&rest[start..], &rest[..start])
+                (&remainder[start..], &remainder[..start])
             }),
         };
         let Some((part, behind)) = cut else {
-            parts.push(rest);
+            parts.push(remainder);
             break;
         };
         parts.push(part);
-        rest = stripped(behind, None, counted_from);
+        remainder = stripped(behind, None, counted_from);
     }
     parts
 }
@@ -208,15 +208,15 @@ fn is_space(character: char) -> bool {
 /// Returns the lines of a text, each with its end.
 fn lines(text: &str) -> Vec<(&str, &str)> {
     let mut lines = Vec::new();
-    let mut rest = text;
-    while let Some(at) = rest.find(LINE_ENDS) {
-        let first = rest[at..].chars().next().map_or(0, char::len_utf8);
-        let length = if rest[at..].starts_with("\r\n") { 2 } else { first };
-        lines.push((&rest[..at], &rest[at..at + length]));
-        rest = &rest[at + length..];
+    let mut remainder = text;
+    while let Some(at) = remainder.find(LINE_ENDS) {
+        let first = remainder[at..].chars().next().map_or(0, char::len_utf8);
+        let length = if remainder[at..].starts_with("\r\n") { 2 } else { first };
+        lines.push((&remainder[..at], &remainder[at..at + length]));
+        remainder = &remainder[at + length..];
     }
-    if !rest.is_empty() {
-        lines.push((rest, ""));
+    if !remainder.is_empty() {
+        lines.push((remainder, ""));
     }
     lines
 }
