@@ -135,7 +135,7 @@ def module_files(crate_src):
 def imports(code, module):
     """Yields the module paths that a file names by `crate::` or `super::`, groups in braces opened."""
     for found in re.finditer(r"\b(crate|super(?:::super)*)((?:::\w+)*)(::\{)?", code):
-        if code[found.start() - 3 : found.start()].endswith("pub"):
+        if code[found.start() - 4 : found.start()] == "pub(":
             continue
         root = [] if found.group(1) == "crate" else list(module[: max(len(module) - found.group(1).count("super"), 0)])
         path = root + [part for part in found.group(2).split("::") if part]
