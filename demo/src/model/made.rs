@@ -1,7 +1,7 @@
 //! Models made by code: a function of their whole context, wired into weights.
 //!
-//! A made model computes a hash of its context bit by bit (`hash_net`), so that its greedy output depends on every token
-//! and is still insensitive to numeric noise.
+//! A made model computes a hash of its context bit by bit (`hash_net`). So its greedy output depends on every token and
+//! is still insensitive to numeric noise.
 
 pub mod adapter;
 pub mod hash_net;

@@ -34,7 +34,7 @@ const MAY_USE: [(&str, &[&str]); 18] = [
             "warmpath-worker-output",
         ],
     ),
-    ("warmpath-demo", &["warmpath-common", "warmpath-gguf"]),
+    ("warmpath-demo", &["warmpath-common", "warmpath-gguf", "warmpath-tokenizer"]),
     (
         "warmpath-bench",
         &[

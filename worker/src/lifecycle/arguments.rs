@@ -192,7 +192,11 @@ impl ToolsRequest<'_> {
 
     /// Returns the format of a response that may call these tools.
     fn tried(&self, tools: Vec<Value>) -> Result<Option<AnswerFormat>, PromptError> {
-        self.generator.common.prompts.answer_format(self.chat, self.prompt, &FormatOptions { tools, ..self.wish.clone() })
+        self.generator.common.prompts.answer_format(
+            self.chat,
+            self.prompt,
+            &FormatOptions { tools, ..self.wish.clone() },
+        )
     }
 
     /// Returns the format of a response that may call these tools, each of them one of the request's.

@@ -36,7 +36,7 @@ pub const USER_DEFINED_TOKENS: [&str; 4] = ["<tool_call>", "</tool_call>", "<thi
 /// A trained vocabulary in GGUF's form.
 #[derive(Debug, Clone)]
 pub struct Vocabulary {
-    /// Text tokens, then [`CONTROL_TOKENS`], then [`USER_DEFINED_TOKENS`]; bytes as they are spelled in byte-level vocabularies.
+    /// Text tokens, then [`CONTROL_TOKENS`], then [`USER_DEFINED_TOKENS`]; bytes as byte-level vocabularies spell them.
     pub tokens: Vec<String>,
     /// Merges, best first: two tokens separated by a space.
     pub merges: Vec<String>,
