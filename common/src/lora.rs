@@ -137,7 +137,7 @@ mod tests {
         ModelInfo {
             names: vec!["base".to_owned(), "org/base:7b".to_owned()],
             adapters: vec![adapter("poet", 1, 1.0), adapter("clerk", 2, 0.5), adapter("mute", 3, 0.0)],
-            ..ModelInfo::plain(Fingerprint([1; 32]))
+            ..ModelInfo::text(Fingerprint([1; 32]), 32, 8192, 4, 1000)
         }
     }
 

@@ -111,7 +111,7 @@ mod tests {
         ModelInfo {
             names: names.iter().map(|name| (*name).to_owned()).collect(),
             adapters: vec![adapter("poet"), adapter("clerk")],
-            ..ModelInfo::plain(Fingerprint([1; 32]))
+            ..ModelInfo::text(Fingerprint([1; 32]), 32, 8192, 4, 1000)
         }
     }
 

@@ -231,7 +231,7 @@ impl WorkerView {
     /// Returns the model that the worker has under a name, if it belongs to the pool of `meant`. If one model has the
     /// name and another model's pattern matches it, only workers of the first belong to the pool.
     pub fn model_of_pool(&self, name: &str, meant: &ModelInfo) -> Option<&Arc<ModelInfo>> {
-        let own = |model: &ModelInfo| model.meant(name).map(|meant| meant.own.to_owned());
+        let own = |model: &ModelInfo| model.meant(name).map(|meant| meant.model_name.to_owned());
         // The tokenizer source of a stock server may have changed since the name was looked up.
         let pool = own(meant);
         self.model_named(name).filter(|model| pool.is_none() || own(model) == pool)
