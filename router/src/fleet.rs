@@ -357,7 +357,7 @@ pub struct InFlightGuard {
 impl InFlightGuard {
     /// Records that the worker completed the request, after these other workers had failed it.
     pub fn answered(&self, failures: &[(WorkerIdx, WorkerFailure)]) {
-        self.fleet.ledger().answered(self.worker, failures, Instant::now());
+        self.fleet.ledger().health.answered(self.worker, failures, Instant::now());
     }
 
     /// Starts to track the request's progress, if the worker is a stock server.
@@ -381,11 +381,11 @@ impl InFlightGuard {
     pub fn refused(&self, failure: WorkerFailure, terms: Terms<'_>) {
         // All models and names of a Warmpath worker share its slots.
         let model_name = terms.model_name.filter(|_| self.server_request.is_some());
-        let refusal = (failure, Terms { model_name, ..terms });
+        let terms = Terms { model_name, ..terms };
         if let Some(server_request) = &self.server_request {
             server_request.failed(failure);
         }
-        self.fleet.ledger().refused(self.worker, refusal, Instant::now());
+        self.fleet.ledger().health.refused(self.worker, failure, terms, Instant::now());
     }
 
     /// Records that the worker failed the request.
@@ -393,7 +393,7 @@ impl InFlightGuard {
         if let Some(server_request) = &self.server_request {
             server_request.failed(failure);
         }
-        self.fleet.ledger().failed(self.worker, failure, Instant::now());
+        self.fleet.ledger().health.failed(self.worker, failure, Instant::now());
     }
 }
 

@@ -169,7 +169,7 @@ impl Rival {
         add_pressure(&mut candidates, self.reuse.ratio());
         let chosen = *self.pick(seen, &candidates)?;
         let n_held = chosen.found.map_or(0, |found| found.blocks);
-        let filling = self.pending.add(chosen.worker.idx, (prompt.keys(), n_held));
+        let filling = self.pending.add(chosen.worker.idx, prompt.keys(), n_held);
         self.book(&chosen, seen, filling);
         Some((chosen.worker.idx, chosen.work.cached_tokens))
     }

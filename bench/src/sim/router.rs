@@ -190,7 +190,7 @@ impl Router {
     /// Records that the first token of a request has arrived.
     pub fn first_token(&mut self, worker: WorkerIdx, id: &RequestId) {
         match &mut self.books {
-            Books::Own { ledger, .. } => ledger.answered(worker, &[], self.start),
+            Books::Own { ledger, .. } => ledger.health.answered(worker, &[], self.start),
             Books::Rival(rival) => rival.first_token(worker, id),
         }
     }
@@ -198,7 +198,10 @@ impl Router {
     /// Records the bytes and milliseconds of what a worker fetched from a peer; `None` if it fetched nothing.
     pub fn fetched(&mut self, pair: (WorkerIdx, WorkerIdx), measured: Option<(u64, f64)>, now: Duration) {
         if let Books::Own { ledger, .. } = &mut self.books {
-            ledger.fetched(pair, measured, self.start + now);
+            match measured {
+                Some((bytes, ms)) => ledger.transfer_rates.fetched(pair.0, pair.1, bytes, ms, self.start + now),
+                None => ledger.transfer_rates.failed(pair.0, pair.1, self.start + now),
+            }
         }
     }
 
@@ -217,7 +220,7 @@ impl Router {
         if n_filling > 0
             && let Books::Own { ledger, .. } = &mut self.books
         {
-            ledger.filling(worker, n_filling as u64 * u64::from(self.block_tokens));
+            ledger.recent_work.fill(worker, n_filling as u64 * u64::from(self.block_tokens));
         }
         let n_blocks = self.writer.n_blocks_of(worker);
         self.view_mut(worker).blocks.n_blocks = n_blocks;

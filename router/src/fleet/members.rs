@@ -168,7 +168,7 @@ impl Keeper {
     async fn look(&mut self, found: &Discovered) -> Result<(), Closed> {
         let fleet = &self.fleet;
         let is_complete = found.is_complete();
-        let is_idle = |worker| fleet.ledger().n_in_flight(worker) == 0;
+        let is_idle = |worker| fleet.ledger().sent.n_in_flight(worker) == 0;
         let update = self.membership.update(&found.all(), Instant::now(), is_idle);
         if update.n_refused > self.n_refused {
             tracing::error!(

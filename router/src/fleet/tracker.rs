@@ -139,7 +139,7 @@ impl Tracker {
     /// Inserts a slice of the views that are being inserted.
     pub fn take_in_slice(&mut self, now: Instant) {
         for Arrived { worker, behind } in self.blocks.take_in_slice() {
-            self.fleet.ledger().stale_blocks().forget(worker);
+            self.fleet.ledger().stale_blocks.forget(worker);
             self.fleet.member(worker).stale_reports.settle();
             self.know_blocks(worker);
             if let Some(view) = self.view_mut(worker) {
@@ -245,7 +245,7 @@ impl Tracker {
         (view.link, view.trouble) = (ConnectionState::Live, None);
         let name = view.name.clone();
         self.models_changed |= !same_model || !same_life || was != ConnectionState::Live;
-        self.fleet.ledger().reconnected(worker);
+        self.fleet.ledger().health.reconnected(worker);
         tracing::info!(worker = %name, uid = %stamp.worker_uid, boot_epoch = stamp.boot_epoch, "worker is connected");
     }
 
@@ -266,7 +266,7 @@ impl Tracker {
         let block_size_tokens = model.map_or(0, |model| model.block_size_tokens);
         if !changes.is_empty() {
             let mut ledger = self.fleet.ledger();
-            ledger.filling(worker, n_filling as u64 * u64::from(block_size_tokens));
+            ledger.recent_work.fill(worker, n_filling as u64 * u64::from(block_size_tokens));
             ledger.record_changes(worker, &changes, now);
         }
         if let Some(stale_report) = self.blocks.check(worker, digest) {
@@ -433,7 +433,7 @@ impl Tracker {
         tracing::info!(worker = %view.name, ?names, n_models, slots, "stock server is found");
         self.stock.found(worker, declared);
         self.models_changed = true;
-        self.fleet.ledger().reconnected(worker);
+        self.fleet.ledger().health.reconnected(worker);
     }
 
     fn differs(&mut self, worker: WorkerIdx, model: Fingerprint) {

@@ -55,9 +55,9 @@ pub async fn fleet(State(app): State<App>) -> Json<Value> {
 
 fn describe(app: &App, worker: &WorkerView) -> Value {
     let ledger = app.fleet.ledger();
-    let unreported = ledger.unreported(worker.idx);
-    let n_in_flight = ledger.n_in_flight(worker.idx);
-    let breaker = breaker_name(ledger.breaker(worker.idx, Instant::now()));
+    let unreported = ledger.sent.unreported(worker.idx);
+    let n_in_flight = ledger.sent.n_in_flight(worker.idx);
+    let breaker = breaker_name(ledger.health.breaker(worker.idx, Instant::now()));
     drop(ledger);
     let stale = worker.link.stale_since().map(|since| since.elapsed().as_secs_f64());
     let member = app.fleet.member(worker.idx);
@@ -95,7 +95,7 @@ fn state(app: &App, worker: &WorkerView) -> &'static str {
     match worker.unavailable(now) {
         Some(why) => why.label(),
         None if matches!(worker.link, ConnectionState::Stale { .. }) => "stale",
-        None if app.fleet.ledger().breaker(worker.idx, now) == BreakerState::Open => "failing",
+        None if app.fleet.ledger().health.breaker(worker.idx, now) == BreakerState::Open => "failing",
         None => "ready",
     }
 }
@@ -128,14 +128,14 @@ fn copy_fleet(app: &App) {
         }
         metrics.worker_blocks.with_label_values(label).set(gauge(worker.blocks.n_blocks));
         metrics.worker_in_flight.with_label_values(label).set(i64::from(n_in_flight(app, worker.idx)));
-        let breaker = match fleet.ledger().breaker(worker.idx, now) {
+        let breaker = match fleet.ledger().health.breaker(worker.idx, now) {
             BreakerState::Closed => 0,
             BreakerState::HalfOpen => 1,
             BreakerState::Open => 2,
         };
         metrics.breaker.with_label_values(label).set(breaker);
     }
-    metrics.stale_blocks.set(gauge(fleet.ledger().stale_blocks().n_stale()));
+    metrics.stale_blocks.set(gauge(fleet.ledger().stale_blocks.n_stale()));
     metrics.index_blocks.set(gauge(fleet.index().n_blocks()));
     metrics.index_bytes.set(gauge(fleet.index().bytes()));
     raise(&metrics.index_evicted, fleet.n_shed());
@@ -143,7 +143,7 @@ fn copy_fleet(app: &App) {
 }
 
 fn n_in_flight(app: &App, worker: WorkerIdx) -> u32 {
-    app.fleet.ledger().n_in_flight(worker)
+    app.fleet.ledger().sent.n_in_flight(worker)
 }
 
 fn gauge(n: usize) -> i64 {

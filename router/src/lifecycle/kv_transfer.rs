@@ -29,7 +29,12 @@ pub(super) fn observe(app: &App, choice: &AttemptTarget, answered: &HeaderMap) {
     let is_less = cached_tokens.is_some_and(|cached_tokens| cached_tokens < choice.decision.cached_tokens);
     if fetched.is_some() || is_less {
         let measured = fetched.filter(|_| !is_less);
-        app.fleet.ledger().fetched((choice.decision.worker, transfer.peer), measured, Instant::now());
+        let (worker, peer, now) = (choice.decision.worker, transfer.peer, Instant::now());
+        let mut ledger = app.fleet.ledger();
+        match measured {
+            Some((bytes, ms)) => ledger.transfer_rates.fetched(worker, peer, bytes, ms, now),
+            None => ledger.transfer_rates.failed(worker, peer, now),
+        }
     }
 }
 

@@ -45,7 +45,7 @@ pub(super) fn observe(app: &App, choice: &AttemptTarget, prepared: &Prepared, he
     };
     app.metrics.prediction_error.observe(f64::from(outcome.actual_blocks) - f64::from(outcome.expected_blocks));
     app.metrics.predictions.with_label_values(&[outcome.label()]).inc();
-    if app.fleet.ledger().stale_blocks().observe(outcome) {
+    if app.fleet.ledger().stale_blocks.observe(outcome) {
         tracing::warn!(
             worker = %app.fleet.member(outcome.worker).url,
             expected_blocks = outcome.expected_blocks,

@@ -161,8 +161,8 @@ impl World {
             let router = host.router.as_deref().expect("every router is up");
             let ledger = router.fleet.ledger();
             for worker in &router.fleet.view().workers {
-                assert_eq!(ledger.n_in_flight(worker.idx), 0, "router {idx}, {}", worker.name);
-                let unreported = ledger.unreported(worker.idx);
+                assert_eq!(ledger.sent.n_in_flight(worker.idx), 0, "router {idx}, {}", worker.name);
+                let unreported = ledger.sent.unreported(worker.idx);
                 assert_eq!((unreported.n_requests, unreported.prefill_tokens), (0, 0), "router {idx}, {}", worker.name);
             }
         }

@@ -314,8 +314,8 @@ impl World {
             actual_blocks: cached_tokens / block_size,
         };
         let Some(router) = self.routers[request.router].router.as_deref() else { return };
-        router.fleet.ledger().answered(attempt.worker, &request.failures, now);
-        router.fleet.ledger().stale_blocks().observe(outcome);
+        router.fleet.ledger().health.answered(attempt.worker, &request.failures, now);
+        router.fleet.ledger().stale_blocks.observe(outcome);
         let number = attempt.id;
         self.at(now + ANSWER_TIMEOUT, Event::Timeout(number));
     }
@@ -359,8 +359,10 @@ impl World {
         let since = *request.failing_since.get_or_insert(now);
         let (n_attempts, idx, boot) = (request.n_attempts, request.router, request.boot);
         self.end_attempt(id, |ledger, worker| match failure {
-            WorkerFailure::Full | WorkerFailure::Unready => ledger.refused(worker, (failure, Terms::default()), now),
-            _ => ledger.failed(worker, failure, now),
+            WorkerFailure::Full | WorkerFailure::Unready => {
+                ledger.health.refused(worker, failure, Terms::default(), now)
+            }
+            _ => ledger.health.failed(worker, failure, now),
         });
         let may_repeat = RETRY.after(n_attempts, failure, now - since) == RetryDecision::TryAnother;
         let is_granted = may_repeat && self.router_mut(idx, boot).is_some_and(|router| router.budget.withdraw(now));

@@ -49,7 +49,7 @@ impl World {
         let (now, clients) = (self.now, self.clients.clone());
         let Some(router) = self.router_mut(idx, boot) else { return };
         let fleet = router.fleet.clone();
-        let update = router.membership.update(&found, now, |worker| fleet.ledger().n_in_flight(worker) == 0);
+        let update = router.membership.update(&found, now, |worker| fleet.ledger().sent.n_in_flight(worker) == 0);
         let mut joined = Vec::new();
         for change in update.changes {
             let report = match change {

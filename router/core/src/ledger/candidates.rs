@@ -1,33 +1,29 @@
-//! The candidates for a request: the workers that can take it now, each with the request's cost there; and the
-//! prediction of when a full fleet can start one.
+//! The candidates for a request: the workers that can take it now, each with the request's cost there.
 //!
 //! Not here: the formula (`cost`), which candidate gets the request (`choose`), whether a worker is healthy (`health`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use warmpath_common::model::ModelInfo;
 
 use super::health::Trust;
-use super::{Ledger, NoWorker, RouteRequest, answer_share_ms};
+use super::no_worker::NoWorker;
+use super::records::recent_work::WorkSenders;
+use super::route_request::RouteRequest;
+use super::state::Ledger;
 use crate::fleet::{FleetView, Unavailable, WorkerView};
 use crate::index::Match;
-use crate::ledger::recent_work::WorkSenders;
-use crate::overload::admission::{Capacity, CapacityForecast, RETURN, capacity};
+use crate::overload::admission::{Capacity, capacity};
 use crate::overload::breaker;
-use crate::routing::choose::{Candidate, PromptView, add_pressure, worker_load};
-use crate::routing::cost::Speeds;
+use crate::routing::choose::{Candidate, PromptView, TieBreak, add_pressure, worker_load};
+use crate::routing::cost::{Speeds, WorkerLoad};
 use crate::routing::transfer::{self, TransferPeer};
-
-/// Least assumed service time of a request. Units: milliseconds.
-///
-/// Source: own choice: it only prevents a division by zero.
-const SERVICE_MS_MIN: f64 = 1.0;
 
 /// Cached prefixes of a prompt at the workers.
 #[derive(Debug, Default)]
-pub(super) struct Holdings {
+pub(super) struct CachedPrefixes {
     /// Matches without stale blocks and with the blocks that this router's requests are prefilling; `None` if they
     /// equal the announced ones.
     pub(super) matches: Option<Vec<Match>>,
@@ -35,17 +31,24 @@ pub(super) struct Holdings {
     pub(super) peers: Vec<TransferPeer>,
 }
 
+/// A worker that may get the request.
+struct ScoredWorker<'a> {
+    candidate: Candidate<'a>,
+    capacity: Capacity,
+    trust: Trust,
+}
+
 impl Ledger {
     /// Returns the cached prefixes of a prompt at the workers, corrected for stale blocks and for this router's
     /// requests in flight.
-    pub(super) fn holdings(&self, fleet: &FleetView, prompt: PromptView<'_>) -> Holdings {
-        let PromptView::Known { keys, matches, .. } = prompt else { return Holdings::default() };
+    pub(super) fn cached_prefixes(&self, fleet: &FleetView, prompt: PromptView<'_>) -> CachedPrefixes {
+        let PromptView::Known { keys, matches, .. } = prompt else { return CachedPrefixes::default() };
         let corrected = self.stale_blocks.correct(keys, matches);
         let announced = corrected.as_deref().unwrap_or(matches);
         // What is being prefilled cannot be fetched yet.
         let peers = self.options.kv_bytes_per_ms.map(|_| transfer::peers(fleet, announced)).unwrap_or_default();
-        let matches = self.pending.extend(keys, announced).or(corrected);
-        Holdings { matches, peers }
+        let matches = self.pending_prefixes.extend(keys, announced).or(corrected);
+        CachedPrefixes { matches, peers }
     }
 
     /// Returns the workers that can take the request: the most trusted ones, at least one of which has capacity.
@@ -55,73 +58,75 @@ impl Ledger {
     pub(super) fn candidates<'a>(
         &self,
         fleet: &'a FleetView,
-        (request, peers): (&RouteRequest<'_>, &[TransferPeer]),
+        request: &RouteRequest<'_>,
+        peers: &[TransferPeer],
     ) -> Result<Vec<Candidate<'a>>, NoWorker> {
         let serving = serving(fleet, request);
         let assumed = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
         let mut reasons = BTreeMap::new();
         let mut pause: Option<Duration> = None;
-        let mut field = Vec::with_capacity(serving.len());
+        let mut workers = Vec::with_capacity(serving.len());
+        // Workers that cannot take the request are counted by cause; the others get its cost.
         for worker in serving {
-            let health = &self.worker_ledger(worker.idx).health;
             if let Some(why) = self.unavailable(worker, request) {
                 *reasons.entry(why).or_insert(0) += 1;
                 if let (Unavailable::Full | Unavailable::Unready, Some((left, _))) =
-                    (why, health.pauses.of(request.quota(), request.now))
+                    (why, self.health.pause(worker.idx, request.quota(), request.now))
                 {
                     pause = Some(pause.map_or(left, |shortest| shortest.min(left)));
                 }
                 continue;
             }
-            let trust = health.trust(request.now);
-            let (candidate, capacity) = self.score(worker, request, (assumed, peers));
-            field.push((candidate, capacity, trust));
+            let trust = self.health.trust(worker.idx, request.now);
+            let (candidate, capacity) = self.score(worker, request, assumed, peers);
+            workers.push(ScoredWorker { candidate, capacity, trust });
         }
         // A failing worker is left out if a healthy worker serves, or if a full worker takes requests again soon.
         let is_back_soon = pause.is_some_and(|pause| pause <= breaker::OPEN_MAX);
         let are_others_back = is_back_soon && reasons.contains_key(&Unavailable::Full);
-        if are_others_back || field.iter().any(|(_, _, trust)| *trust != Trust::Failing) {
-            let n_serving = field.len();
-            field.retain(|(_, _, trust)| *trust != Trust::Failing);
-            if n_serving > field.len() {
-                reasons.insert(Unavailable::BreakerOpen, n_serving - field.len());
+        if are_others_back || workers.iter().any(|worker| worker.trust != Trust::Failing) {
+            let n_before = workers.len();
+            workers.retain(|worker| worker.trust != Trust::Failing);
+            if n_before > workers.len() {
+                reasons.insert(Unavailable::BreakerOpen, n_before - workers.len());
             }
         }
         // Without a worker that has capacity the request waits in the router's queue.
-        let may_use = |candidate: &Candidate<'_>| !request.awaited.contains(&candidate.worker.idx);
-        let with_room = field.iter().filter(|(at, capacity, _)| *capacity == Capacity::Yes && may_use(at));
-        let Some(least) = with_room.map(|(_, _, trust)| *trust).min() else {
-            if !field.is_empty() {
-                reasons.insert(Unavailable::Busy, field.len());
+        let may_use = |worker: &&ScoredWorker<'_>| !request.awaited.contains(&worker.candidate.worker.idx);
+        let with_capacity = workers.iter().filter(|worker| worker.capacity == Capacity::Yes).filter(may_use);
+        let Some(least_trust) = with_capacity.map(|worker| worker.trust).min() else {
+            if !workers.is_empty() {
+                reasons.insert(Unavailable::Busy, workers.len());
             }
-            let busy = field.iter().map(|(candidate, ..)| candidate.worker.idx).collect();
+            let busy = workers.iter().map(|worker| worker.candidate.worker.idx).collect();
             return Err(NoWorker { reasons, busy, pause });
         };
         // The others stay candidates even when full, since waiting for a long prefix can pay. They must be trusted as
         // much as the best worker with capacity.
-        let is_candidate = |(at, capacity, trust): &(Candidate<'_>, Capacity, Trust)| {
-            *trust <= least && *capacity != Capacity::Unmeasured && may_use(at)
+        let is_candidate = |worker: &&ScoredWorker<'_>| {
+            worker.trust <= least_trust && worker.capacity != Capacity::Unmeasured && may_use(worker)
         };
-        field.retain(is_candidate);
-        let mut candidates: Vec<_> = field.into_iter().map(|(candidate, _, _)| candidate).collect();
-        add_pressure(&mut candidates, self.reuse.ratio());
+        let mut candidates: Vec<_> = workers.iter().filter(is_candidate).map(|worker| worker.candidate).collect();
+        add_pressure(&mut candidates, self.reuse_ratio.ratio());
         Ok(candidates)
     }
 
+    /// Returns a worker with the request's cost there, and its capacity.
     pub(super) fn score<'a>(
         &self,
         worker: &'a WorkerView,
         request: &RouteRequest<'_>,
-        (assumed, peers): (Speeds, &[TransferPeer]),
+        assumed: Speeds,
+        peers: &[TransferPeer],
     ) -> (Candidate<'a>, Capacity) {
         let senders = if self.peer_routers.may_be_there(request.now) { WorkSenders::All } else { WorkSenders::Own };
-        let worker_load = worker_load(worker, self.worker_ledger(worker.idx).unreported, assumed, request.now);
+        let worker_load = worker_load(worker, self.sent.unreported(worker.idx), assumed, request.now);
         let block_size_tokens = request.model.block_size_tokens;
         let mut candidate = Candidate::score(worker, request.prompt, block_size_tokens, worker_load);
-        if let Some(assumed) = self.options.kv_bytes_per_ms {
+        if let Some(assumed_bytes_per_ms) = self.options.kv_bytes_per_ms {
             let rates = &self.transfer_rates;
-            let bytes_per_ms = |peer| rates.bytes_per_ms((worker.idx, peer), assumed, request.now);
-            candidate = candidate.with_transfer((request.prompt, block_size_tokens), peers, bytes_per_ms);
+            let bytes_per_ms = |peer| rates.bytes_per_ms(worker.idx, peer, assumed_bytes_per_ms, request.now);
+            candidate = candidate.with_transfer(request.prompt, block_size_tokens, peers, bytes_per_ms);
         }
         candidate.recent_tokens = self.recent_work.of(worker.idx, senders);
         let capacity = self.options.worker_wait_max.map_or(Capacity::Yes, |wait_max| capacity(&worker_load, wait_max));
@@ -132,38 +137,17 @@ impl Ledger {
         (candidate, capacity)
     }
 
+    /// Returns the cause why a worker cannot take the request; `None` if it can.
     pub(super) fn unavailable(&self, worker: &WorkerView, request: &RouteRequest<'_>) -> Option<Unavailable> {
-        let worker_ledger = self.worker_ledger(worker.idx);
         worker
             .unavailable(request.now)
-            .or_else(|| worker_ledger.health.pauses.of(request.quota(), request.now).map(|(_, why)| why))
+            .or_else(|| self.health.pause(worker.idx, request.quota(), request.now).map(|(_, why)| why))
             .or_else(|| request.tried.contains(&worker.idx).then_some(Unavailable::Tried))
     }
 
-    /// Returns when the workers that serve `model`, or all of them, can start one more request.
-    ///
-    /// The first start follows after the shortest wait. From then on, requests start at the rate at which all workers
-    /// together complete them.
-    pub fn capacity_forecast(&self, fleet: &FleetView, model: Option<&ModelInfo>, now: Instant) -> CapacityForecast {
-        let serves = |worker: &&Arc<WorkerView>| {
-            let has = |model: &ModelInfo| worker.models().any(|own| own.fingerprint == model.fingerprint);
-            worker.excluded.is_none() && model.is_none_or(has)
-        };
-        let names = model.map(|model| &model.names[..]);
-        let serving: Vec<_> = fleet.workers.iter().filter(serves).collect();
-        let assumed = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
-        let (mut wait_ms, mut starts_per_ms) = (RETURN.as_secs_f64() * 1e3, 0.0);
-        let mut is_first = true;
-        for worker in serving.into_iter().filter(|worker| worker.unavailable(now).is_none()) {
-            let worker_ledger = self.worker_ledger(worker.idx);
-            let worker_load = worker_load(worker, worker_ledger.unreported, assumed, now);
-            let own_ms = worker_load.queue_delay_ms().max(worker_ledger.health.away(names, now).as_secs_f64() * 1e3);
-            wait_ms = if is_first { own_ms } else { wait_ms.min(own_ms) };
-            is_first = false;
-            starts_per_ms +=
-                1.0 / worker_ledger.service_ms.unwrap_or_else(|| answer_share_ms(&worker_load)).max(SERVICE_MS_MIN);
-        }
-        CapacityForecast { wait_ms, interval_ms: if starts_per_ms > 0.0 { 1.0 / starts_per_ms } else { 0.0 } }
+    /// Returns the inputs that break ties of cost and load.
+    pub(super) fn ties(&self, request: &RouteRequest<'_>) -> TieBreak {
+        TieBreak { last: self.sent.last_worker(), first_new_block: request.prompt.first_new_block() }
     }
 }
 
@@ -181,4 +165,9 @@ pub(super) fn serving<'a>(fleet: &'a FleetView, request: &RouteRequest<'_>) -> V
         }
     };
     fleet.workers.iter().map(|worker| &**worker).filter(|worker| worker.can(request.wanted)).filter(is_named).collect()
+}
+
+/// Returns a response's share of a worker's time. Units: milliseconds.
+pub(super) fn answer_share_ms(worker_load: &WorkerLoad<'_>) -> f64 {
+    worker_load.speeds.answer_tokens * worker_load.speeds.decode_step_ms / f64::from(worker_load.n_slots.max(1))
 }

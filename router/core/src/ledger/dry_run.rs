@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use super::candidates::serving;
 use super::health::Trust;
-use super::{Ledger, NoWorker, RouteRequest};
+use super::no_worker::NoWorker;
+use super::route_request::RouteRequest;
+use super::state::Ledger;
 use crate::WorkerIdx;
 use crate::fleet::{FleetView, Unavailable};
 use crate::overload::admission::Capacity;
@@ -41,19 +43,19 @@ impl Ledger {
     /// Returns the choice that a request would get now.
     pub fn dry_run<'a>(&self, fleet: &'a FleetView, request: &RouteRequest<'_>) -> DryRun<'a> {
         let backoff_max = self.backoff_max(fleet, request);
-        let held = self.holdings(fleet, request.prompt);
-        let request = &RouteRequest { prompt: request.prompt.with_matches(held.matches.as_deref()), ..*request };
+        let prefixes = self.cached_prefixes(fleet, request.prompt);
+        let request = &RouteRequest { prompt: request.prompt.with_matches(prefixes.matches.as_deref()), ..*request };
         let serving = serving(fleet, request);
         let assumed = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
         let score = |worker| {
-            let (candidate, capacity) = self.score(worker, request, (assumed, &held.peers));
-            let is_failing = self.worker_ledger(worker.idx).health.trust(request.now) == Trust::Failing;
+            let (candidate, capacity) = self.score(worker, request, assumed, &prefixes.peers);
+            let is_failing = self.health.trust(worker.idx, request.now) == Trust::Failing;
             let failing = is_failing.then_some(Unavailable::BreakerOpen);
             let unavailable = self.unavailable(worker, request).or(failing);
             Scored { candidate, unavailable, has_capacity: capacity == Capacity::Yes }
         };
         let mut workers: Vec<Scored<'_>> = serving.into_iter().map(score).collect();
-        let choice = self.candidates(fleet, (request, &held.peers)).and_then(|candidates| {
+        let choice = self.candidates(fleet, request, &prefixes.peers).and_then(|candidates| {
             // The delay of other requests depends on all candidates.
             for candidate in &candidates {
                 let same = workers.iter_mut().find(|scored| scored.candidate.worker.idx == candidate.worker.idx);

@@ -6,13 +6,15 @@
 //!
 //! Not here: the count of failures (`breaker`), which failures count (`retry`), refusals (`pause`).
 
+pub(super) mod pause;
+
 use std::time::{Duration, Instant};
 
-use super::Ledger;
-use super::pause::{Pauses, Quota};
 use crate::WorkerIdx;
+use crate::fleet::Unavailable;
 use crate::overload::breaker::{self, Breaker, BreakerState};
 use crate::overload::retry::{Blame, Terms, WorkerFailure};
+use pause::{Pauses, Quota};
 
 /// Time for which a worker that has failed a request gets only requests that no other worker can take.
 ///
@@ -30,19 +32,25 @@ pub(super) enum Trust {
     Failing,
 }
 
+/// Health of every worker.
+#[derive(Debug, Default)]
+pub struct FleetHealth {
+    by_worker: Vec<Health>,
+}
+
 /// Results of requests at one worker.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Health {
+struct Health {
     breaker: Breaker,
     /// Requests that it has failed since its last success, including failures that were the request's fault.
     n_failed: u32,
     suspected_until: Option<Instant>,
-    pub(super) pauses: Pauses,
+    pauses: Pauses,
 }
 
 impl Health {
     /// Returns the trust in the worker.
-    pub(super) fn trust(&self, now: Instant) -> Trust {
+    fn trust(&self, now: Instant) -> Trust {
         if self.breaker.state(now) == BreakerState::Open {
             Trust::Failing
         } else if self.suspected_until.is_some_and(|until| now < until) {
@@ -53,15 +61,9 @@ impl Health {
     }
 
     /// Returns the remaining time in which this worker gets no requests for a model with these `names`.
-    pub(super) fn away(&self, names: Option<&[String]>, now: Instant) -> Duration {
+    fn away(&self, names: Option<&[String]>, now: Instant) -> Duration {
         let is_named = |name: &str| names.is_none_or(|names| names.iter().any(|known| known == name));
         self.breaker.remaining(now).max(self.pauses.longest(is_named, now))
-    }
-
-    /// Records that a request for a model is sent to the worker.
-    pub(super) fn sent(&mut self, quota: Quota<'_>, now: Instant) {
-        self.breaker.sent(now);
-        self.pauses.sent(quota, now);
     }
 
     fn failed(&mut self, failure: WorkerFailure, now: Instant) {
@@ -81,19 +83,17 @@ impl Health {
     }
 }
 
-impl Ledger {
+impl FleetHealth {
     /// Records that a worker has completed a request; `failures` are those of the same request at other workers before.
     ///
     /// The success proves that these failures were those workers' fault.
     pub fn answered(&mut self, worker: WorkerIdx, failures: &[(WorkerIdx, WorkerFailure)], now: Instant) {
-        if let Some(worker_ledger) = self.worker_ledgers.get_mut(worker.0 as usize) {
-            let pauses = std::mem::take(&mut worker_ledger.health.pauses).answered(now);
-            worker_ledger.health = Health { pauses, ..Health::default() };
-        }
+        let health = self.of_mut(worker);
+        let pauses = std::mem::take(&mut health.pauses).answered(now);
+        *health = Health { pauses, ..Health::default() };
         for (failed, failure) in failures {
-            let is_proof = failure.blame() == Blame::Unproven && *failed != worker;
-            if let Some(worker_ledger) = self.worker_ledgers.get_mut(failed.0 as usize).filter(|_| is_proof) {
-                worker_ledger.health.proven(now);
+            if failure.blame() == Blame::Unproven && *failed != worker {
+                self.of_mut(*failed).proven(now);
             }
         }
     }
@@ -101,30 +101,65 @@ impl Ledger {
     /// Records that a worker has failed a request.
     pub fn failed(&mut self, worker: WorkerIdx, failure: WorkerFailure, now: Instant) {
         if matches!(failure, WorkerFailure::Full | WorkerFailure::Unready) {
-            self.refused(worker, (failure, Terms::default()), now);
-        } else if let Some(worker_ledger) = self.worker_ledgers.get_mut(worker.0 as usize) {
-            worker_ledger.health.failed(failure, now);
+            self.refused(worker, failure, Terms::default(), now);
+        } else {
+            self.of_mut(worker).failed(failure, now);
         }
     }
 
     /// Records that a worker has refused a request ([`WorkerFailure::Full`], [`WorkerFailure::Unready`]), with its
     /// terms.
-    pub fn refused(&mut self, worker: WorkerIdx, (failure, terms): (WorkerFailure, Terms<'_>), now: Instant) {
-        if let Some(worker_ledger) = self.worker_ledgers.get_mut(worker.0 as usize) {
-            worker_ledger.health.pauses.refused((failure, terms), now);
-        }
+    pub fn refused(&mut self, worker: WorkerIdx, failure: WorkerFailure, terms: Terms<'_>, now: Instant) {
+        self.of_mut(worker).pauses.refused(failure, terms, now);
     }
 
     /// Records that a worker's summary stream has started again: it is alive, whatever happened before.
     pub fn reconnected(&mut self, worker: WorkerIdx) {
-        if let Some(worker_ledger) = self.worker_ledgers.get_mut(worker.0 as usize) {
-            worker_ledger.health = Health::default();
-        }
+        *self.of_mut(worker) = Health::default();
+    }
+
+    /// Records that a request is sent to a worker.
+    pub(super) fn sent(&mut self, worker: WorkerIdx, quota: Quota<'_>, now: Instant) {
+        let health = self.of_mut(worker);
+        health.breaker.sent(now);
+        health.pauses.sent(quota, now);
+    }
+
+    /// Forgets a worker that has left.
+    pub(super) fn left(&mut self, worker: WorkerIdx) {
+        *self.of_mut(worker) = Health::default();
     }
 
     /// Returns the state of a worker's breaker.
     pub fn breaker(&self, worker: WorkerIdx, now: Instant) -> BreakerState {
-        self.worker_ledger(worker).health.breaker.state(now)
+        self.of(worker).map_or(BreakerState::Closed, |health| health.breaker.state(now))
+    }
+
+    /// Returns the trust in a worker.
+    pub(super) fn trust(&self, worker: WorkerIdx, now: Instant) -> Trust {
+        self.of(worker).map_or(Trust::Sound, |health| health.trust(now))
+    }
+
+    /// Returns the remaining pause of requests at a worker, and its cause; `None` if there is none.
+    pub(super) fn pause(&self, worker: WorkerIdx, quota: Quota<'_>, now: Instant) -> Option<(Duration, Unavailable)> {
+        self.of(worker)?.pauses.of(quota, now)
+    }
+
+    /// Returns the remaining time in which a worker gets no requests for a model with these `names`.
+    pub(super) fn away(&self, worker: WorkerIdx, names: Option<&[String]>, now: Instant) -> Duration {
+        self.of(worker).map_or(Duration::ZERO, |health| health.away(names, now))
+    }
+
+    fn of(&self, worker: WorkerIdx) -> Option<&Health> {
+        self.by_worker.get(worker.0 as usize)
+    }
+
+    fn of_mut(&mut self, worker: WorkerIdx) -> &mut Health {
+        let idx = worker.0 as usize;
+        if idx >= self.by_worker.len() {
+            self.by_worker.resize(idx + 1, Health::default());
+        }
+        &mut self.by_worker[idx]
     }
 }
 

@@ -3,17 +3,23 @@
 mod transfers;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
+use warmpath_common::ids::{RequestId, SlotId};
+use warmpath_common::model::ModelInfo;
 use warmpath_common::summary::{Load, RunState, Tier};
 
+use super::records::sent_requests::UNREPORTED_AGE_MAX;
 use super::*;
+use crate::WorkerIdx;
 use crate::fleet::{ConnectionState, WorkerView};
 use crate::index::Match;
 use crate::overload::admission::CapacityForecast;
 use crate::overload::retry::WorkerFailure;
+use crate::routing::cost::Unreported;
 use crate::testing::{model, worker};
 
 fn fleet(n: u32) -> FleetView {
@@ -115,20 +121,20 @@ fn a_request_counts_as_often_as_it_asks_for_responses() {
         let prompt = PromptView::Estimated { n_tokens: 100 };
         let request = RouteRequest { n_sequences, now: world.now, ..request(&request_id, &model, prompt) };
         let (decision, ticket) = world.ledger.choose(&world.fleet, &request).unwrap();
-        let n_requests = world.ledger.unreported(WorkerIdx(0)).n_requests;
+        let n_requests = world.ledger.sent.unreported(WorkerIdx(0)).n_requests;
         world.ledger.ended(ticket);
         (n_requests, decision.service_ms - decision.cost.prefill_ms)
     };
     let ((one, share_ms), (eight, shares_ms)) = (send(1), send(8));
-    assert_eq!((one, eight, world.ledger.unreported(WorkerIdx(0)).n_requests), (1, 8, 0));
+    assert_eq!((one, eight, world.ledger.sent.unreported(WorkerIdx(0)).n_requests), (1, 8, 0));
     assert!(share_ms > 0.0 && (shares_ms - 8.0 * share_ms).abs() < 1e-6, "{share_ms} {shares_ms}");
 }
 
 #[test]
 fn prefills_from_other_routers_decide_between_equal_workers() {
     let mut world = World::new(3);
-    world.ledger.filling(WorkerIdx(0), 500);
-    world.ledger.filling(WorkerIdx(1), 150);
+    world.ledger.recent_work.fill(WorkerIdx(0), 500);
+    world.ledger.recent_work.fill(WorkerIdx(1), 150);
     let mut chosen = Vec::new();
     for n in 0..3 {
         let (decision, ticket) = world.send(&format!("r{n}"), &[]).expect("workers are there");
@@ -143,23 +149,23 @@ fn a_recorded_request_is_released_exactly_once() {
     let mut world = World::new(1);
     let one = Unreported { n_requests: 1, prefill_tokens: 100 };
     let (_, ticket) = world.send("a", &[]).expect("sent");
-    assert_eq!(world.ledger.unreported(WorkerIdx(0)), one);
+    assert_eq!(world.ledger.sent.unreported(WorkerIdx(0)), one);
     world.accepted("a");
     world.accepted("a");
-    assert_eq!(world.ledger.unreported(WorkerIdx(0)), Unreported::default());
-    assert_eq!(world.ledger.n_in_flight(WorkerIdx(0)), 1);
+    assert_eq!(world.ledger.sent.unreported(WorkerIdx(0)), Unreported::default());
+    assert_eq!(world.ledger.sent.n_in_flight(WorkerIdx(0)), 1);
     world.ledger.ended(ticket);
-    assert_eq!(world.ledger.n_in_flight(WorkerIdx(0)), 0);
+    assert_eq!(world.ledger.sent.n_in_flight(WorkerIdx(0)), 0);
 
     let (_, ticket) = world.send("b", &[]).expect("sent");
     world.ledger.ended(ticket);
     world.accepted("b");
-    assert_eq!(world.ledger.unreported(WorkerIdx(0)), Unreported::default());
+    assert_eq!(world.ledger.sent.unreported(WorkerIdx(0)), Unreported::default());
 
     let (_, _ticket) = world.send("c", &[]).expect("sent");
     world.now += UNREPORTED_AGE_MAX;
     let (_, _ticket) = world.send("d", &[]).expect("sent");
-    assert_eq!(world.ledger.unreported(WorkerIdx(0)), one, "c has expired, d is new");
+    assert_eq!(world.ledger.sent.unreported(WorkerIdx(0)), one, "c has expired, d is new");
 }
 
 #[test]
@@ -214,12 +220,12 @@ fn two_requests_with_one_id_are_two() {
     let mut world = World::new(1);
     let (_, first) = world.send("a", &[]).expect("sent");
     let (_, second) = world.send("a", &[]).expect("sent");
-    assert_eq!(world.ledger.unreported(WorkerIdx(0)).n_requests, 2);
+    assert_eq!(world.ledger.sent.unreported(WorkerIdx(0)).n_requests, 2);
     world.ledger.ended(first);
     world.accepted("a");
-    assert_eq!(world.ledger.unreported(WorkerIdx(0)).n_requests, 0);
+    assert_eq!(world.ledger.sent.unreported(WorkerIdx(0)).n_requests, 0);
     world.ledger.ended(second);
-    assert_eq!(world.ledger.n_in_flight(WorkerIdx(0)), 0);
+    assert_eq!(world.ledger.sent.n_in_flight(WorkerIdx(0)), 0);
 }
 
 #[test]
@@ -234,7 +240,7 @@ fn the_decision_names_slot_block_and_tokens_that_are_counted_on() {
     assert_eq!(decision.worker, WorkerIdx(1));
     assert_eq!((decision.slot, decision.expected_block), (slot, Some(BlockKey(3))));
     assert_eq!((decision.cached_tokens, decision.reason), (128, ChoiceReason::Prefix));
-    assert_eq!(world.ledger.unreported(WorkerIdx(1)).prefill_tokens, 12);
+    assert_eq!(world.ledger.sent.unreported(WorkerIdx(1)).prefill_tokens, 12);
     let (decision, _ticket) = world.send_prompt("b", prompt(128), &[]).expect("sent");
     assert_eq!((decision.cached_tokens, decision.expected_block), (96, Some(BlockKey(2))), "one token is computed");
     let (decision, _ticket) = world.send_prompt("c", prompt(128), &[WorkerIdx(1)]).expect("sent");
@@ -268,12 +274,12 @@ fn a_failing_worker_is_avoided_until_a_probe_or_its_return() {
         decision.worker
     };
     assert_eq!(worker_of(&mut world), WorkerIdx(0));
-    (0..3).for_each(|_| world.ledger.failed(WorkerIdx(0), WorkerFailure::Connect, world.now));
+    (0..3).for_each(|_| world.ledger.health.failed(WorkerIdx(0), WorkerFailure::Connect, world.now));
     assert_eq!(worker_of(&mut world), WorkerIdx(1));
     world.now += Duration::from_secs(1);
     assert_eq!(worker_of(&mut world), WorkerIdx(0), "a probe passes");
     assert_eq!(worker_of(&mut world), WorkerIdx(1), "only one probe passes");
-    world.ledger.reconnected(WorkerIdx(0));
+    world.ledger.health.reconnected(WorkerIdx(0));
     assert_eq!(worker_of(&mut world), WorkerIdx(0), "a worker that is back gets requests");
 }
 
@@ -281,7 +287,7 @@ fn a_failing_worker_is_avoided_until_a_probe_or_its_return() {
 fn a_full_worker_gets_a_pause() {
     let mut world = World::new(1);
     let (decision, ticket) = world.send("a", &[]).expect("sent");
-    world.ledger.failed(decision.worker, WorkerFailure::Full, world.now);
+    world.ledger.health.failed(decision.worker, WorkerFailure::Full, world.now);
     world.ledger.ended(ticket);
     assert!(world.refusal().is_overload());
     world.now += pause::PAUSE_MIN;
@@ -359,7 +365,7 @@ fn a_worker_that_has_measured_nothing_gets_no_more_than_its_slots() {
 fn a_worker_that_does_not_serve_is_no_overload() {
     let mut world = World::new(1);
     let (decision, ticket) = world.send("a", &[]).expect("sent");
-    world.ledger.failed(decision.worker, WorkerFailure::Unready, world.now);
+    world.ledger.health.failed(decision.worker, WorkerFailure::Unready, world.now);
     world.ledger.ended(ticket);
     let refusal = world.refusal();
     assert_eq!(
@@ -485,16 +491,17 @@ proptest! {
                 Op::End(_) => {}
                 Op::Wait(ms) => world.now += Duration::from_millis(ms),
             }
-            let in_flight: u32 = (0..3).map(|idx| world.ledger.n_in_flight(WorkerIdx(idx))).sum();
+            let in_flight: u32 = (0..3).map(|idx| world.ledger.sent.n_in_flight(WorkerIdx(idx))).sum();
             prop_assert_eq!(in_flight as usize, open.len());
-            let unreported: u32 = (0..3).map(|idx| world.ledger.unreported(WorkerIdx(idx)).n_requests).sum();
-            prop_assert_eq!(unreported as usize, world.ledger.sent.len());
+            let unreported: u32 = (0..3).map(|idx| world.ledger.sent.unreported(WorkerIdx(idx)).n_requests).sum();
+            let [n_unreported, n_ids] = world.ledger.sent.n_unreported();
+            prop_assert_eq!(unreported as usize, n_unreported);
             prop_assert!(unreported <= in_flight);
-            prop_assert!(world.ledger.by_request.len() <= world.ledger.sent.len());
+            prop_assert!(n_ids <= n_unreported);
         }
         open.into_iter().for_each(|ticket| world.ledger.ended(ticket));
         for idx in (0..3).map(WorkerIdx) {
-            prop_assert_eq!(world.ledger.unreported(idx), Unreported::default());
+            prop_assert_eq!(world.ledger.sent.unreported(idx), Unreported::default());
         }
     }
 }

@@ -214,7 +214,8 @@ impl<'a> Candidate<'a> {
     /// Returns the candidate with the transfer that saves it most time, if one does.
     pub(crate) fn with_transfer(
         self,
-        (prompt, block_size_tokens): (PromptView<'_>, u32),
+        prompt: PromptView<'_>,
+        block_size_tokens: u32,
         peers: &[TransferPeer],
         bytes_per_ms: impl Fn(WorkerIdx) -> f64,
     ) -> Self {

@@ -7,7 +7,7 @@ use warmpath_common::ids::RequestId;
 
 use super::*;
 use crate::fleet::FleetView;
-use crate::ledger::{LedgerOptions, NoWorker, RouteRequest};
+use crate::ledger::{Ledger, LedgerOptions, NoWorker, RouteRequest};
 use crate::routing::choose::PromptView;
 use crate::testing::{model, worker};
 
@@ -66,17 +66,17 @@ impl World {
             };
             let sick = self.sick[chosen.0 as usize].then_some(WorkerFailure::Error);
             let Some(failure) = killer.or(sick) else {
-                self.ledger.answered(chosen, &failures, self.now);
+                self.ledger.health.answered(chosen, &failures, self.now);
                 return Came::Answered { n_attempts: failures.len() + 1 };
             };
-            self.ledger.failed(chosen, failure, self.now);
+            self.ledger.health.failed(chosen, failure, self.now);
             failures.push((chosen, failure));
         }
         Came::GivenUp
     }
 
     fn breakers(&self) -> Vec<BreakerState> {
-        (0..self.sick.len() as u32).map(|idx| self.ledger.breaker(WorkerIdx(idx), self.now)).collect()
+        (0..self.sick.len() as u32).map(|idx| self.ledger.health.breaker(WorkerIdx(idx), self.now)).collect()
     }
 }
 
@@ -114,12 +114,12 @@ fn a_worker_that_fails_is_the_last_resort() {
     let mut world = World::new(&[false, false]);
     world.choose(&[]).expect("both are healthy");
     for _ in 0..3 {
-        world.ledger.failed(WorkerIdx(0), WorkerFailure::Connect, world.now);
+        world.ledger.health.failed(WorkerIdx(0), WorkerFailure::Connect, world.now);
     }
     assert_eq!(world.breakers()[0], BreakerState::Open);
     (0..4).for_each(|_| assert_eq!(world.choose(&[]), Ok(WorkerIdx(1))));
     assert_eq!(world.choose(&[WorkerIdx(1)]), Ok(WorkerIdx(0)), "there is no other worker");
-    world.ledger.failed(WorkerIdx(1), WorkerFailure::Full, world.now);
+    world.ledger.health.failed(WorkerIdx(1), WorkerFailure::Full, world.now);
     let refused = world.choose(&[]).expect_err("the other has capacity soon");
     assert_eq!(refused.to_string(), "no worker can take the request: 1 full, 1 failing");
     assert!(refused.is_overload());
@@ -136,9 +136,9 @@ fn failures_without_a_known_cause_change_no_breaker() {
         WorkerFailure::Full,
         WorkerFailure::Unready,
     ] {
-        (0..10).for_each(|_| world.ledger.failed(WorkerIdx(0), failure, world.now));
+        (0..10).for_each(|_| world.ledger.health.failed(WorkerIdx(0), failure, world.now));
     }
-    assert_eq!(world.ledger.worker_ledger(WorkerIdx(0)).health.trust(world.now), Trust::Sound);
+    assert_eq!(world.ledger.health.trust(WorkerIdx(0), world.now), Trust::Sound);
 }
 
 proptest! {

@@ -6,7 +6,8 @@ use warmpath_common::model::{Fingerprint, KvTransfer};
 use super::*;
 
 const N_BLOCKS: u32 = 62;
-const PAIR: (WorkerIdx, WorkerIdx) = (WorkerIdx(0), WorkerIdx(1));
+const WORKER: WorkerIdx = WorkerIdx(0);
+const PEER: WorkerIdx = WorkerIdx(1);
 
 /// Returns an idle worker and a busy one that exchange state, at 1 MB a millisecond.
 fn idle_and_busy() -> World {
@@ -47,7 +48,7 @@ fn an_idle_worker_fetches_the_state_of_a_busy_one_and_siblings_reuse_it() {
     assert_eq!((transfer.peer, transfer.blocks), (WorkerIdx(1), N_BLOCKS));
     assert_eq!((decision.cost.transfer_ms, decision.cost.prefill_ms), (5.0 + 198.4, 16.0));
     assert_eq!(decision.cost.encode_ms, 0.0, "the medium comes with the rest");
-    assert_eq!(world.ledger.unreported(WorkerIdx(0)).prefill_tokens, 16);
+    assert_eq!(world.ledger.sent.unreported(WorkerIdx(0)).prefill_tokens, 16);
     let (sibling, _ticket) = choose_for(&mut world, "b");
     assert_eq!((sibling.worker, sibling.reason, sibling.transfer), (WorkerIdx(0), ChoiceReason::Prefix, None));
     assert_eq!(sibling.cached_tokens, 1984);
@@ -74,7 +75,7 @@ fn a_holder_that_is_idle_is_not_copied() {
 #[test]
 fn a_pair_that_failed_is_not_used_for_a_while_and_a_slow_one_costs_more() {
     let mut world = idle_and_busy();
-    world.ledger.fetched(PAIR, None, world.now);
+    world.ledger.transfer_rates.failed(WORKER, PEER, world.now);
     let (decision, ticket) = choose_for(&mut world, "a");
     assert_eq!(decision.transfer, None);
     world.ledger.ended(ticket);
@@ -82,7 +83,7 @@ fn a_pair_that_failed_is_not_used_for_a_while_and_a_slow_one_costs_more() {
     let (decision, ticket) = choose_for(&mut world, "b");
     assert!(decision.transfer.is_some(), "it is tried again");
     world.ledger.ended(ticket);
-    world.ledger.fetched(PAIR, Some((200_000_000, 400.0)), world.now);
+    world.ledger.transfer_rates.fetched(WORKER, PEER, 200_000_000, 400.0, world.now);
     let (decision, _ticket) = choose_for(&mut world, "c");
     assert_eq!(decision.cost.transfer_ms, 5.0 + 396.8);
 }

@@ -46,10 +46,10 @@ pub struct PendingBlocks {
 }
 
 impl PendingPrefixes {
-    /// Records that a request prefills at `worker` the blocks of `chain` after the first `n_held`, which are cached
+    /// Records that a request prefills at `worker` the blocks of `chain` after the first `n_cached`, which are cached
     /// there.
-    pub fn add(&mut self, worker: WorkerIdx, (chain, n_held): (&[BlockKey], u32)) -> PendingBlocks {
-        let (number, from) = (self.next_number, n_held as usize);
+    pub fn add(&mut self, worker: WorkerIdx, chain: &[BlockKey], n_cached: u32) -> PendingBlocks {
+        let (number, from) = (self.next_number, n_cached as usize);
         self.next_number += 1;
         let keys = chain.get(from..).unwrap_or_default();
         if let Some(&first) = keys.first() {
@@ -60,13 +60,13 @@ impl PendingPrefixes {
     }
 
     /// Removes a request's blocks.
-    pub fn remove(&mut self, filling: PendingBlocks) {
-        let Some(runs) = self.by_worker.get_mut(&filling.worker) else { return };
-        if let Some(place) = runs.iter().position(|run| run.number == filling.number) {
+    pub fn remove(&mut self, blocks: PendingBlocks) {
+        let Some(runs) = self.by_worker.get_mut(&blocks.worker) else { return };
+        if let Some(place) = runs.iter().position(|run| run.number == blocks.number) {
             runs.swap_remove(place);
         }
         if runs.is_empty() {
-            self.by_worker.remove(&filling.worker);
+            self.by_worker.remove(&blocks.worker);
         }
     }
 
@@ -101,11 +101,12 @@ impl PendingPrefixes {
 impl PendingRun {
     /// Returns the range of the chain `keys` that these blocks cover, first and end, if they do.
     fn shared(&self, keys: &[BlockKey]) -> Option<(usize, usize)> {
-        let asked = keys.get(self.from..).filter(|asked| asked.first() == Some(&self.first))?;
-        let (mut agrees, mut differs) = (0, self.keys.len().min(asked.len()));
+        let chain = keys.get(self.from..).filter(|chain| chain.first() == Some(&self.first))?;
+        // The last position at which both are known to agree, and the first at which they may differ.
+        let (mut agrees, mut differs) = (0, self.keys.len().min(chain.len()));
         while agrees + 1 < differs {
             let middle = agrees.midpoint(differs);
-            if self.keys[middle] == asked[middle] { agrees = middle } else { differs = middle }
+            if self.keys[middle] == chain[middle] { agrees = middle } else { differs = middle }
         }
         Some((self.from, self.from + agrees + 1))
     }
@@ -141,9 +142,9 @@ mod tests {
         let mut pending = PendingPrefixes::default();
         let chain = keys(0..6);
         assert_eq!(held(&pending, &chain, &[]), None);
-        let first = pending.add(WorkerIdx(2), (&chain[..4], 0));
+        let first = pending.add(WorkerIdx(2), &chain[..4], 0);
         assert_eq!(held(&pending, &chain, &[]), Some(vec![(2, 4)]));
-        let second = pending.add(WorkerIdx(2), (&chain[..4], 0));
+        let second = pending.add(WorkerIdx(2), &chain[..4], 0);
         pending.remove(first);
         assert_eq!(held(&pending, &chain, &[]), Some(vec![(2, 4)]));
         pending.remove(second);
@@ -155,7 +156,7 @@ mod tests {
     fn pending_blocks_continue_held_ones() {
         let mut pending = PendingPrefixes::default();
         let chain = keys(0..6);
-        let _filling = pending.add(WorkerIdx(1), (&chain[..5], 2));
+        let _blocks = pending.add(WorkerIdx(1), &chain[..5], 2);
         assert_eq!(held(&pending, &chain, &[found(0, 4), found(1, 2)]), Some(vec![(1, 5), (0, 4)]));
         assert_eq!(held(&pending, &chain, &[found(0, 4), found(1, 1)]), None, "a gap is no prefix");
         assert_eq!(held(&pending, &chain, &[found(1, 6)]), None);
@@ -165,16 +166,16 @@ mod tests {
     fn no_more_than_the_limit_is_kept_of_one_request() {
         let mut pending = PendingPrefixes::default();
         let chain = keys(0..BLOCKS_MAX as u64 + 5);
-        let _filling = pending.add(WorkerIdx(0), (&chain, 0));
+        let _blocks = pending.add(WorkerIdx(0), &chain, 0);
         assert_eq!(held(&pending, &chain, &[]), Some(vec![(0, BLOCKS_MAX as u32)]));
     }
 
     #[test]
     fn a_request_without_new_blocks_leaves_no_pending_prefix() {
         let mut pending = PendingPrefixes::default();
-        let filling = [pending.add(WorkerIdx(0), (&[], 0)), pending.add(WorkerIdx(0), (&keys(0..3), 3))];
+        let blocks = [pending.add(WorkerIdx(0), &[], 0), pending.add(WorkerIdx(0), &keys(0..3), 3)];
         assert!(pending.by_worker.is_empty());
-        filling.into_iter().for_each(|filling| pending.remove(filling));
+        blocks.into_iter().for_each(|blocks| pending.remove(blocks));
     }
 
     /// Returns a chain along one of few paths: each key depends on all before it.
@@ -193,15 +194,15 @@ mod tests {
         #[test]
         fn matches_continue_as_long_as_a_request_fills_the_next_block(
             requests in prop::collection::vec((0..3u32, chain(), 0..4u32, any::<bool>()), 0..12),
-            asked in chain(),
+            requested in chain(),
             held in prop::collection::vec(0..5u32, 3),
         ) {
             let mut pending = PendingPrefixes::default();
             let mut filled: HashMap<u32, Vec<BlockKey>> = HashMap::new();
             for (worker, chain, n_held, ends) in requests {
-                let filling = pending.add(WorkerIdx(worker), (&chain, n_held));
+                let blocks = pending.add(WorkerIdx(worker), &chain, n_held);
                 if ends {
-                    pending.remove(filling);
+                    pending.remove(blocks);
                 } else {
                     filled.entry(worker).or_default().extend(chain.get(n_held as usize..).unwrap_or_default());
                 }
@@ -209,11 +210,11 @@ mod tests {
             let matches: Vec<Match> = (0..).zip(held).filter(|(_, n)| *n > 0).map(|(worker, n)| found(worker, n)).collect();
             let naive = |worker: u32| {
                 let n_held = matches.iter().find(|found| found.worker.0 == worker).map_or(0, |found| found.blocks);
-                let behind = asked.get(n_held as usize..).unwrap_or_default();
+                let behind = requested.get(n_held as usize..).unwrap_or_default();
                 let filled = filled.get(&worker).map_or(&[][..], Vec::as_slice);
                 n_held + behind.iter().take_while(|key| filled.contains(key)).count() as u32
             };
-            let extended = pending.extend(&asked, &matches).unwrap_or_else(|| matches.clone());
+            let extended = pending.extend(&requested, &matches).unwrap_or_else(|| matches.clone());
             for worker in 0..3 {
                 let blocks = extended.iter().find(|found| found.worker.0 == worker).map_or(0, |found| found.blocks);
                 prop_assert_eq!(blocks, naive(worker), "worker {}", worker);

@@ -30,14 +30,14 @@ const PAUSES_MAX: usize = 1024;
 
 /// Account and model name of a request: what a worker's quota may depend on.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Quota<'a> {
-    pub(super) account: Option<TenantKey>,
-    pub(super) model_name: Option<&'a str>,
+pub(crate) struct Quota<'a> {
+    pub(crate) account: Option<TenantKey>,
+    pub(crate) model_name: Option<&'a str>,
 }
 
 /// Pauses of one worker, at most one per account and model name.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Pauses(Vec<Pause>);
+pub(crate) struct Pauses(Vec<Pause>);
 
 #[derive(Debug, Clone)]
 struct Pause {
@@ -97,7 +97,7 @@ impl Pauses {
     }
 
     /// Records a refusal. If there are too many pauses, one of the others is dropped: the one that ends first.
-    pub(super) fn refused(&mut self, (failure, terms): (WorkerFailure, Terms<'_>), now: Instant) {
+    pub(super) fn refused(&mut self, failure: WorkerFailure, terms: Terms<'_>, now: Instant) {
         let why = if failure == WorkerFailure::Full { Unavailable::Full } else { Unavailable::Unready };
         let is_same = |pause: &Pause| pause.account == terms.account && pause.model_name.as_deref() == terms.model_name;
         let place = self.0.iter().position(is_same);
@@ -141,10 +141,6 @@ mod tests {
         Terms { model_name, retry_after: seconds.map(Duration::from_secs), account: None }
     }
 
-    fn refusal(model_name: Option<&'static str>, seconds: u64) -> (WorkerFailure, Terms<'static>) {
-        (FULL, terms(model_name, Some(seconds)))
-    }
-
     fn named(model_name: Option<&str>) -> Quota<'_> {
         Quota { account: None, model_name }
     }
@@ -159,13 +155,13 @@ mod tests {
         let mut pauses = Pauses::default();
         for n in 0..3 * PAUSES_MAX as u64 {
             let name = format!("openai/{n}");
-            pauses.refused((FULL, terms(Some(&name), Some(60 + n))), start);
+            pauses.refused(FULL, terms(Some(&name), Some(60 + n)), start);
             assert!(left_s(&pauses, Some(&name), start).is_some());
         }
         assert_eq!(pauses.0.len(), PAUSES_MAX);
         assert_eq!(left_s(&pauses, Some("openai/0"), start), None, "it ended first");
         let long = "x".repeat(10_000);
-        pauses.refused((FULL, terms(Some(&long), None)), start);
+        pauses.refused(FULL, terms(Some(&long), None), start);
         assert_eq!(left_s(&pauses, Some(&long), start), Some(0.25), "however long the others are");
     }
 
@@ -175,10 +171,10 @@ mod tests {
         let mut pauses = Pauses::default();
         let [a, b] = [1, 2].map(|account| Quota { account: Some(TenantKey(account)), model_name: Some("m") });
         let of = |pauses: &Pauses, quota| pauses.of(quota, start).map(|(left, _)| left.as_secs());
-        pauses.refused((FULL, Terms { account: a.account, ..terms(Some("m"), Some(60)) }), start);
+        pauses.refused(FULL, Terms { account: a.account, ..terms(Some("m"), Some(60)) }, start);
         assert_eq!([a, b, named(Some("m"))].map(|quota| of(&pauses, quota)), [Some(60), None, None]);
         assert_eq!(pauses.longest(|_| true, start), Duration::ZERO, "the server serves others");
-        pauses.refused((FULL, terms(Some("m"), Some(10))), start);
+        pauses.refused(FULL, terms(Some("m"), Some(10)), start);
         assert_eq!([a, b, named(Some("m"))].map(|quota| of(&pauses, quota)), [Some(60), Some(10), Some(10)]);
     }
 
@@ -186,12 +182,12 @@ mod tests {
     fn a_pause_lasts_for_the_announced_time_and_ends_with_one_request() {
         let start = Instant::now();
         let mut pauses = Pauses::default();
-        pauses.refused(refusal(Some("a"), 60), start);
+        pauses.refused(FULL, terms(Some("a"), Some(60)), start);
         assert_eq!(left_s(&pauses, Some("a"), start), Some(60.0));
         assert_eq!(left_s(&pauses, Some("b"), start), None, "each model has its own quota");
         pauses = pauses.answered(start);
         assert_eq!(left_s(&pauses, Some("a"), start), Some(60.0), "a request sent before the refusal proves nothing");
-        pauses.refused((FULL, terms(Some("a"), None)), start);
+        pauses.refused(FULL, terms(Some("a"), None), start);
         assert_eq!(
             left_s(&pauses, Some("a"), start),
             Some(60.0),
@@ -205,7 +201,7 @@ mod tests {
         pauses.sent(named(Some("a")), later);
         assert_eq!(left_s(&pauses, Some("a"), later), Some(1.0), "one request probes the server");
         assert_eq!(left_s(&pauses.clone().answered(later), Some("a"), later), None);
-        pauses.refused(refusal(Some("a"), 60), later);
+        pauses.refused(FULL, terms(Some("a"), Some(60)), later);
         assert_eq!(left_s(&pauses, Some("a"), later), Some(60.0));
     }
 
@@ -214,7 +210,7 @@ mod tests {
         let start = Instant::now();
         for (seconds, expected) in [(0, 0.25), (1, 1.0), (86_400, 3600.0), (u64::MAX, 3600.0)] {
             let mut pauses = Pauses::default();
-            pauses.refused(refusal(None, seconds), start);
+            pauses.refused(FULL, terms(None, Some(seconds)), start);
             assert_eq!(left_s(&pauses, Some("any"), start), Some(expected), "{seconds}");
         }
     }
@@ -224,7 +220,7 @@ mod tests {
         let mut now = Instant::now();
         let mut pauses = Pauses::default();
         let mut refuse = |pauses: &mut Pauses| {
-            pauses.refused((FULL, Terms::default()), now);
+            pauses.refused(FULL, Terms::default(), now);
             let left = left_s(pauses, None, now).expect("it is paused");
             now += Duration::from_secs_f64(left);
             left
@@ -232,7 +228,7 @@ mod tests {
         let paused: Vec<_> = (0..7).map(|_| refuse(&mut pauses)).collect();
         assert_eq!(paused, [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0]);
         pauses = pauses.answered(now);
-        pauses.refused((FULL, Terms::default()), now);
+        pauses.refused(FULL, Terms::default(), now);
         assert_eq!(left_s(&pauses, None, now), Some(0.25));
     }
 
@@ -241,8 +237,8 @@ mod tests {
         let start = Instant::now();
         let mut pauses = Pauses::default();
         assert_eq!(pauses.longest(|_| true, start), Duration::ZERO);
-        pauses.refused(refusal(Some("a"), 60), start);
-        pauses.refused(refusal(None, 10), start);
+        pauses.refused(FULL, terms(Some("a"), Some(60)), start);
+        pauses.refused(FULL, terms(None, Some(10)), start);
         let longest = |name: &'static str, seconds| {
             let now = start + Duration::from_secs(seconds);
             pauses.longest(|known| known == name, now).as_secs()
@@ -254,11 +250,10 @@ mod tests {
     fn a_probe_does_not_shorten_the_next_pause() {
         let start = Instant::now();
         let mut pauses = Pauses::default();
-        let unnamed_time = || (FULL, terms(Some("a"), None));
-        pauses.refused(unnamed_time(), start);
+        pauses.refused(FULL, terms(Some("a"), None), start);
         let later = start + PAUSE_MIN;
         pauses.sent(named(Some("a")), later);
-        pauses.refused(unnamed_time(), later);
+        pauses.refused(FULL, terms(Some("a"), None), later);
         assert_eq!(left_s(&pauses, Some("a"), later), Some(0.5));
     }
 
@@ -266,7 +261,7 @@ mod tests {
     fn requests_after_a_pause_of_every_model_need_no_probe() {
         let start = Instant::now();
         let mut pauses = Pauses::default();
-        pauses.refused(refusal(None, 10), start);
+        pauses.refused(FULL, terms(None, Some(10)), start);
         let later = start + Duration::from_secs(10);
         pauses.sent(named(Some("a")), later);
         assert_eq!(left_s(&pauses, Some("a"), later), None);
