@@ -6,7 +6,7 @@
 use std::fmt::Debug;
 
 use warmpath_common::dialects::{Converted, DialectError, anthropic, responses};
-use warmpath_router::prompt::EndpointKind;
+use warmpath_router::endpoint::EndpointKind;
 use warmpath_router::prompt::body::{self, ParsedBody};
 use warmpath_worker::request::{
     BodyReader, ChatRequest, CompletionRequest, InfillRequest, NativeCompletionRequest, Request,

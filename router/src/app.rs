@@ -15,11 +15,12 @@ use warmpath_shell::trace::Tracer;
 use crate::config::RequestConfig;
 use crate::conversations::RecentConversations;
 use crate::decision_history::DecisionHistory;
+use crate::endpoint::EndpointKind;
 use crate::error::RequestError;
 use crate::fleet::{Fleet, Unready};
 use crate::keys::{ApiKey, KeyPlace, Keys};
 use crate::metrics::Metrics;
-use crate::prompt::{EndpointKind, PromptPool};
+use crate::prompt::PromptPool;
 use crate::queue::RequestQueue;
 use crate::retries::Retries;
 

@@ -75,8 +75,8 @@ impl DecisionHistory {
     }
 
     /// Adds a decision.
-    pub fn write(self: &Arc<Self>, chosen: LoggedChoice) -> DecisionHandle {
-        let number = self.log().write(chosen);
+    pub fn write(self: &Arc<Self>, choice: LoggedChoice) -> DecisionHandle {
+        let number = self.log().write(choice);
         DecisionHandle { recent: Arc::clone(self), number, outcome: DecisionOutcome::Left }
     }
 

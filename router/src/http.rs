@@ -5,6 +5,7 @@
 mod access;
 mod admin;
 mod completions;
+mod context;
 mod cors;
 mod decisions_api;
 mod health;
@@ -29,6 +30,7 @@ use warmpath_shell::dialect_errors::as_anthropic;
 use warmpath_shell::models::is_anthropic;
 use warmpath_shell::refusal::Refusal;
 
+use self::context::RequestContext;
 use self::health::Audience;
 use crate::app::App;
 use crate::config::WebConfig;
@@ -113,21 +115,12 @@ async fn refused_method(method: Method, uri: Uri) -> RequestError {
     Refusal::method(&uri, &method).into()
 }
 
-/// A request's id and arrival, for its handlers.
-#[derive(Debug, Clone)]
-pub struct RequestContext {
-    /// Id of the request.
-    pub id: RequestId,
-    /// Time when its head arrived.
-    pub arrived: Instant,
-}
-
 /// Gives a request its id, has it answered, and completes and counts the response.
 async fn around(State(app): State<App>, mut request: Request, next: Next) -> Response {
     // An unreadable id is replaced, because it only names the request in logs.
-    let given =
+    let id_of_client =
         request.headers().get(headers::REQUEST_ID).and_then(|value| value.to_str().ok()).and_then(RequestId::new);
-    let context = RequestContext { id: given.unwrap_or_else(fresh_request_id), arrived: Instant::now() };
+    let context = RequestContext { id: id_of_client.unwrap_or_else(fresh_request_id), arrived: Instant::now() };
     let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     request.extensions_mut().insert(context.clone());
     let is_anthropic = is_anthropic(request.uri().path(), request.headers());

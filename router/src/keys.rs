@@ -203,8 +203,8 @@ impl Keys {
     }
 
     /// Returns the key that a client presents, if it is valid.
-    pub fn find(&self, presented: &[u8]) -> Option<Arc<ApiKey>> {
-        let hash: [u8; 32] = Sha256::digest(presented).into();
+    pub fn find(&self, key_text: &[u8]) -> Option<Arc<ApiKey>> {
+        let hash: [u8; 32] = Sha256::digest(key_text).into();
         self.by_hash.load().get(&hash).cloned()
     }
 
@@ -240,7 +240,7 @@ fn read(path: &Path) -> Result<Vec<KeyEntry>, KeysError> {
 /// Returns the keys of entries; a known key with an unchanged entry stays the same object.
 fn keyed(
     entries: Vec<KeyEntry>,
-    known: &HashMap<[u8; 32], Arc<ApiKey>>,
+    old_keys: &HashMap<[u8; 32], Arc<ApiKey>>,
 ) -> Result<HashMap<[u8; 32], Arc<ApiKey>>, KeysError> {
     let mut keys: HashMap<[u8; 32], Arc<ApiKey>> = HashMap::with_capacity(entries.len());
     let mut names: HashSet<String> = HashSet::with_capacity(entries.len());
@@ -253,7 +253,7 @@ fn keyed(
         if keys.contains_key(&hash) || !names.insert(entry.name.clone()) {
             return Err(KeysError::Twice { name: entry.name });
         }
-        let key = known.get(&hash).filter(|key| key.entry == entry).cloned();
+        let key = old_keys.get(&hash).filter(|key| key.entry == entry).cloned();
         keys.insert(hash, key.unwrap_or_else(|| Arc::new(ApiKey::new(entry))));
     }
     Ok(keys)

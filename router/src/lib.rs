@@ -9,6 +9,7 @@ pub mod config;
 pub mod conversations;
 pub mod decision_history;
 pub mod discovery;
+pub mod endpoint;
 pub mod error;
 pub mod fleet;
 pub mod http;

@@ -48,7 +48,7 @@ fn main() -> anyhow::Result<()> {
 async fn serve(config: Config) -> anyhow::Result<()> {
     let mut signals = StopSignals::listen().context("listening for SIGTERM and SIGINT")?;
     let mut server = Server::start(config).await?;
-    let panicked = tokio::select! {
+    let result = tokio::select! {
         () = signals.next() => Ok(()),
         error = server.panicked() => Err(error).context("a task of the router panicked"),
     };
@@ -57,7 +57,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         () = server.stop() => {}
         () = signals.next() => tracing::warn!("stopping at once"),
     }
-    panicked
+    result
 }
 
 /// Prints a new key, which is stored nowhere, and its entry.
@@ -72,10 +72,12 @@ fn print(text: &str) -> anyhow::Result<()> {
 
 /// Warns if the limit of open files is too low for the limit of requests; each request takes two.
 fn check_file_limit(limit: std::io::Result<u64>, config: &Config) {
-    let wanted = u64::try_from(config.requests.requests_max).unwrap_or(u64::MAX).saturating_mul(2);
+    let files_needed = u64::try_from(config.requests.requests_max).unwrap_or(u64::MAX).saturating_mul(2);
     match limit {
-        Ok(limit) if limit >= wanted => {}
-        Ok(limit) => tracing::warn!(limit, wanted, "fewer open files are allowed than --requests-max may need"),
+        Ok(limit) if limit >= files_needed => {}
+        Ok(limit) => {
+            tracing::warn!(limit, wanted = files_needed, "fewer open files are allowed than --requests-max may need")
+        }
         Err(error) => tracing::warn!(%error, "the limit on open files cannot be raised"),
     }
 }

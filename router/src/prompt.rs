@@ -9,18 +9,18 @@
 mod block_key_cache;
 pub mod body;
 mod hashes;
+mod prepared;
 mod stage;
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::sync::Semaphore;
-use warmpath_common::block_hash::{BlockHash, BlockKey, ChainRoot};
+use warmpath_common::block_hash::ChainRoot;
 use warmpath_common::dialects::Spelling;
 use warmpath_common::lora;
-use warmpath_common::model::{Capability, ModelInfo};
+use warmpath_common::model::ModelInfo;
 use warmpath_common::whole::Whole;
 use warmpath_prompt::{DroppedReasoning, PromptTokens, Scope, unless_cancelled};
 use warmpath_router_core::diagnostics::prefix_breaks::ChatHashes;
@@ -30,13 +30,15 @@ use warmpath_shell::processors::Processors;
 use warmpath_shell::refusal::respelled;
 
 use crate::config::PROMPTS_WAITING_MAX;
+use crate::endpoint::EndpointKind;
 use crate::error::RequestError;
 use crate::fleet::Fleet;
 use crate::salt::Salt;
 
 use block_key_cache::BlockKeyCache;
-use body::{Delivery, Options, Parsed, ParsedBody, Purpose};
+use body::{Options, Parsed, ParsedBody, Purpose};
 pub use hashes::{SessionHash, session_of_headers};
+pub use prepared::{Phases, Prepared, PreparedPrompt};
 use stage::PromptStage;
 
 /// Assumed bytes of a body per token, if nothing better is known.
@@ -56,51 +58,6 @@ const READ_HERE_BYTES_MAX: usize = 256 << 10;
 /// 60,000 instructions, two milliseconds ([`warmpath_prompt::TEMPLATE_FUEL_MAX`]).
 const RENDERED_HERE_MESSAGES_MAX: usize = 128;
 
-/// Kind of an endpoint, which decides the form of the prompt in the body.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EndpointKind {
-    /// `messages`.
-    Chat,
-    /// `prompt`.
-    Completion,
-    /// `input_prefix` and `input_suffix`.
-    Infill,
-    /// Anthropic's `messages`, and `system`.
-    Messages,
-    /// `input`, and `instructions`.
-    Responses,
-    /// None: each text is embedded by itself.
-    Embeddings,
-    /// None: each document is scored by itself.
-    Rerank,
-    /// None: the request may name a model, which must have this capability.
-    Passthrough(Option<Capability>),
-}
-
-impl EndpointKind {
-    /// Returns the capability that a worker needs; `None` if any worker will do.
-    pub fn wanted(self) -> Option<Capability> {
-        match self {
-            Self::Chat | Self::Completion | Self::Infill | Self::Messages | Self::Responses => {
-                Some(Capability::Completion)
-            }
-            Self::Embeddings => Some(Capability::Embedding),
-            Self::Rerank => Some(Capability::Rerank),
-            Self::Passthrough(wanted) => wanted,
-        }
-    }
-
-    /// Returns whether text is generated, so that there is a prompt and a first token.
-    pub fn is_generation(self) -> bool {
-        matches!(self, Self::Chat | Self::Completion | Self::Infill | Self::Messages | Self::Responses)
-    }
-
-    /// Returns whether the body may have messages with media.
-    pub fn may_have_images(self) -> bool {
-        matches!(self, Self::Chat | Self::Messages | Self::Responses | Self::Passthrough(_))
-    }
-}
-
 /// A body that is not parsed yet, with the salt in its headers.
 #[derive(Debug, Clone)]
 pub struct RawRequest {
@@ -116,69 +73,6 @@ pub struct RawRequest {
     pub reports_prefix: bool,
     /// Session in the headers.
     pub session: Option<SessionHash>,
-}
-
-/// Properties of a request that routing needs.
-#[derive(Debug)]
-pub struct Prepared {
-    /// Name of the requested model; its own name if no worker has the one in the request.
-    pub model_name: Option<String>,
-    /// Body with the model's own name; absent if a worker has the name in the request.
-    pub renamed_body: Option<Bytes>,
-    /// The model of that name.
-    pub model: Arc<ModelInfo>,
-    /// Capability that its worker needs; `None` if any worker will do.
-    pub wanted: Option<Capability>,
-    /// Form of the response.
-    pub delivery: Delivery,
-    /// What the request is for.
-    pub purpose: Purpose,
-    /// The prompt.
-    pub prompt: PreparedPrompt,
-    /// Hashes of a chat.
-    pub chat: ChatHashes,
-    /// A chat's tools, if the template renders them behind its system text.
-    pub tools: Option<ToolsBehindText>,
-    /// Earlier reasoning that the template leaves out, if the client asks for a report.
-    pub dropped_reasoning: Option<DroppedReasoning>,
-    /// Number of choices of all prompts, as requested; 1 where no text is generated.
-    pub n_sequences: u32,
-    /// Times of the phases.
-    pub phases: Phases,
-}
-
-/// A prompt as far as the router knows it.
-#[derive(Debug)]
-pub enum PreparedPrompt {
-    /// The prompt was tokenized.
-    Known {
-        /// Length. Units: tokens.
-        n_tokens: u32,
-        /// Root of its hash chain: model, adapter and salt.
-        root: BlockHash,
-        /// Keys of its full blocks; empty if the request forbids reuse.
-        keys: Vec<BlockKey>,
-        /// Places of its media tokens, in their order.
-        media: Vec<Range<u32>>,
-    },
-    /// The prompt could not be tokenized.
-    Estimated {
-        /// Estimated length. Units: tokens.
-        n_tokens: u32,
-        /// Reason, for metrics.
-        cause: &'static str,
-    },
-}
-
-/// Times of the phases of preparation.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Phases {
-    /// Time to parse the body.
-    pub parse: Duration,
-    /// Time to render and tokenize.
-    pub prompt: Duration,
-    /// Time to hash.
-    pub hash: Duration,
 }
 
 /// Pool that prepares prompts: one running per processor, a limited number waiting. It caches the keys of their blocks.
@@ -204,15 +98,15 @@ impl PromptPool {
         &self,
         fleet: &Arc<Fleet>,
         view: Arc<FleetView>,
-        draft: RawRequest,
+        raw_request: RawRequest,
     ) -> Result<Prepared, RequestError> {
-        if draft.body.len() > READ_HERE_BYTES_MAX {
-            return self.finish_elsewhere(fleet, move || UntokenizedRequest::read(&view, draft)).await;
+        if raw_request.body.len() > READ_HERE_BYTES_MAX {
+            return self.finish_elsewhere(fleet, move || UntokenizedRequest::read(&view, raw_request)).await;
         }
-        let mut request = UntokenizedRequest::read(&view, draft)?;
+        let mut request = UntokenizedRequest::read(&view, raw_request)?;
         let is_long = request.stage.n_unrendered() > RENDERED_HERE_MESSAGES_MAX || request.stage.has_media();
         // For a report the prompt is rendered several times.
-        if is_long || request.draft.reports_prefix {
+        if is_long || request.raw_request.reports_prefix {
             return self.finish_elsewhere(fleet, || Ok(request)).await;
         }
         request.render(fleet)?;
@@ -254,7 +148,7 @@ impl PromptPool {
 
 /// A request whose prompt is not tokenized yet.
 struct UntokenizedRequest {
-    draft: RawRequest,
+    raw_request: RawRequest,
     options: Options,
     /// Body with the model's own name in place of one that no worker has.
     renamed_body: Option<Bytes>,
@@ -276,28 +170,29 @@ struct UntokenizedRequest {
 }
 
 impl UntokenizedRequest {
-    fn read(view: &FleetView, draft: RawRequest) -> Result<Self, RequestError> {
+    fn read(view: &FleetView, raw_request: RawRequest) -> Result<Self, RequestError> {
         let mut phases = Phases::default();
         let ParsedBody { mut options, mut parsed, spelling } =
-            timed(&mut phases.parse, || body::parse(draft.endpoint, &draft.body))?;
+            timed(&mut phases.parse, || body::parse(raw_request.endpoint, &raw_request.body))?;
         // An empty name counts as absent: llama.vim sends it.
         options.model.take_if(|name| name.is_empty());
-        let salt = draft.salt.with_body(options.cache_salt.as_deref())?.to_owned();
+        let salt = raw_request.salt.with_body(options.cache_salt.as_deref())?.to_owned();
         if let Parsed::Chat(chat) = &mut parsed {
             // Text that was tokenized under other salts must not be visible to this request.
             chat.cache_salt = Some(salt.clone());
         }
-        let (wanted, now) = (draft.endpoint.wanted(), Instant::now());
-        let model = match options.model.as_deref().filter(|_| draft.any_model_name) {
+        let (wanted, now) = (raw_request.endpoint.wanted(), Instant::now());
+        let model = match options.model.as_deref().filter(|_| raw_request.any_model_name) {
             Some(name) => view.lookup_any(name, wanted, now)?,
             None => view.lookup(options.model.as_deref(), wanted, now)?,
         };
         let mut renamed_body = None;
         if let Some(name) = options.model.as_mut().filter(|name| !model.answers_to(name)) {
             name.clone_from(&model.names[0]);
-            renamed_body = Some(body::with_model(&draft.body, name)?);
+            renamed_body = Some(body::with_model(&raw_request.body, name)?);
         }
-        let session = draft.session.or_else(|| options.prompt_cache_key.as_ref().and_then(hashes::session_of_key));
+        let session =
+            raw_request.session.or_else(|| options.prompt_cache_key.as_ref().and_then(hashes::session_of_key));
         let chat = match &parsed {
             Parsed::Chat(chat) => hashes::of_chat(chat, session),
             Parsed::Raw(_) | Parsed::Foreign(_) | Parsed::None => ChatHashes::default(),
@@ -315,7 +210,7 @@ impl UntokenizedRequest {
         let context_tokens_max = contexts.map(|of| of.context_tokens).max().filter(|_| !has_stock);
         let stage = PromptStage::Parsed(parsed);
         Ok(Self {
-            draft,
+            raw_request,
             options,
             renamed_body,
             salt,
@@ -333,20 +228,21 @@ impl UntokenizedRequest {
 
     /// Renders the prompt, unless that is done.
     fn render(&mut self, fleet: &Fleet) -> Result<(), RequestError> {
-        if self.draft.reports_prefix {
+        if self.raw_request.reports_prefix {
             self.dropped_reasoning = self.stage.dropped_reasoning(fleet, &self.model);
         }
         let stage = std::mem::replace(&mut self.stage, PromptStage::Unknown("refused"));
-        let rendered = timed(&mut self.phases.prompt, || stage.rendered(fleet, &self.model, Scope::of(&self.salt)));
-        self.stage = rendered.map_err(|error| respelled(error, &self.spelling))?;
+        let rendered_stage =
+            timed(&mut self.phases.prompt, || stage.rendered(fleet, &self.model, Scope::of(&self.salt)));
+        self.stage = rendered_stage.map_err(|error| respelled(error, &self.spelling))?;
         let Some(context_tokens) = self.context_tokens_max else { return Ok(()) };
-        let checked = timed(&mut self.phases.prompt, || self.stage.check_length(context_tokens));
-        checked.map_err(|many| RequestError::PromptTooLong { n_tokens: many.into(), context_tokens })
+        let length_check = timed(&mut self.phases.prompt, || self.stage.check_length(context_tokens));
+        length_check.map_err(|many| RequestError::PromptTooLong { n_tokens: many.into(), context_tokens })
     }
 
     /// Tokenizes and hashes the rendered prompt.
     fn finish(self, chains: &BlockKeyCache) -> Prepared {
-        let Self { draft, options, renamed_body, salt, model, chat, tools, n_sequences, .. } = self;
+        let Self { raw_request, options, renamed_body, salt, model, chat, tools, n_sequences, .. } = self;
         let dropped_reasoning = self.dropped_reasoning;
         let (stage, mut phases) = (self.stage, self.phases);
         let tools = tools.filter(|_| stage.has_tools_behind_system_text());
@@ -367,15 +263,15 @@ impl UntokenizedRequest {
                 let media = runs.iter().map(|run| run.start..run.end()).collect();
                 PreparedPrompt::Known { n_tokens: length(tokens.len()), root, keys, media }
             }
-            (Err(cause), _) if matches!(draft.endpoint, EndpointKind::Passthrough(_)) => {
+            (Err(cause), _) if matches!(raw_request.endpoint, EndpointKind::Passthrough(_)) => {
                 PreparedPrompt::Estimated { n_tokens: 0, cause }
             }
             (Err(cause), _) => {
-                PreparedPrompt::Estimated { n_tokens: length(draft.body.len() / BYTES_PER_TOKEN), cause }
+                PreparedPrompt::Estimated { n_tokens: length(raw_request.body.len() / BYTES_PER_TOKEN), cause }
             }
         };
-        let purpose = if draft.endpoint.is_generation() { options.purpose() } else { Purpose::Response };
-        let (wanted, model_name) = (draft.endpoint.wanted(), options.model);
+        let purpose = if raw_request.endpoint.is_generation() { options.purpose() } else { Purpose::Response };
+        let (wanted, model_name) = (raw_request.endpoint.wanted(), options.model);
         Prepared {
             model_name,
             renamed_body,

@@ -208,8 +208,8 @@ fn credential(headers: &HeaderMap) -> Option<&[u8]> {
 
 /// Returns whether a worker may have capacity before the deadline.
 fn is_worth_waiting(refusal: &NoWorker, deadline: Instant) -> bool {
-    let left = deadline.saturating_duration_since(Instant::now());
-    refusal.is_overload() && refusal.may_end_within(left)
+    let time_left = deadline.saturating_duration_since(Instant::now());
+    refusal.is_overload() && refusal.may_end_within(time_left)
 }
 
 impl ModelQueue {

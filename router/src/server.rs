@@ -1,9 +1,9 @@
 //! A running router: binds both addresses, serves until it is stopped, and lets running responses finish.
 
+mod error;
 mod files;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::watch;
@@ -11,55 +11,17 @@ use tokio::task::{JoinError, JoinSet};
 use warmpath_shell::descriptors::ADMIN_CONNECTIONS_MAX;
 use warmpath_shell::listen::{self, Connections, HEAD_BYTES_MAX, ListenerOptions};
 use warmpath_shell::server::{ServerError, ServerResources, bind_address};
-use warmpath_shell::tls::TlsError;
 use warmpath_shell::trace::Tracer;
 
 use crate::app::{App, Hosts, HttpResources};
 use crate::config::{CUT_OFF_TIMEOUT, Config, Cors, FleetConfig, TRACE_FLUSH_TIMEOUT};
-use crate::discovery::{self, DiscoveryError};
+use crate::discovery;
 use crate::fleet::Fleet;
 use crate::fleet::client::Clients;
-use crate::fleet::vocabulary_files::VocabularyFileError;
-use crate::fleet::worker_keys::WorkerKeyError;
 use crate::http::{admin_routes, client_routes};
-use crate::keys::KeysError;
 use crate::metrics::Metrics;
+pub use error::StartError;
 use files::Files;
-
-/// Reason why a router does not start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// An address cannot be bound, or a file that a worker has, too, cannot be used.
-    #[error(transparent)]
-    Server(#[from] ServerError),
-    /// A vocabulary cannot be used.
-    #[error(transparent)]
-    Vocabulary(#[from] VocabularyFileError),
-    /// The file of API keys cannot be used.
-    #[error("--api-keys-file {path}", path = .path.display())]
-    Keys {
-        /// The file.
-        path: PathBuf,
-        /// Reason.
-        #[source]
-        source: KeysError,
-    },
-    /// TLS for workers cannot be set up.
-    #[error("--worker-ca, --worker-cert, --worker-key")]
-    WorkerTls(#[source] TlsError),
-    /// The file of a stock server's key cannot be used.
-    #[error("--worker-key-file {path}", path = .path.display())]
-    WorkerKey {
-        /// The file.
-        path: PathBuf,
-        /// Reason.
-        #[source]
-        source: WorkerKeyError,
-    },
-    /// Discovery cannot start.
-    #[error(transparent)]
-    Discovery(#[from] DiscoveryError),
-}
 
 /// A running router; dropping it ends it at once.
 pub struct Server {

@@ -13,43 +13,10 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
+pub use self::content::{EndMark, StreamProgress};
 pub use self::splitter::{Ends, Splitter};
 use crate::stock::reported_error;
 use crate::stock::usage::Usage;
-
-/// Event that completes a stream, by dialect.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EndMark {
-    /// `data: [DONE]`: OpenAI's chat completions and completions.
-    Done,
-    /// `[DONE]`, or an object with the `finish_reason` of the only choice, from a server that may leave out `[DONE]`.
-    DoneOrFinished,
-    /// The last object of every choice, whose `stop` is not `false`: llama-server's own completions, which have no
-    /// `[DONE]`.
-    Stop {
-        /// Number of requested choices, of all prompts together.
-        n_choices: u32,
-    },
-    /// `message_stop`: Anthropic's messages.
-    MessageStop,
-    /// `response.completed`, `response.incomplete` or `response.failed`: OpenAI's responses.
-    Response,
-}
-
-/// Progress of the response that an event shows, the least first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum StreamProgress {
-    /// No progress: comments, events without data, Anthropic's `ping`, OpenAI's `keepalive`, and
-    /// `response.in_progress`, with which servers keep a stream of responses alive until it has an item.
-    Nothing,
-    /// The response has begun, and nothing is generated yet.
-    Opening,
-    /// An event without a part of the response: a role, an empty item or block. The server generates, but the first
-    /// part may still come from another one.
-    Empty,
-    /// A part of the response (text, reasoning, a call, a refusal), its end or an error, and every event behind a part.
-    Content,
-}
 
 /// State of a stream so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -293,9 +260,9 @@ impl<'a> Event<'a> {
 
 /// Returns whether the last event of a stream is complete except for its blank line: its data is JSON or `[DONE]`.
 pub fn is_whole(event: &[u8]) -> bool {
-    let mut whole = Event::default();
-    lines(event).for_each(|line| whole.add(line));
-    let content = whole.content.as_deref().map(<[u8]>::trim_ascii).unwrap_or_default();
+    let mut fields = Event::default();
+    lines(event).for_each(|line| fields.add(line));
+    let content = fields.content.as_deref().map(<[u8]>::trim_ascii).unwrap_or_default();
     content == b"[DONE]" || serde_json::from_slice::<IgnoredAny>(content).is_ok()
 }
 

@@ -357,11 +357,11 @@ fn others(names: &[String]) -> String {
 const LISTED_MAX: usize = 64;
 
 fn list(names: &[String]) -> String {
-    let listed: Vec<_> = names.iter().take(LISTED_MAX).map(|name| format!("`{name}`")).collect();
-    let listed = listed.join(", ");
+    let quoted_names: Vec<_> = names.iter().take(LISTED_MAX).map(|name| format!("`{name}`")).collect();
+    let quoted_names = quoted_names.join(", ");
     match names.len().checked_sub(LISTED_MAX) {
-        Some(n_more) if n_more > 0 => format!("{listed} and {n_more} more"),
-        _ => listed,
+        Some(n_more) if n_more > 0 => format!("{quoted_names} and {n_more} more"),
+        _ => quoted_names,
     }
 }
 
@@ -417,17 +417,17 @@ impl FleetView {
 
     /// Returns why no worker serves a name, or supports the task `wanted` under it.
     fn refusal(&self, name: Option<&str>, wanted: Option<Capability>, now: Instant) -> LookupError {
-        let owned = name.map(str::to_owned);
+        let owned_name = name.map(str::to_owned);
         if self.workers.iter().any(|worker| worker.is_awaited_for(name)) {
-            return LookupError::Loading { name: owned };
+            return LookupError::Loading { name: owned_name };
         }
         let has_models = self.models().next().is_some();
         let n_undeclared = self.workers.iter().filter(|worker| worker.is_undeclared(now)).count();
         if n_undeclared > 0 && has_models {
-            return LookupError::Undeclared { name: owned, n_undeclared };
+            return LookupError::Undeclared { name: owned_name, n_undeclared };
         }
         let is_awaiting = self.workers.iter().any(|worker| !worker.awaited.is_empty());
-        match (owned, wanted) {
+        match (owned_name, wanted) {
             (name, Some(wanted)) => LookupError::Incapable { name, wanted, able: self.names_for(Some(wanted)) },
             (Some(name), None) if has_models || (is_awaiting && n_undeclared == 0) => {
                 LookupError::Unknown { name, known: self.names() }
@@ -462,17 +462,17 @@ impl FleetView {
     }
 
     fn names_for(&self, wanted: Option<Capability>) -> Vec<String> {
-        let mut seen = HashSet::new();
+        let mut fingerprints = HashSet::new();
         let names = self.models().filter(|model| model.can(wanted)).flat_map(|model| model.all_names());
-        names.filter(|name| seen.insert(name.clone())).collect()
+        names.filter(|name| fingerprints.insert(name.clone())).collect()
     }
 }
 
 /// Returns the model that matches a name best, the first one of several; without a name, the first model.
 fn best_named<'a>(models: impl Iterator<Item = &'a Arc<ModelInfo>>, name: Option<&str>) -> Option<&'a Arc<ModelInfo>> {
     let rank = |model: &ModelInfo| name.map_or(Some(0), |name| model.meant(name).map(|meant| meant.rank()));
-    let ranked = models.filter_map(|model| Some((rank(model)?, model)));
-    ranked.reduce(|best, next| if next.0 > best.0 { next } else { best }).map(|(_, model)| model)
+    let candidates = models.filter_map(|model| Some((rank(model)?, model)));
+    candidates.reduce(|best, next| if next.0 > best.0 { next } else { best }).map(|(_, model)| model)
 }
 
 #[cfg(test)]

@@ -54,30 +54,30 @@ impl Ledger {
         let candidates = self.candidates(fleet, request, &prefixes.peers)?;
 
         // The choice, and the predictions for it.
-        let chosen = pick(&candidates, self.ties(request)).ok_or_else(NoWorker::unserved)?;
+        let candidate = pick(&candidates, self.ties(request)).ok_or_else(NoWorker::unserved)?;
         let n_sequences = request.n_sequences.clamp(1, SEQUENCES_MAX);
-        let why = reason(self.options.policy, &candidates, chosen, request.prompt);
+        let why = reason(self.options.policy, &candidates, candidate, request.prompt);
         let decision = Decision {
-            worker: chosen.worker.idx,
-            slot: chosen.found.filter(|_| chosen.cached_blocks > 0).and_then(|found| found.slot),
-            expected_block: expected_block(request.prompt, chosen.cached_blocks),
-            cached_tokens: chosen.work.reused_tokens(),
-            transfer: chosen.transfer,
-            fetched_tokens: chosen.work.fetched_tokens,
+            worker: candidate.worker.idx,
+            slot: candidate.found.filter(|_| candidate.cached_blocks > 0).and_then(|found| found.slot),
+            expected_block: expected_block(request.prompt, candidate.cached_blocks),
+            cached_tokens: candidate.work.reused_tokens(),
+            transfer: candidate.transfer,
+            fetched_tokens: candidate.work.fetched_tokens,
             reason: if request.tried.is_empty() { why } else { ChoiceReason::Retry },
-            cost: chosen.cost,
-            service_ms: chosen.cost.prefill_ms + f64::from(n_sequences) * answer_share_ms(&chosen.load),
+            cost: candidate.cost,
+            service_ms: candidate.cost.prefill_ms + f64::from(n_sequences) * answer_share_ms(&candidate.load),
         };
 
         // The records, which the next choice reads.
         let worker = decision.worker;
-        let prefill_tokens = u64::from(chosen.work.computed_tokens());
+        let prefill_tokens = u64::from(candidate.work.computed_tokens());
         // Fetched state is stored like computed state.
-        self.reuse_ratio.count(u64::from(chosen.work.cached_tokens), chosen.work.uncached_tokens() as u64);
+        self.reuse_ratio.count(u64::from(candidate.work.cached_tokens), candidate.work.uncached_tokens() as u64);
         self.recent_work.give(worker, prefill_tokens);
         // A stock server computes a prefix for each of several requests that arrive while it is being computed.
-        let shared_keys = if chosen.worker.stock.is_none() { request.prompt.keys() } else { &[] };
-        let n_cached_blocks = chosen.found.map_or(0, |found| found.blocks);
+        let shared_keys = if candidate.worker.stock.is_none() { request.prompt.keys() } else { &[] };
+        let n_cached_blocks = candidate.found.map_or(0, |found| found.blocks);
         let pending_blocks = self.pending_prefixes.add(worker, shared_keys, n_cached_blocks);
         self.health.sent(worker, request.quota(), request.now);
         self.peer_routers.sent(request.request_id);

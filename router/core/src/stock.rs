@@ -10,11 +10,11 @@ mod assumed_cache;
 mod model_state;
 mod rates;
 pub mod reported_error;
+mod server_info;
 pub mod text_blocks;
 mod tokenizer_source;
 pub mod usage;
 
-use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -26,9 +26,10 @@ use warmpath_common::summary::{Change, Load};
 pub use self::assumed_cache::AssumedCacheLimits;
 use self::assumed_cache::UseNumber;
 use self::model_state::{BlockEvidence, ModelState};
-pub use self::model_state::{Placed, Residence};
+pub use self::model_state::{Placed, ReuseReport, SentRequest};
 use self::rates::MeasuredRates;
-pub use self::tokenizer_source::{Counts, PeerServer, ServerInfo, StockModel, TokenizerSource, place};
+pub use self::server_info::{Residence, ServerInfo, StockModel};
+pub use self::tokenizer_source::{Counts, PeerServer, TokenizerSource, place};
 use self::usage::Usage;
 
 /// Maximum number of block keys in changes that the tracker has not taken yet; beyond it all assumed blocks are
@@ -52,23 +53,6 @@ const PREFILL_FOR_DECODE: f64 = 16.0;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ServerRequestId(u64);
 
-/// A request that is sent to a stock server.
-#[derive(Debug, Clone)]
-pub struct SentRequest {
-    /// Model of the prompt.
-    pub model: Fingerprint,
-    /// Block keys of the prompt; empty if they are unknown or must not be reused.
-    pub keys: Vec<BlockKey>,
-    /// Length of the prompt. Units: tokens.
-    pub n_tokens: u32,
-    /// Number of tokens in a block.
-    pub block_size_tokens: u32,
-    /// Prompt tokens that the router expects to be reused, whole blocks. Units: tokens.
-    pub cached_tokens: u32,
-    /// Whether the response's token counts are those of one prompt whose tokens are known here.
-    pub is_countable: bool,
-}
-
 /// End of a response.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ResponseEnd {
@@ -80,19 +64,6 @@ pub struct ResponseEnd {
     pub n_events: u32,
     /// Time at which it ended.
     pub at: Instant,
-}
-
-/// Outcome of a prediction.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ReuseReport {
-    /// Length of the prompt, counted by the server. Units: tokens.
-    pub prompt_tokens: u32,
-    /// Prompt tokens that were reused, counted by the server. Units: tokens.
-    pub cached_tokens: u32,
-    /// Prompt tokens that were expected to be reused, in the server's tokens.
-    pub predicted_tokens: u32,
-    /// Whether the reuse was less than expected, about as much, or more.
-    pub outcome: Ordering,
 }
 
 /// Load that a server reports itself, for all its clients together.

@@ -9,8 +9,9 @@ use std::time::Duration;
 use rustls::pki_types::ServerName;
 use url::Url;
 
+use super::error::{ConfigError, WorkerUrlError};
 use super::flags::Flags;
-use super::{ConfigError, DNS_INTERVAL, WORKERS_MAX};
+use super::limits::{DNS_INTERVAL, WORKERS_MAX};
 
 /// Sources of worker addresses.
 #[derive(Debug, Clone)]
@@ -139,29 +140,6 @@ pub enum KubernetesPort {
     Name(String),
 }
 
-/// Reason why a worker's URL cannot be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum WorkerUrlError {
-    /// The text is no URL.
-    #[error("it is not a URL")]
-    NoUrl,
-    /// The scheme is not supported.
-    #[error("the scheme must be http or https, or openai+ and one of these")]
-    Scheme,
-    /// The URL has no host.
-    #[error("the host is missing")]
-    NoHost,
-    /// The host is not a name that a certificate could have.
-    #[error("the host is neither a name nor an address")]
-    NoName,
-    /// The URL has a user name or a password.
-    #[error("a URL cannot have a user or a password; give a stock server's key by --worker-key-file")]
-    Credentials,
-    /// The URL has a query or a fragment.
-    #[error("only scheme, host, port and path can be given")]
-    TooMuch,
-}
-
 /// Prefix of a stock server's address.
 const STOCK_PREFIX: &str = "openai+";
 
@@ -223,12 +201,12 @@ pub(super) fn resolve(flags: &Flags) -> Result<DiscoveryConfig, ConfigError> {
     Ok(config)
 }
 
-fn workers(given: &[String]) -> Result<Vec<WorkerAddress>, ConfigError> {
-    if given.len() > WORKERS_MAX {
-        return Err(ConfigError::TooManyWorkers { n: given.len() });
+fn workers(urls: &[String]) -> Result<Vec<WorkerAddress>, ConfigError> {
+    if urls.len() > WORKERS_MAX {
+        return Err(ConfigError::TooManyWorkers { n: urls.len() });
     }
-    let mut workers: Vec<WorkerAddress> = Vec::with_capacity(given.len());
-    for text in given {
+    let mut workers: Vec<WorkerAddress> = Vec::with_capacity(urls.len());
+    for text in urls {
         let worker = worker_address(text).map_err(|source| ConfigError::WorkerUrl { url: shown(text), source })?;
         if workers.iter().any(|other| other.url == worker.url) {
             return Err(ConfigError::WorkerTwice { url: text.clone() });

@@ -4,7 +4,7 @@
 
 use warmpath_shell::hosts::HostError;
 
-use super::{WORKERS_MAX, WorkerUrlError};
+use super::limits::WORKERS_MAX;
 
 /// Reason why the flags cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -75,4 +75,27 @@ pub enum ConfigError {
         /// Description of the range.
         range: &'static str,
     },
+}
+
+/// Reason why a worker's URL cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum WorkerUrlError {
+    /// The text is no URL.
+    #[error("it is not a URL")]
+    NoUrl,
+    /// The scheme is not supported.
+    #[error("the scheme must be http or https, or openai+ and one of these")]
+    Scheme,
+    /// The URL has no host.
+    #[error("the host is missing")]
+    NoHost,
+    /// The host is not a name that a certificate could have.
+    #[error("the host is neither a name nor an address")]
+    NoName,
+    /// The URL has a user name or a password.
+    #[error("a URL cannot have a user or a password; give a stock server's key by --worker-key-file")]
+    Credentials,
+    /// The URL has a query or a fragment.
+    #[error("only scheme, host, port and path can be given")]
+    TooMuch,
 }

@@ -5,7 +5,7 @@
 use axum::http::HeaderValue;
 use url::Url;
 
-use super::ConfigError;
+use super::error::ConfigError;
 
 /// Origins whose pages a browser lets read responses.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,12 +9,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Source, staying};
+use super::source::{Source, staying};
 use crate::config::{DNS_TIMEOUT, DnsName, WorkerAddress};
 use crate::metrics::Metrics;
 
 /// Follows a name as long as the router runs. If it cannot be resolved or has no usable address, the last list stays.
-pub(super) async fn watch(name: DnsName, pause: Duration, (source, metrics): (Source, Arc<Metrics>)) {
+pub(super) async fn watch(name: DnsName, pause: Duration, source: Source, metrics: Arc<Metrics>) {
     let mut current = Answer::default();
     let mut last_error = String::new();
     loop {

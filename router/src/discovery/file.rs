@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use warmpath_shell::files::{self, FileFailure};
 
-use super::{Source, staying};
+use super::source::{Source, staying};
 use crate::config::{WORKERS_FILE_BYTES_MAX, WorkerAddress, WorkerUrlError, worker_address};
 use crate::metrics::Metrics;
 
@@ -122,14 +122,14 @@ impl Followed {
 }
 
 /// Follows a file as long as the router runs.
-pub(super) async fn watch(path: PathBuf, source: Source, (first, metrics): (WorkerList, Arc<Metrics>)) {
+pub(super) async fn watch(path: PathBuf, source: Source, first: WorkerList, metrics: Arc<Metrics>) {
     if first.workers.is_empty() && !first.says_none {
         tracing::warn!(path = %path.display(), "workers file lists no worker");
     }
     source.set(first.workers.iter().cloned().map(staying).collect());
-    let mut followed = Followed { current: first, next: None };
+    let mut file_follower = Followed { current: first, next: None };
     let poll = || {
-        if let Some(workers) = followed.see(read(&path)?)? {
+        if let Some(workers) = file_follower.see(read(&path)?)? {
             tracing::info!(path = %path.display(), n_workers = workers.len(), "workers file has changed");
             source.set(workers.iter().cloned().map(staying).collect());
         }

@@ -20,7 +20,7 @@ use kube::{Api, Client};
 use warmpath_router_core::fleet::membership::DiscoveredWorker;
 use warmpath_shell::chain;
 
-use super::Source;
+use super::source::Source;
 use crate::config::{KubernetesPort, KubernetesService, WorkerAddress};
 use crate::metrics::Metrics;
 
@@ -62,7 +62,7 @@ pub(super) async fn client(kubeconfig: Option<&Path>) -> Result<Client, ClusterE
 }
 
 /// Follows a service as long as the router runs. While the API server cannot be reached, the last list stays.
-pub(super) async fn watch(client: Client, service: KubernetesService, (source, metrics): (Source, Arc<Metrics>)) {
+pub(super) async fn watch(client: Client, service: KubernetesService, source: Source, metrics: Arc<Metrics>) {
     let slices: Api<EndpointSlice> = Api::namespaced(client, &service.namespace);
     let only = Config::default().labels(&format!("{SERVICE_LABEL}={}", service.name)).timeout(WATCH_S);
     let (store, writer) = reflector::store();
@@ -140,15 +140,15 @@ fn endpoints(slice: &EndpointSlice, service: &KubernetesService) -> Vec<Discover
         }
     };
     let Some(number) = number else { return Vec::new() };
-    let mut found = Vec::new();
+    let mut workers = Vec::new();
     for endpoint in slice.endpoints.iter().flatten() {
         let is_ending = endpoint.conditions.as_ref().and_then(|conditions| conditions.terminating).unwrap_or(false);
         // Every address of an endpoint belongs to the same pod.
         let address = endpoint.addresses.iter().find_map(|address| address.parse::<IpAddr>().ok());
         let worker = address.and_then(|ip| service.worker(SocketAddr::new(ip, number)));
-        found.extend(worker.map(|address| DiscoveredWorker { address, is_ending }));
+        workers.extend(worker.map(|address| DiscoveredWorker { address, is_ending }));
     }
-    found
+    workers
 }
 
 #[cfg(test)]

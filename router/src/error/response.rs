@@ -9,8 +9,8 @@ use warmpath_common::dialects::anthropic;
 use warmpath_common::openai::{ErrorBody, ErrorObject};
 use warmpath_shell::api_error::{ApiError as _, Class, with_wait};
 
+use crate::endpoint::EndpointKind;
 use crate::error::RequestError;
-use crate::prompt::EndpointKind;
 
 /// Returns the last event of a stream that broke off after `n_events`: it tells the client that the response is
 /// incomplete.

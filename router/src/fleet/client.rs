@@ -116,18 +116,18 @@ impl Clients {
             name: address.server_name().expect("a URL's host is a name or an address"),
         });
         let connector = Connector::new(tls, self.connect_timeout);
-        let mut pooled = legacy::Client::builder(TokioExecutor::new());
-        pooled.pool_timer(TokioTimer::new());
+        let mut builder = legacy::Client::builder(TokioExecutor::new());
+        builder.pool_timer(TokioTimer::new());
         let base = address.url.clone();
         match address.api {
             WorkerApi::Warmpath => {
                 let client =
-                    pooled.pool_idle_timeout(CONNECTION_IDLE_MAX).build(connector.with_patience(WORKER_PATIENCE));
+                    builder.pool_idle_timeout(CONNECTION_IDLE_MAX).build(connector.with_patience(WORKER_PATIENCE));
                 WorkerClient { base, client, fresh: None, tokens: self.tokens.clone(), key: None }
             }
             WorkerApi::OpenAi => {
                 let connector = connector.with_patience_for_late_readers(WORKER_PATIENCE);
-                let client = pooled.pool_idle_timeout(STOCK_CONNECTION_IDLE_MAX).build(connector.clone());
+                let client = builder.pool_idle_timeout(STOCK_CONNECTION_IDLE_MAX).build(connector.clone());
                 let fresh = legacy::Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(connector);
                 WorkerClient { base, client, fresh: Some(fresh), tokens: None, key: self.keys.of(address) }
             }

@@ -111,14 +111,14 @@ fn is_shown_name(name: &str) -> bool {
 }
 
 /// Adds and removes workers as long as the router runs.
-pub async fn keep(fleet: Arc<Fleet>, found: Arc<Discovered>, config: FleetConfig, outbox: FleetEvents) {
+pub async fn keep(fleet: Arc<Fleet>, discovered: Arc<Discovered>, config: FleetConfig, outbox: FleetEvents) {
     let membership = Membership::new(config.membership);
     let mut keeper =
         Keeper { fleet, config, outbox, membership, subscriptions: HashMap::new(), n_refused: 0, has_surveyed: false };
-    while keeper.look(&found).await.is_ok() {
+    while keeper.look(&discovered).await.is_ok() {
         remove_ended(&mut keeper.subscriptions).await;
         tokio::select! {
-            () = found.changed() => {}
+            () = discovered.changed() => {}
             () = tokio::time::sleep(MEMBERSHIP_PAUSE) => {}
         }
     }
@@ -158,18 +158,19 @@ impl Drop for SubscriptionTask {
 
 /// Removes the tasks that have ended by themselves. Panics: if one of them has panicked.
 async fn remove_ended(subscriptions: &mut HashMap<WorkerIdx, SubscriptionTask>) {
-    let ended: Vec<_> = subscriptions.extract_if(|_, subscription| subscription.0.is_finished()).collect();
-    for (_, subscription) in ended {
+    let ended_subscriptions: Vec<_> =
+        subscriptions.extract_if(|_, subscription| subscription.0.is_finished()).collect();
+    for (_, subscription) in ended_subscriptions {
         subscription.end().await;
     }
 }
 
 impl Keeper {
-    async fn look(&mut self, found: &Discovered) -> Result<(), Closed> {
+    async fn look(&mut self, discovered: &Discovered) -> Result<(), Closed> {
         let fleet = &self.fleet;
-        let is_complete = found.is_complete();
+        let is_complete = discovered.is_complete();
         let is_idle = |worker| fleet.ledger().sent.n_in_flight(worker) == 0;
-        let update = self.membership.update(&found.all(), Instant::now(), is_idle);
+        let update = self.membership.update(&discovered.all(), Instant::now(), is_idle);
         if update.n_refused > self.n_refused {
             tracing::error!(
                 refused = update.n_refused,

@@ -80,8 +80,8 @@ impl Fleet {
             }
         }
         if block_size_tokens > 0 {
-            let merged = prefetch::merge(read, block_size_tokens);
-            self.tell(metrics::JOIN, (worker, block_size_tokens), merged).await;
+            let prefixes = prefetch::merge(read, block_size_tokens);
+            self.tell(metrics::JOIN, (worker, block_size_tokens), prefixes).await;
         }
     }
 
@@ -130,8 +130,8 @@ impl Fleet {
             return;
         }
         let member = self.member(worker);
-        let packed = pack(share.iter().map(|(_, prefix)| prefix), block_size_tokens);
-        let items = share.iter().zip(packed);
+        let request_bytes = pack(share.iter().map(|(_, prefix)| prefix), block_size_tokens);
+        let items = share.iter().zip(request_bytes);
         let items = items.map(|((peer, _), prefix)| PrefetchItem { peer: self.member(*peer).name(), prefix });
         let list = Prefetch { prefixes: items.collect() };
         let body = serde_json::to_vec(&list).expect("numbers and texts have a JSON form");

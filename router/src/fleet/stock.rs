@@ -146,7 +146,7 @@ impl StockServers {
             let fellows = fellows
                 .iter()
                 .map(|fellow| PeerServer { model: &fellow.model, tokenizer_source: fellow.tokenizer_source });
-            let (model, tokenizer_source) = place((declared, nth), fellows, given, counts);
+            let (model, tokenizer_source) = place(declared, nth, fellows, given, counts);
             PlacedModel { model: Arc::new(model), tokenizer_source }
         };
         declared.models.iter().enumerate().map(stand).collect()

@@ -175,8 +175,8 @@ impl Default for ReconnectPause {
 
 impl ReconnectPause {
     /// Returns the pause after a stream that has lasted this long; `jitter` is a random number from 0 to 1.
-    pub fn after(&mut self, lasted: Duration, jitter: f64) -> Duration {
-        if lasted >= STEADY_AFTER {
+    pub fn after(&mut self, duration: Duration, jitter: f64) -> Duration {
+        if duration >= STEADY_AFTER {
             self.next = RECONNECT_MIN;
         }
         let pause = self.next.mul_f64((1.0 + jitter) / 2.0);
@@ -208,7 +208,7 @@ pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, client: WorkerClient, 
     let mut pause = ReconnectPause::default();
     let mut last_label = "";
     loop {
-        let opened = Instant::now();
+        let start = Instant::now();
         let after = subscriber.reader.open();
         let Err(error) = subscriber.read(&behind(&url, after)).await else { return };
         let fleet = &subscriber.fleet;
@@ -227,7 +227,7 @@ pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, client: WorkerClient, 
         if subscriber.outbox.tell(report).await.is_err() {
             return;
         }
-        tokio::time::sleep(pause.after(opened.elapsed(), rand::random())).await;
+        tokio::time::sleep(pause.after(start.elapsed(), rand::random())).await;
     }
 }
 
@@ -346,9 +346,9 @@ async fn unless_lost<T>(
 }
 
 /// Returns the longest silence of a stream with these headers.
-fn silence_max(described: &HeaderMap) -> Duration {
-    let announced = described.get(headers::HEARTBEAT_MS).and_then(|ms| ms.to_str().ok()?.parse().ok());
-    let silence_max = announced.map(|ms: u32| Duration::from_millis(ms.into()) * SILENT_HEARTBEATS_MAX);
+fn silence_max(headers_of_worker: &HeaderMap) -> Duration {
+    let heartbeat_ms = headers_of_worker.get(headers::HEARTBEAT_MS).and_then(|ms| ms.to_str().ok()?.parse().ok());
+    let silence_max = heartbeat_ms.map(|ms: u32| Duration::from_millis(ms.into()) * SILENT_HEARTBEATS_MAX);
     silence_max.map_or(SUMMARY_IDLE_MAX, |silence| silence.clamp(SUMMARY_IDLE_MIN, SUMMARY_IDLE_MAX))
 }
 

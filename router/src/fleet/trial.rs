@@ -99,9 +99,9 @@ pub async fn try_out(config: &TrialConfig, path: &Path) -> Result<TrialResult, T
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let ended = async { tokio::join!(read(stdout), read(stderr), child.wait()) };
     let timeout = config.timeout;
-    let (said, complained, status) =
+    let (said, stderr_text, status) =
         tokio::time::timeout(timeout, ended).await.map_err(|_| TrialError::Timeout { timeout })?;
-    judge(status.map_err(TrialError::Wait)?, &said, &complained)
+    judge(status.map_err(TrialError::Wait)?, &said, &stderr_text)
 }
 
 /// Returns the first bytes of a pipe; an error counts as its end.
@@ -116,8 +116,8 @@ async fn read(pipe: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
 /// Returns the verdict in the process's output.
 ///
 /// Errors: `NoVerdict` if the machine or its operator ended the process, or it is another program.
-fn judge(status: ExitStatus, said: &[u8], complained: &[u8]) -> Result<TrialResult, TrialError> {
-    let complaint = last_line(complained);
+fn judge(status: ExitStatus, said: &[u8], stderr_text: &[u8]) -> Result<TrialResult, TrialError> {
+    let complaint = last_line(stderr_text);
     let refused = |how: String| Ok(TrialResult::Refused { reason: format!("{how}: {complaint}") });
     match (status.code(), status.signal()) {
         (Some(0), _) => {
@@ -154,9 +154,9 @@ fn last_line(bytes: &[u8]) -> String {
 ///
 /// Limits this process's memory and processor time for good. Errors: `Limit`, `Thread`.
 pub fn try_here(path: &Path) -> Result<TrialResult, TrialError> {
-    limit(|resource, most| {
+    limit(|resource, bound| {
         let (_, hard) = resource.get()?;
-        resource.set(most.min(hard), hard)
+        resource.set(bound.min(hard), hard)
     })?;
     let path = path.to_owned();
     let tried = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(move || {
@@ -186,7 +186,7 @@ fn limit(mut set: impl FnMut(Resource, u64) -> std::io::Result<()>) -> Result<()
         // A crash leaves no core file behind.
         (Resource::CORE, 0),
     ];
-    memory.into_iter().chain(others).try_for_each(|(resource, most)| set(resource, most)).map_err(TrialError::Limit)
+    memory.into_iter().chain(others).try_for_each(|(resource, bound)| set(resource, bound)).map_err(TrialError::Limit)
 }
 
 #[cfg(test)]

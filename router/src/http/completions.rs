@@ -8,20 +8,17 @@ use std::sync::Arc;
 
 use axum::Extension;
 use axum::extract::{Request, State};
-use axum::http::request::Parts;
 use axum::http::{Method, Uri};
 use axum::response::Response;
 use warmpath_common::model::Capability;
-use warmpath_shell::body::Sender;
-use warmpath_shell::listen::ClientAddress;
 use warmpath_shell::refusal::{Name, Refusal, stored_response};
 
-use super::RequestContext;
+use super::context::{RequestContext, sender};
 use crate::app::App;
+use crate::endpoint::EndpointKind;
 use crate::error::RequestError;
 use crate::keys::ApiKey;
 use crate::lifecycle::{self, IncomingRequest};
-use crate::prompt::EndpointKind;
 use crate::salt::Salt;
 
 /// Responds to a chat.
@@ -70,8 +67,8 @@ pub async fn responses(
 }
 
 /// Responds to any request for a stored response, or below the path of responses.
-pub async fn stored(method: Method, uri: Uri, Name(rest): Name) -> Result<Infallible, RequestError> {
-    match stored_response(&method, &rest) {
+pub async fn stored(method: Method, uri: Uri, Name(path): Name) -> Result<Infallible, RequestError> {
+    match stored_response(&method, &path) {
         Some(id) => Err(Refusal::NotStored { id: id.to_owned() }.into()),
         None => Err(Refusal::path(&uri).into()),
     }
@@ -132,7 +129,7 @@ async fn answer(
     let mut span = app.tracer.request(&parts.headers, "router.request", context.arrived);
     span.name("http.route", parts.uri.path());
     span.name("warmpath.request_id", context.id.as_str());
-    let arrival = IncomingRequest {
+    let request = IncomingRequest {
         identity: None,
         span,
         id: context.id,
@@ -149,11 +146,5 @@ async fn answer(
         salt,
         place,
     };
-    lifecycle::answer(&app, arrival).await
-}
-
-/// Returns the sender of a body.
-pub(super) fn sender(parts: &Parts, key: Option<&ApiKey>) -> Sender {
-    let at = || parts.extensions.get::<ClientAddress>().map(|client| Sender::at(client.0));
-    key.map(|key| Sender::Key(key.name().to_owned())).or_else(at).unwrap_or(Sender::Unknown)
+    lifecycle::answer(&app, request).await
 }

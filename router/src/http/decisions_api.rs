@@ -29,7 +29,7 @@ pub async fn decisions(State(app): State<App>) -> Json<Value> {
 }
 
 fn describe(entry: &DecisionEntry) -> Value {
-    let chosen = &entry.chosen;
+    let choice = &entry.chosen;
     let (outcome, status, failure) = match entry.outcome {
         DecisionOutcome::Open => ("open", None, None),
         DecisionOutcome::Answered { status, .. } => ("answered", Some(status), None),
@@ -41,14 +41,14 @@ fn describe(entry: &DecisionEntry) -> Value {
         DecisionOutcome::Open | DecisionOutcome::Failed(_) | DecisionOutcome::Left => (None, None),
     };
     json!({
-        "at_ms": chosen.at_ms,
-        "request_id": chosen.request_id,
-        "model": chosen.model.names.first(),
-        "worker": chosen.worker,
-        "reason": chosen.reason.to_string(),
-        "kv_peer": chosen.kv_peer,
-        "prompt_tokens": chosen.prompt_tokens,
-        "predicted_cached_tokens": chosen.predicted_cached_tokens,
+        "at_ms": choice.at_ms,
+        "request_id": choice.request_id,
+        "model": choice.model.names.first(),
+        "worker": choice.worker,
+        "reason": choice.reason.to_string(),
+        "kv_peer": choice.kv_peer,
+        "prompt_tokens": choice.prompt_tokens,
+        "predicted_cached_tokens": choice.predicted_cached_tokens,
         "cached_tokens": cached_tokens,
         "outcome": outcome,
         "status": status,
@@ -67,10 +67,10 @@ pub struct HistoryQuery {
 /// Responds with the counters, per sample and in total, for the requested time as far as it is known.
 pub async fn history(
     State(app): State<App>,
-    asked: Result<Query<HistoryQuery>, QueryRejection>,
+    query: Result<Query<HistoryQuery>, QueryRejection>,
 ) -> Result<Json<Value>, RequestError> {
-    let Query(asked) = asked.map_err(|error| RequestError::field("window_s", error.body_text()))?;
-    let window = Duration::from_secs(asked.window_s.unwrap_or(WINDOW_DEFAULT_S).into());
+    let Query(query) = query.map_err(|error| RequestError::field("window_s", error.body_text()))?;
+    let window = Duration::from_secs(query.window_s.unwrap_or(WINDOW_DEFAULT_S).into());
     let (stretches, sum) = app.recent.within(window, &app.metrics);
     let points: Vec<Value> = stretches
         .iter()

@@ -29,9 +29,9 @@ struct PropsQuery {
 pub async fn show(State(app): State<App>, uri: Uri) -> Result<Json<Value>, RequestError> {
     app.first_contact().await?;
     let query = Query::<PropsQuery>::try_from_uri(&uri);
-    let named = query.ok().and_then(|Query(query)| query.model).filter(|name| !name.is_empty());
+    let name_in_query = query.ok().and_then(|Query(query)| query.model).filter(|name| !name.is_empty());
     let view = app.fleet.view();
-    if let Some(name) = named {
+    if let Some(name) = name_in_query {
         return describe(&app, &view, &name).map(Json);
     }
     let mut props = json!({

@@ -14,12 +14,12 @@ use warmpath_router_core::routing::cost::Cost;
 use warmpath_shell::refusal::Refusal;
 
 use super::admin::mode;
-use super::completions::sender;
+use super::context::sender;
 use crate::app::App;
+use crate::endpoint::EndpointKind;
 use crate::error::RequestError;
 use crate::fleet::fresh_request_id;
-use crate::lifecycle::attempt_target::{ask, find_matches};
-use crate::prompt::{EndpointKind, PreparedPrompt, RawRequest};
+use crate::prompt::{PreparedPrompt, RawRequest};
 use crate::salt::Salt;
 
 /// The field that distinguishes a chat from a completion.
@@ -39,22 +39,22 @@ struct RouteQuery {
 /// Responds with the worker that would get a request now, and the reason.
 pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Value>, RequestError> {
     let (mut parts, body) = request.into_parts();
-    let asked = Query::<RouteQuery>::try_from_uri(&parts.uri);
-    let Query(asked) = asked.map_err(|error| RequestError::field("path", error.body_text()))?;
+    let query = Query::<RouteQuery>::try_from_uri(&parts.uri);
+    let Query(query) = query.map_err(|error| RequestError::field("path", error.body_text()))?;
     let sender = sender(&parts, None);
     let body = app.bodies.read(&mut parts.headers, body, sender.clone()).await.map_err(Refusal::from)?;
     let salt = Salt::of(&parts.headers, None)?;
-    let (endpoint, any_model_name) = (endpoint_of(asked.path.as_deref(), &body), app.requests.any_model_name);
+    let (endpoint, any_model_name) = (endpoint_of(query.path.as_deref(), &body), app.requests.any_model_name);
     let body = app.with_images(body, endpoint, &sender).await?;
     let draft = RawRequest { endpoint, body, salt, any_model_name, reports_prefix: false, session: None };
     let view = app.fleet.view();
     let prepared = app.preparing.prepare(&app.fleet, view.clone(), draft).await?;
-    let matches = find_matches(&app, &prepared);
+    let matches = prepared.matches(app.fleet.index());
     let request_id = fresh_request_id();
-    let ask = ask(&request_id, &prepared, &matches);
-    let explanation = app.fleet.ledger().dry_run(&view, &ask);
-    let workers: Vec<Value> = explanation.workers.iter().map(|scored| describe(&app, scored, &matches)).collect();
-    let choice = explanation
+    let dry_run = app.fleet.ledger().dry_run(&view, &prepared.route_request(&request_id, &matches));
+    let workers: Vec<Value> =
+        dry_run.workers.iter().map(|scored_worker| describe(&app, scored_worker, &matches)).collect();
+    let choice = dry_run
         .choice
         .as_ref()
         .ok()
@@ -72,8 +72,8 @@ pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Valu
         "block_size_tokens": prepared.model.block_size_tokens,
         "prompt": prompt,
         "choice": choice,
-        "refusal": explanation.choice.as_ref().err().map(ToString::to_string),
-        "listen_ms_max": explanation.backoff_max.as_secs_f64() * 1e3,
+        "refusal": dry_run.choice.as_ref().err().map(ToString::to_string),
+        "listen_ms_max": dry_run.backoff_max.as_secs_f64() * 1e3,
         "waiting": app.queue.n_waiting(&prepared.model.fingerprint),
         "workers": workers,
     })))
@@ -91,18 +91,18 @@ fn endpoint_of(path: Option<&str>, body: &Bytes) -> EndpointKind {
     if peek.messages.is_some() { EndpointKind::Chat } else { EndpointKind::Completion }
 }
 
-fn describe(app: &App, scored: &Scored<'_>, matches: &[Match]) -> Value {
-    let candidate = &scored.candidate;
+fn describe(app: &App, scored_worker: &Scored<'_>, matches: &[Match]) -> Value {
+    let candidate = &scored_worker.candidate;
     let worker = candidate.worker;
     let Cost { wait_ms, transfer_ms, encode_ms, prefill_ms, pressure_ms, slowdown_ms } = candidate.cost;
-    let stale = worker.link.stale_since().map(|since| since.elapsed().as_secs_f64());
-    let claimed = matches.iter().find(|found| found.worker == worker.idx).map_or(0, |found| found.blocks);
+    let stale_seconds = worker.link.stale_since().map(|since| since.elapsed().as_secs_f64());
+    let claimed_blocks = matches.iter().find(|found| found.worker == worker.idx).map_or(0, |found| found.blocks);
     json!({
         "url": worker.name,
         "mode": mode(worker),
-        "unavailable": scored.unavailable.map(|why| why.label()),
-        "has_room": scored.has_capacity,
-        "claimed_blocks": claimed,
+        "unavailable": scored_worker.unavailable.map(|why| why.label()),
+        "has_room": scored_worker.has_capacity,
+        "claimed_blocks": claimed_blocks,
         "matched_blocks": candidate.found.map_or(0, |found| found.blocks),
         "cached_tokens": candidate.work.reused_tokens(),
         "transfer": candidate.transfer.map(|transfer| json!({
@@ -112,7 +112,7 @@ fn describe(app: &App, scored: &Scored<'_>, matches: &[Match]) -> Value {
         "tier": candidate.found.map(|found| found.tier),
         "state": candidate.found.map(|found| found.state),
         "slot": candidate.found.and_then(|found| found.slot),
-        "stale_seconds": stale,
+        "stale_seconds": stale_seconds,
         "age_seconds": app.fleet.age(&app.fleet.member(worker.idx)).map(|age| age.as_secs_f64()),
         "cost_ms": {
             "wait": wait_ms,

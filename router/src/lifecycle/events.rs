@@ -11,14 +11,17 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
+use futures::stream::BoxStream;
 use tokio::time::{Instant, timeout_at};
 use warmpath_router_core::event_stream::{EndMark, Ends, EventReader, Splitter, StreamProgress, StreamState, is_whole};
 use warmpath_router_core::overload::retry::WorkerFailure;
 
 use super::journal::{JournalLimits, JournalReader};
-use super::upstream::BodyPieces;
 use crate::config::{EVENT_HELD_BYTES_MAX, JOURNAL_BYTES_MAX};
-use crate::prompt::EndpointKind;
+use crate::endpoint::EndpointKind;
+
+/// Pieces of a body, until its end or the loss of its worker.
+pub(super) type BodyPieces = BoxStream<'static, Result<Bytes, WorkerFailure>>;
 
 /// A worker's stream of events.
 pub(super) struct Events {
@@ -82,7 +85,7 @@ impl Events {
     }
 
     /// Removes the journal from the stream; `lines` is the journal before it, with so many choices that have ended.
-    pub(super) fn with_journal(self, (lines, n_ended_choices): (Vec<u8>, u32)) -> Self {
+    pub(super) fn with_journal(self, lines: Vec<u8>, n_ended_choices: u32) -> Self {
         let limits = JournalLimits { journal_bytes_max: JOURNAL_BYTES_MAX, held_bytes_max: EVENT_HELD_BYTES_MAX };
         let reader = self.reader.after(n_ended_choices);
         Self { journal: Some(JournalReader::new(limits, lines)), reader, ..self }

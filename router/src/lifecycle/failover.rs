@@ -6,7 +6,6 @@
 //! journal from a stream (`journal`), the relay that continues (`relay`), responses in one piece, which the next
 //! attempt continues (`lifecycle`, `whole`).
 
-use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::HeaderMap;
@@ -14,44 +13,37 @@ use bytes::Bytes;
 use warmpath_common::headers::JOURNAL;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::diagnostics::decision_log::DecisionOutcome;
-use warmpath_router_core::fleet::WorkerView;
 use warmpath_router_core::overload::retry::WorkerFailure;
 
 use super::attempt_target::AttemptTarget;
-use super::events::{Events, end_mark};
+use super::attempts::Attempts;
+use super::events::end_mark;
 use super::hold::Hold;
 use super::keepalive::Keepalive;
-use super::upstream::{ResponseHead, RestOfBody, UpstreamResponse};
-use super::{Attempts, IncomingRequest, RetryState, headers, kv_transfer};
+use super::partial_response::PartialResponse;
+use super::request::IncomingRequest;
+use super::retry_state::{FailedBoots, RetryState};
+use super::upstream_response::{ResponseHead, RestOfBody, UpstreamResponse};
+use super::{headers, kv_transfer};
 use crate::app::App;
+use crate::endpoint::EndpointKind;
 use crate::metrics;
-use crate::prompt::{EndpointKind, Prepared};
-
-/// A response so far, for the worker that continues it.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Past {
-    /// Lines of its journal.
-    pub(super) lines: Vec<u8>,
-    /// Choices of its stream that have ended, as [`Events::take_lines`] counts them.
-    pub(super) n_ended_choices: u32,
-    /// Reused prompt tokens that were reported to the client.
-    pub(super) cached_tokens: Option<u32>,
-}
+use crate::prompt::Prepared;
 
 /// State with which a stream can be continued at another worker.
 pub(super) struct Failover {
     app: App,
     prepared: Prepared,
     cached_tokens: Option<u32>,
-    /// Workers that failed this stream, with the boot epoch that each had then.
-    failed_boots: Vec<(WorkerIdx, Option<u64>)>,
+    /// Workers that failed this stream.
+    failed_boots: FailedBoots,
     /// Number of continuations so far.
     n_done: u32,
 }
 
 /// A stream that continues at another worker.
 pub(super) struct ContinuedStream {
-    pub(super) choice: AttemptTarget,
+    pub(super) target: AttemptTarget,
     pub(super) first: Bytes,
     pub(super) rest: RestOfBody,
     /// Name of the new worker for the client.
@@ -68,13 +60,13 @@ pub(super) fn identity(app: &App, endpoint: EndpointKind, path: &str) -> Option<
 
 impl Failover {
     /// Returns the state with which the stream of this worker can be continued; `None` if it has no journal.
-    pub(super) fn of(app: &App, prepared: Prepared, (rest, head): (&RestOfBody, &HeaderMap)) -> Option<Self> {
+    pub(super) fn of(app: &App, prepared: Prepared, rest: &RestOfBody, head: &HeaderMap) -> Option<Self> {
         let has_journal = matches!(rest, RestOfBody::Events(events) if events.has_journal());
         has_journal.then(|| Self {
             app: app.clone(),
             prepared,
             cached_tokens: headers::number(head, warmpath_common::headers::CACHED_TOKENS),
-            failed_boots: Vec::new(),
+            failed_boots: FailedBoots::default(),
             n_done: 0,
         })
     }
@@ -88,19 +80,20 @@ impl Failover {
     /// ended; `None` if no worker could.
     pub(super) async fn go_on(
         &mut self,
-        arrival: &mut IncomingRequest,
-        failed: (WorkerIdx, WorkerFailure),
-        (lines, n_ended_choices): (Vec<u8>, u32),
+        request: &mut IncomingRequest,
+        worker: WorkerIdx,
+        failure: WorkerFailure,
+        lines: Vec<u8>,
+        n_ended_choices: u32,
     ) -> Option<ContinuedStream> {
         let start = Instant::now();
         self.n_done += 1;
-        let boot_epoch = self.app.fleet.view().worker(failed.0).and_then(|worker| worker.boot_epoch);
-        self.failed_boots.push((failed.0, boot_epoch));
+        self.failed_boots.add(&self.app.fleet.view(), worker);
         // The continuation gets as much time as a request that has just arrived.
-        arrival.queued_from = start;
-        let past = Past { lines, n_ended_choices, cached_tokens: self.cached_tokens };
-        let continued = self.attempt(arrival, (past, failed), start).await;
-        arrival.span.part("router.failover", (start, Instant::now()), Vec::new());
+        request.queued_from = start;
+        let past = PartialResponse { lines, n_ended_choices, cached_tokens: self.cached_tokens };
+        let continued = self.attempt(request, past, worker, failure, start).await;
+        request.span.part("router.failover", (start, Instant::now()), Vec::new());
         let result = if continued.is_some() { metrics::CONTINUED } else { metrics::FAILED };
         self.app.metrics.failovers.with_label_values(&[result]).inc();
         continued
@@ -108,44 +101,37 @@ impl Failover {
 
     async fn attempt(
         &self,
-        arrival: &mut IncomingRequest,
-        (past, failed): (Past, (WorkerIdx, WorkerFailure)),
+        request: &mut IncomingRequest,
+        past: PartialResponse,
+        worker: WorkerIdx,
+        failure: WorkerFailure,
         start: Instant,
     ) -> Option<ContinuedStream> {
         let app = &self.app;
         let mut retry_state = RetryState { past: Some(past), ..RetryState::default() };
         let (comments, _receiver) = tokio::sync::mpsc::channel(1);
         let comments = Keepalive::new(comments);
-        let attempts = Attempts { app, prepared: &self.prepared, comments: &comments, failover: Some(self) };
-        let (mut choice, answer) = attempts.run(arrival, &mut Hold::new(app), &mut retry_state).await.ok()?;
-        let head = answer.head();
-        kv_transfer::observe(app, &choice, &head.headers);
+        let attempts =
+            Attempts { app, prepared: &self.prepared, comments: &comments, failed_boots: &self.failed_boots };
+        let (mut target, response) = attempts.run(request, &mut Hold::new(app), &mut retry_state).await.ok()?;
+        let head = response.head();
+        kv_transfer::observe(app, &target, &head.headers);
         let (status, ttft_ms) = (head.status.as_u16(), start.elapsed().as_secs_f64() * 1e3);
         let cached_tokens = headers::number(&head.headers, warmpath_common::headers::CACHED_TOKENS);
-        choice.note.set_outcome(DecisionOutcome::Answered { status, ttft_ms, cached_tokens });
-        match answer {
+        target.note.set_outcome(DecisionOutcome::Answered { status, ttft_ms, cached_tokens });
+        match response {
             UpstreamResponse::Stream { head, first, rest } if head.headers.contains_key(JOURNAL) => {
                 // Earlier failures have been proven by earlier continuations.
-                choice.in_flight.answered(&[failed]);
-                let member = app.fleet.member(choice.decision.worker);
-                tracing::info!(request_id = %arrival.id, worker = %member.url, "answer continues at another worker");
+                target.in_flight.answered(&[(worker, failure)]);
+                let member = app.fleet.member(target.decision.worker);
+                tracing::info!(request_id = %request.id, worker = %member.url, "answer continues at another worker");
                 let name = member.shown_name().to_string();
                 let exactness = headers::text(&head.headers, JOURNAL).unwrap_or_default();
                 let first = [&self.comment(exactness), &first[..]].concat().into();
-                Some(ContinuedStream { choice, first, rest, name })
+                Some(ContinuedStream { target, first, rest, name })
             }
             _ => None,
         }
-    }
-
-    /// Returns the workers that cannot continue the stream now: those that failed it and have not been restarted since,
-    /// and stock servers.
-    pub(super) fn excluded(&self) -> Vec<WorkerIdx> {
-        let view = self.app.fleet.view();
-        let is_excluded = |worker: &&Arc<WorkerView>| {
-            worker.stock.is_some() || self.failed_boots.contains(&(worker.idx, worker.boot_epoch))
-        };
-        view.workers.iter().filter(is_excluded).map(|worker| worker.idx).collect()
     }
 
     /// Returns the comment that tells a client how often its stream was continued. A header would be too late.
@@ -158,9 +144,4 @@ impl Failover {
 pub(super) fn failovers_header(n_failovers: u32, head: &ResponseHead) -> Option<String> {
     let exactness = headers::text(&head.headers, JOURNAL).filter(|_| n_failovers > 0)?;
     Some(format!("{n_failovers}; {exactness}"))
-}
-
-/// Returns the events of a stream whose worker sends a journal.
-pub(super) fn with_journal(events: Events, past: Option<&Past>) -> Events {
-    events.with_journal(past.map(|past| (past.lines.clone(), past.n_ended_choices)).unwrap_or_default())
 }

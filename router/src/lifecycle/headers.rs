@@ -11,8 +11,9 @@ use warmpath_common::headers;
 use warmpath_shell::bearer;
 use warmpath_shell::trace::TRACEPARENT;
 
-use super::failover::Past;
-use super::{AttemptTarget, IncomingRequest};
+use super::attempt_target::AttemptTarget;
+use super::partial_response::PartialResponse;
+use super::request::IncomingRequest;
 
 /// Hop-by-hop headers (RFC 9110, section 7.6.1).
 const HOP_BY_HOP: &[&str] = &[
@@ -97,26 +98,30 @@ pub(super) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Durati
 
 /// Returns the headers for a worker: the client's, then the request's id, and for a Warmpath worker model, salt, tenant
 /// and hints.
-pub(super) fn to_worker(arrival: &IncomingRequest, choice: &AttemptTarget, past: Option<&Past>) -> HeaderMap {
-    let mut headers = of_client(&arrival.headers);
-    let is_stock = choice.in_flight.is_server_request();
+pub(super) fn to_worker(
+    request: &IncomingRequest,
+    target: &AttemptTarget,
+    past: Option<&PartialResponse>,
+) -> HeaderMap {
+    let mut headers = of_client(&request.headers);
+    let is_stock = target.in_flight.is_server_request();
     // A stock server may require a key of its own.
     if !is_stock {
         bearer::strip(&mut headers);
     }
     // Events of a compressed stream cannot be read, and no error event can follow when the worker breaks off.
     headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-    set(&mut headers, headers::REQUEST_ID, arrival.id.as_str());
-    if let Some(parent) = choice.span.traceparent() {
+    set(&mut headers, headers::REQUEST_ID, request.id.as_str());
+    if let Some(parent) = target.span.traceparent() {
         headers.insert(HeaderName::from_static(TRACEPARENT), parent);
     }
     if is_stock {
         return headers;
     }
-    if let Some(model) = choice.model {
+    if let Some(model) = target.model {
         set(&mut headers, headers::MODEL_FINGERPRINT, &model.to_string());
     }
-    if let Some(identity) = &arrival.identity {
+    if let Some(identity) = &request.identity {
         set(&mut headers, headers::JOURNAL, identity);
     }
     if let Some(past) = past {
@@ -125,23 +130,23 @@ pub(super) fn to_worker(arrival: &IncomingRequest, choice: &AttemptTarget, past:
             set(&mut headers, headers::CACHED_TOKENS, &cached_tokens.to_string());
         }
     }
-    if let Some(salt) = arrival.salt.header() {
+    if let Some(salt) = request.salt.header() {
         headers.insert(HeaderName::from_static(headers::CACHE_SALT), salt);
     }
-    if let Some(key) = &arrival.key {
+    if let Some(key) = &request.key {
         set(&mut headers, headers::TENANT, key.tenant());
         set(&mut headers, headers::PRIORITY_MAX, &key.priority_max().to_string());
     }
-    if let Some(slot) = choice.decision.slot {
+    if let Some(slot) = target.decision.slot {
         set(&mut headers, headers::SLOT, &slot.to_string());
     }
-    if let Some(block) = choice.decision.expected_block {
+    if let Some(block) = target.decision.expected_block {
         set(&mut headers, headers::EXPECTED_BLOCK, &block.to_string());
     }
-    if let Some(predicted) = choice.predicted_cached_tokens {
-        set(&mut headers, headers::PREDICTED_CACHED_TOKENS, &predicted.to_string());
+    if let Some(predicted_tokens) = target.predicted_cached_tokens {
+        set(&mut headers, headers::PREDICTED_CACHED_TOKENS, &predicted_tokens.to_string());
     }
-    if let Some(peer) = &choice.kv_peer {
+    if let Some(peer) = &target.kv_peer {
         set(&mut headers, headers::KV_PEER, peer);
     }
     headers
@@ -159,24 +164,26 @@ pub(super) fn to_client(headers: &HeaderMap) -> HeaderMap {
     end_to_end(headers, is_passed)
 }
 
-/// Adds the router's headers about its choice.
-pub(super) fn describe(headers: &mut HeaderMap, choice: &AttemptTarget, worker: &str) {
+/// Adds the router's headers about its target.
+pub(super) fn describe(headers: &mut HeaderMap, target: &AttemptTarget, worker: &str) {
     set(headers, headers::WORKER, worker);
-    set(headers, headers::ROUTE, &choice.decision.reason.to_string());
-    if let Some(predicted) = choice.predicted_cached_tokens {
-        set(headers, headers::PREDICTED_CACHED_TOKENS, &predicted.to_string());
+    set(headers, headers::ROUTE, &target.decision.reason.to_string());
+    if let Some(predicted_tokens) = target.predicted_cached_tokens {
+        set(headers, headers::PREDICTED_CACHED_TOKENS, &predicted_tokens.to_string());
     }
 }
 
 /// Returns the `wanted` headers that are not hop-by-hop.
-fn end_to_end(headers: &HeaderMap, wanted: impl Fn(&str) -> bool) -> HeaderMap {
+fn end_to_end(headers: &HeaderMap, is_passed: impl Fn(&str) -> bool) -> HeaderMap {
     // Headers named by `Connection` are hop-by-hop, too. Its value is read as bytes, so that an invalid name does not
     // hide the others.
-    let named =
+    let named_by_connection =
         headers.get_all(header::CONNECTION).iter().flat_map(|value| value.as_bytes().split(|&byte| byte == b','));
-    let named: Vec<HeaderName> = named.filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok()).collect();
-    let goes_on =
-        |name: &HeaderName| wanted(name.as_str()) && !HOP_BY_HOP.contains(&name.as_str()) && !named.contains(name);
+    let named_by_connection: Vec<HeaderName> =
+        named_by_connection.filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok()).collect();
+    let goes_on = |name: &HeaderName| {
+        is_passed(name.as_str()) && !HOP_BY_HOP.contains(&name.as_str()) && !named_by_connection.contains(name)
+    };
     headers.iter().filter(|(name, _)| goes_on(name)).map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 

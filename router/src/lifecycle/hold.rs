@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use super::IncomingRequest;
+use super::request::IncomingRequest;
 use crate::app::App;
 use crate::error::RequestError;
 use crate::fleet::Changes;
@@ -28,19 +28,19 @@ impl Hold {
     pub(super) async fn until_changed(
         &mut self,
         app: &App,
-        arrival: &mut IncomingRequest,
+        request: &mut IncomingRequest,
         name: Option<&str>,
     ) -> Result<bool, RequestError> {
-        let (start, deadline) = (Instant::now(), arrival.at + app.requests.wait);
+        let (start, deadline) = (Instant::now(), request.at + app.requests.wait);
         if start >= deadline {
             return Ok(false);
         }
         let mut has_changed = self.changes.take();
-        let is_awaited = || app.fleet.view().is_awaited(name, arrival.endpoint.wanted(), Instant::now());
+        let is_awaited = || app.fleet.view().is_awaited(name, request.endpoint.wanted(), Instant::now());
         if !is_awaited() {
             return Ok(has_changed);
         }
-        tracing::debug!(request_id = %arrival.id, name, "request is held for a model that is being loaded");
+        tracing::debug!(request_id = %request.id, name, "request is held for a model that is being loaded");
         while is_awaited() {
             let change = tokio::time::timeout_at(deadline.into(), self.changes.wait());
             has_changed = app.unless_draining(change).await?.is_ok();
@@ -48,8 +48,8 @@ impl Hold {
                 break;
             }
         }
-        arrival.queued_from = Instant::now();
-        arrival.span.part("router.hold", (start, Instant::now()), Vec::new());
+        request.queued_from = Instant::now();
+        request.span.part("router.hold", (start, Instant::now()), Vec::new());
         Ok(has_changed)
     }
 }

@@ -9,6 +9,7 @@
 
 use std::future::Future;
 use std::pin::{Pin, pin};
+use std::sync::{Arc, OnceLock};
 
 use axum::body::{Body, BodyDataStream, to_bytes};
 use axum::http::header;
@@ -23,10 +24,11 @@ use warmpath_router_core::overload::retry::WorkerFailure;
 use warmpath_shell::event_stream;
 
 use super::events::{Events, Passed};
+use super::headers;
 use crate::config::{COMMENT_INTERVAL, EVENT_HELD_BYTES_MAX};
+use crate::endpoint::EndpointKind;
 use crate::error::RequestError;
 use crate::error::response::{error_event, refused_stream_event};
-use crate::prompt::EndpointKind;
 use crate::prompt::body::Delivery;
 
 /// Longest error of a worker that becomes an event. Units: bytes.
@@ -39,12 +41,22 @@ pub(super) const COMMENT: &[u8] = b": the answer goes on\n\n";
 
 /// Sender of keep-alive signals. A signal is dropped if the last one has not been read.
 #[derive(Debug, Clone)]
-pub(super) struct Keepalive(mpsc::Sender<()>);
+pub(super) struct Keepalive {
+    signals: mpsc::Sender<()>,
+    /// Header of a response that begins with comments, once it is known.
+    header: Arc<OnceLock<(&'static str, String)>>,
+}
 
 impl Keepalive {
     /// Returns the sender of a channel.
     pub(super) fn new(signals: mpsc::Sender<()>) -> Self {
-        Self(signals)
+        Self { signals, header: Arc::default() }
+    }
+
+    /// Adds a header to the response if it begins with comments from now on.
+    pub(super) fn set_header(&self, name: &'static str, value: String) {
+        // A second one is not expected, and would come too late.
+        let _ = self.header.set((name, value));
     }
 
     /// Returns the result of `work`; a client that waits for a stream meanwhile gets a comment after every
@@ -70,25 +82,25 @@ impl Keepalive {
         events: &mut Events,
         progress_min: StreamProgress,
     ) -> Result<Bytes, WorkerFailure> {
-        let mut held = BytesMut::new();
+        let mut first_events = BytesMut::new();
         loop {
             let Passed { bytes, progress } = events.next().await.ok_or(WorkerFailure::Broken)??;
-            if held.is_empty() && progress == StreamProgress::Nothing {
+            if first_events.is_empty() && progress == StreamProgress::Nothing {
                 self.signal();
                 continue;
             }
-            if held.is_empty() && progress >= progress_min {
+            if first_events.is_empty() && progress >= progress_min {
                 return Ok(bytes);
             }
-            held.extend_from_slice(&bytes);
-            if progress >= progress_min || held.len() > EVENT_HELD_BYTES_MAX {
-                return Ok(held.freeze());
+            first_events.extend_from_slice(&bytes);
+            if progress >= progress_min || first_events.len() > EVENT_HELD_BYTES_MAX {
+                return Ok(first_events.freeze());
             }
         }
     }
 
     fn signal(&self) {
-        let _ = self.0.try_send(());
+        let _ = self.signals.try_send(());
     }
 }
 
@@ -96,17 +108,26 @@ impl Keepalive {
 ///
 /// Errors: the error of the attempts, unless a comment came before it; `ShuttingDown` if `cut_off` comes first.
 pub(super) async fn answer<F>(
-    (endpoint, cut_off): (EndpointKind, CancellationToken),
+    endpoint: EndpointKind,
+    cut_off: CancellationToken,
     attempts: impl FnOnce(Keepalive) -> F,
 ) -> Result<Response, RequestError>
 where
     F: Future<Output = Result<Response, RequestError>> + Send + 'static,
 {
-    let (comments, signals) = mpsc::channel(1);
-    let mut waiting = Waiting { attempts: Box::pin(attempts(Keepalive(comments))), signals, endpoint, cut_off };
+    let (sender, signals) = mpsc::channel(1);
+    let comments = Keepalive::new(sender);
+    let header = Arc::clone(&comments.header);
+    let mut waiting = Waiting { attempts: Box::pin(attempts(comments)), signals, endpoint, cut_off };
     match waiting.next().await {
         Signal::Answer(answer) => answer,
-        Signal::Comment => Ok(head(Body::from_stream(waiting.stream()))),
+        Signal::Comment => {
+            let mut response = head(Body::from_stream(waiting.stream()));
+            if let Some((name, value)) = header.get() {
+                headers::set(response.headers_mut(), name, value);
+            }
+            Ok(response)
+        }
     }
 }
 
@@ -151,7 +172,7 @@ impl Waiting {
 
     fn stream(self) -> impl Stream<Item = Result<Bytes, axum::Error>> + Send + 'static {
         let first = futures::stream::once(std::future::ready(Ok(Bytes::from_static(COMMENT))));
-        let rest = futures::stream::unfold(Stage::Waiting(self), |stage| async {
+        let later_parts = futures::stream::unfold(Stage::Waiting(self), |stage| async {
             match stage {
                 Stage::Waiting(mut waiting) => match waiting.next().await {
                     Signal::Comment => Some((Ok(Bytes::from_static(COMMENT)), Stage::Waiting(waiting))),
@@ -161,7 +182,7 @@ impl Waiting {
                 Stage::Done => None,
             }
         });
-        first.chain(rest.fuse())
+        first.chain(later_parts.fuse())
     }
 }
 
@@ -211,7 +232,7 @@ mod tests {
 
     async fn check(given: &[&'static str], progress_min: StreamProgress, expected: Result<&str, WorkerFailure>) {
         let (sender, _receiver) = mpsc::channel(1);
-        let found = Keepalive(sender).beginning(&mut events(given), progress_min).await;
+        let found = Keepalive::new(sender).beginning(&mut events(given), progress_min).await;
         assert_eq!(found, expected.map(|first| Bytes::from(first.to_owned())), "{given:?}");
     }
 
@@ -248,7 +269,7 @@ mod tests {
     async fn a_bounded_number_of_events_is_held_back() {
         let (sender, _receiver) = mpsc::channel(1);
         let endless = futures::stream::repeat_with(|| Ok(Bytes::from_static(ROLE.as_bytes())));
-        let first = Keepalive(sender).beginning(&mut of_pieces(endless), StreamProgress::Content).await;
+        let first = Keepalive::new(sender).beginning(&mut of_pieces(endless), StreamProgress::Content).await;
         let n_bytes = first.expect("they pass in the end").len();
         assert!(n_bytes > EVENT_HELD_BYTES_MAX && n_bytes <= EVENT_HELD_BYTES_MAX + ROLE.len(), "{n_bytes}");
     }
@@ -266,7 +287,7 @@ mod tests {
             };
             comments.during(delivery, server).await
         };
-        let response = answer((endpoint, CancellationToken::new()), attempts).await;
+        let response = answer(endpoint, CancellationToken::new(), attempts).await;
         (response, start.elapsed())
     }
 

@@ -9,7 +9,8 @@ use axum::http::HeaderMap;
 use warmpath_common::headers::{CACHED_TOKENS, KV_FETCHED};
 use warmpath_router_core::routing::transfer::Transfer;
 
-use super::{AttemptTarget, headers};
+use super::attempt_target::AttemptTarget;
+use super::headers;
 use crate::app::App;
 
 /// Returns the hint's header: the peer's URL and the number of the prompt's first blocks that it holds.
@@ -22,14 +23,14 @@ pub(super) fn hint(app: &App, transfer: Transfer) -> String {
 /// A transfer has failed if less is reused than predicted: the peer had less, or the worker could not store the state.
 /// If a worker reuses as much as predicted without fetching, it got the state in another way, which says nothing about
 /// the peer.
-pub(super) fn observe(app: &App, choice: &AttemptTarget, answered: &HeaderMap) {
-    let Some(transfer) = choice.decision.transfer else { return };
-    let fetched = headers::text(answered, KV_FETCHED).and_then(fetched);
-    let cached_tokens: Option<u32> = headers::number(answered, CACHED_TOKENS);
-    let is_less = cached_tokens.is_some_and(|cached_tokens| cached_tokens < choice.decision.cached_tokens);
+pub(super) fn observe(app: &App, target: &AttemptTarget, headers: &HeaderMap) {
+    let Some(transfer) = target.decision.transfer else { return };
+    let fetched = headers::text(headers, KV_FETCHED).and_then(fetched);
+    let cached_tokens: Option<u32> = headers::number(headers, CACHED_TOKENS);
+    let is_less = cached_tokens.is_some_and(|cached_tokens| cached_tokens < target.decision.cached_tokens);
     if fetched.is_some() || is_less {
         let measured = fetched.filter(|_| !is_less);
-        let (worker, peer, now) = (choice.decision.worker, transfer.peer, Instant::now());
+        let (worker, peer, now) = (target.decision.worker, transfer.peer, Instant::now());
         let mut ledger = app.fleet.ledger();
         match measured {
             Some((bytes, ms)) => ledger.transfer_rates.fetched(worker, peer, bytes, ms, now),

@@ -9,6 +9,7 @@ use warmpath_prompt::DroppedReasoning;
 use warmpath_router_core::diagnostics::prefix_breaks::{PrefixContinuity, PromptFingerprint};
 
 use super::headers;
+use super::keepalive::Keepalive;
 use crate::app::App;
 use crate::conversations::PromptRelation;
 use crate::prompt::{Prepared, PreparedPrompt};
@@ -37,14 +38,14 @@ struct Report {
 
 impl PrefixBreakHeader {
     /// Returns whether the request's headers ask for a report.
-    pub(super) fn is_wanted(asked: &HeaderMap) -> bool {
-        let wanted = headers::text(asked, warmpath_common::headers::DEBUG);
-        wanted.is_some_and(|wanted| wanted.split(',').any(|part| part.trim() == "prefix"))
+    pub(super) fn is_wanted(client_headers: &HeaderMap) -> bool {
+        let debug_options = headers::text(client_headers, warmpath_common::headers::DEBUG);
+        debug_options.is_some_and(|debug_options| debug_options.split(',').any(|part| part.trim() == "prefix"))
     }
 
     /// Returns the report for a prompt if the request's headers ask for it.
-    pub(super) fn of(app: &App, asked: &HeaderMap, prepared: &mut Prepared) -> Self {
-        if !Self::is_wanted(asked) {
+    pub(super) fn of(app: &App, client_headers: &HeaderMap, prepared: &mut Prepared) -> Self {
+        if !Self::is_wanted(client_headers) {
             return Self(None);
         }
         let dropped_reasoning = prepared.dropped_reasoning.take();
@@ -74,6 +75,13 @@ impl PrefixBreakHeader {
             text += TOOLS_AGAIN;
         }
         Self(Some(Report { text, dropped_reasoning }))
+    }
+
+    /// Adds the report to the response if that begins with comments before a worker responds.
+    pub(super) fn announce(&self, comments: &Keepalive) {
+        if let Some(report) = &self.0 {
+            comments.set_header(warmpath_common::headers::PREFIX_BREAK, report.text.clone());
+        }
     }
 
     /// Adds the report to the response, and counts a break within an earlier response if the worker has found one.

@@ -16,18 +16,18 @@ use futures::{Stream, StreamExt};
 use prometheus::Histogram;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use super::IncomingRequest;
 use super::attempt_target::AttemptTarget;
 use super::failover::{ContinuedStream, Failover};
 use super::keepalive::COMMENT;
-use super::upstream::RestOfBody;
+use super::request::IncomingRequest;
+use super::upstream_response::RestOfBody;
 use crate::app::App;
 use crate::config::COMMENT_INTERVAL;
+use crate::endpoint::EndpointKind;
 use crate::error::RequestError;
 use crate::error::response::{broken_stream_event, error_event};
 use crate::fleet::InFlightGuard;
 use crate::metrics::{FAILED, Metrics};
-use crate::prompt::EndpointKind;
 use warmpath_common::ids::RequestId;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::event_stream::StreamState;
@@ -50,9 +50,9 @@ pub(super) struct Relay {
     worker_idx: WorkerIdx,
     /// Span of the attempt, which ends before that of the request.
     attempt: Span,
-    request: RelayedRequest,
+    properties: RelayedRequest,
     /// The request without its body; `None` during the search for another worker.
-    arrival: Option<IncomingRequest>,
+    request: Option<IncomingRequest>,
     /// State for a failover; `None` if the response cannot be continued, and during the search for another worker.
     failover: Option<Failover>,
     /// The request's body; `None` if the response cannot be continued, and during the search for another worker.
@@ -85,23 +85,24 @@ impl Relay {
     /// Returns the relay of a response that has begun.
     pub(super) fn new(
         app: &App,
-        (arrival, failover): (IncomingRequest, Option<Failover>),
-        choice: AttemptTarget,
+        request: IncomingRequest,
+        failover: Option<Failover>,
+        target: AttemptTarget,
         worker: String,
     ) -> Self {
         let mut relay = Self {
             metrics: Arc::clone(&app.metrics),
             worker,
-            worker_idx: choice.decision.worker,
-            in_flight: choice.in_flight,
-            attempt: choice.span,
-            request: RelayedRequest {
-                id: arrival.id.clone(),
-                trace_id: arrival.span.trace_id(),
-                endpoint: arrival.endpoint,
-                at: arrival.at,
+            worker_idx: target.decision.worker,
+            in_flight: target.in_flight,
+            attempt: target.span,
+            properties: RelayedRequest {
+                id: request.id.clone(),
+                trace_id: request.span.trace_id(),
+                endpoint: request.endpoint,
+                at: request.at,
             },
-            arrival: None,
+            request: None,
             failover: None,
             body: None,
             room: Arc::clone(&app.bodies.room),
@@ -109,44 +110,45 @@ impl Relay {
             cut_off: Box::pin(app.cut_off.clone().cancelled_owned()),
             outcome: RelayEnd::Open,
         };
-        relay.keep_request(arrival, failover);
+        relay.keep_request(request, failover);
         relay
     }
 
     /// Keeps the request; what only a failover needs is dropped if there can be none.
-    fn keep_request(&mut self, mut arrival: IncomingRequest, failover: Option<Failover>) {
-        let body = std::mem::take(&mut arrival.body);
+    fn keep_request(&mut self, mut request: IncomingRequest, failover: Option<Failover>) {
+        let body = std::mem::take(&mut request.body);
         self.failover = failover.filter(Failover::may_go_on);
         if self.failover.is_some() {
-            self.body = Some(RetainedBody::new(&self.room, arrival.sender.clone(), body));
+            self.body = Some(RetainedBody::new(&self.room, request.sender.clone(), body));
         } else {
-            arrival.headers = HeaderMap::new();
+            request.headers = HeaderMap::new();
         }
-        self.arrival = Some(arrival);
+        self.request = Some(request);
     }
 
     /// Takes the request with its body for a failover; `None` if new bodies needed the body's memory.
     fn take_request(&mut self) -> Option<(IncomingRequest, Failover)> {
         let Some(body) = self.body.take().and_then(RetainedBody::take) else {
             self.metrics.failovers.with_label_values(&[FAILED]).inc();
-            tracing::warn!(request_id = %self.request.id, "no failover: other requests needed the memory of the body");
+            tracing::warn!(request_id = %self.properties.id, "no failover: other requests needed the memory of the body");
             return None;
         };
-        let (mut arrival, failover) = (self.arrival.take()?, self.failover.take()?);
-        arrival.body = body;
-        Some((arrival, failover))
+        let (mut request, failover) = (self.request.take()?, self.failover.take()?);
+        request.body = body;
+        Some((request, failover))
     }
 
     /// Returns the body for the client; the time per token is recorded in `event_rate`, if wanted.
     pub(super) fn stream(
         self,
-        (first, rest): (Bytes, RestOfBody),
+        first: Bytes,
+        rest: RestOfBody,
         event_rate: Option<Histogram>,
     ) -> impl Stream<Item = Result<Bytes, BrokenOff>> + Send + 'static {
         let event_rate = event_rate
             .filter(|_| matches!(rest, RestOfBody::Events(_)))
             .map(|histogram| EventRate { histogram, times: None });
-        let state = RelayState { relay: self, first: Some(first), rest, event_rate, sought: None };
+        let state = RelayState { relay: self, first: Some(first), rest, event_rate, search: None };
         futures::stream::unfold(state, RelayState::next).fuse()
     }
 }
@@ -180,7 +182,7 @@ struct RelayState {
     rest: RestOfBody,
     event_rate: Option<EventRate>,
     /// Search for a worker that continues the response, after this failure.
-    sought: Option<(WorkerFailure, Search)>,
+    search: Option<(WorkerFailure, Search)>,
 }
 
 /// Search for another worker; it returns the request and the failover state.
@@ -222,7 +224,7 @@ impl RelayState {
         if !matches!(self.relay.outcome, RelayEnd::Open) {
             return None;
         }
-        if let Some((failure, search)) = &mut self.sought {
+        if let Some((failure, search)) = &mut self.search {
             let found = tokio::select! {
                 biased;
                 () = &mut self.relay.cut_off => Err(Break::CutOff),
@@ -231,7 +233,7 @@ impl RelayState {
                 () = tokio::time::sleep(COMMENT_INTERVAL) => return Some((Ok(Bytes::from_static(COMMENT)), self)),
             };
             let failure = *failure;
-            self.sought = None;
+            self.search = None;
             if let Err(cause) = found.and_then(|found| self.go_on(found).ok_or(Break::Stranded(failure))) {
                 return Some((self.broken(&cause), self));
             }
@@ -252,8 +254,8 @@ impl RelayState {
             Some(Err(Break::Failed(failure))) if self.relay.failover.is_some() => {
                 self.relay.in_flight.failed(failure);
                 self.relay.attempt.fail(failure.label());
-                match self.search(failure) {
-                    Some(search) => self.sought = Some((failure, search)),
+                match self.begin_search(failure) {
+                    Some(search) => self.search = Some((failure, search)),
                     None => return Some((self.broken(&Break::Stranded(failure)), self)),
                 }
                 Some((Ok(Bytes::from_static(COMMENT)), self))
@@ -280,28 +282,28 @@ impl RelayState {
     }
 
     /// Begins the search for a worker that continues the response; `None` if it cannot be continued.
-    fn search(&mut self, failure: WorkerFailure) -> Option<Search> {
+    fn begin_search(&mut self, failure: WorkerFailure) -> Option<Search> {
         let Self { relay, rest: RestOfBody::Events(events), .. } = self else { return None };
-        let lines = events.take_lines()?;
-        let (mut arrival, mut failover) = relay.take_request()?;
-        let failed = (relay.worker_idx, failure);
+        let (lines, n_ended_choices) = events.take_lines()?;
+        let (mut request, mut failover) = relay.take_request()?;
+        let worker = relay.worker_idx;
         Some(Box::pin(async move {
-            let continued = failover.go_on(&mut arrival, failed, lines).await;
-            (arrival, failover, continued)
+            let continued = failover.go_on(&mut request, worker, failure, lines, n_ended_choices).await;
+            (request, failover, continued)
         }))
     }
 
     /// Continues the response at the worker that was found; returns `None` if there is none.
     fn go_on(&mut self, found: (IncomingRequest, Failover, Option<ContinuedStream>)) -> Option<()> {
-        let (arrival, failover, continued) = found;
+        let (request, failover, continued) = found;
         let relay = &mut self.relay;
-        relay.keep_request(arrival, Some(failover));
+        relay.keep_request(request, Some(failover));
         let continued = continued?;
         relay.n_events_before += self.rest.state().n_events;
         relay.worker = continued.name;
-        relay.worker_idx = continued.choice.decision.worker;
-        relay.in_flight = continued.choice.in_flight;
-        relay.attempt = continued.choice.span;
+        relay.worker_idx = continued.target.decision.worker;
+        relay.in_flight = continued.target.in_flight;
+        relay.attempt = continued.target.span;
         (self.first, self.rest, self.event_rate) = (Some(continued.first), continued.rest, None);
         Some(())
     }
@@ -321,8 +323,8 @@ impl RelayState {
         };
         relay.attempt.fail(label);
         tracing::warn!(
-            request_id = %relay.request.id,
-            trace_id = relay.request.trace_id,
+            request_id = %relay.properties.id,
+            trace_id = relay.properties.trace_id,
             worker = %relay.worker,
             failure = label,
             "response broke off"
@@ -331,7 +333,7 @@ impl RelayState {
         match &self.rest {
             RestOfBody::Events(events) if !events.is_within_event() => {
                 let n_events = relay.n_events_before + events.state().n_events;
-                let endpoint = relay.request.endpoint;
+                let endpoint = relay.properties.endpoint;
                 let event = match cause {
                     Break::Failed(_) | Break::Stranded(_) => match events.last_words() {
                         Some(words) => return Ok(words),
@@ -348,7 +350,7 @@ impl RelayState {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        self.metrics.request.observe(self.request.at.elapsed().as_secs_f64());
+        self.metrics.request.observe(self.properties.at.elapsed().as_secs_f64());
         if matches!(self.outcome, RelayEnd::Open) {
             self.metrics.abandoned_responses.inc();
         }

@@ -1,14 +1,16 @@
 //! The attempts and waits of a request so far.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::response::Response;
 use warmpath_router_core::WorkerIdx;
+use warmpath_router_core::fleet::{FleetView, WorkerView};
 use warmpath_router_core::overload::admission_queue::WaiterId;
 use warmpath_router_core::overload::retry::{RetryDecision, WorkerFailure};
 
-use super::failover::Past;
-use super::upstream::WorkerRefusal;
+use super::partial_response::PartialResponse;
+use super::upstream_response::WorkerRefusal;
 use crate::app::App;
 use crate::error::RequestError;
 use crate::queue::AdmitAt;
@@ -23,7 +25,7 @@ pub(super) struct RetryState {
     /// Workers that cannot take it.
     pub(super) excluded: Vec<WorkerIdx>,
     /// Response so far, from other workers' journals; `None` for a new response.
-    pub(super) past: Option<Past>,
+    pub(super) past: Option<PartialResponse>,
     /// Number of workers that failed after they had sent part of the journal of a response in one piece.
     pub(super) n_failovers: u32,
     pub(super) last: Option<(WorkerFailure, Option<WorkerRefusal>)>,
@@ -56,8 +58,8 @@ impl RetryState {
 
     /// Returns the workers that cannot take the request.
     pub(super) fn tried(&self) -> Vec<WorkerIdx> {
-        let failed = self.failures.iter().map(|(worker, _)| *worker);
-        failed.chain(self.excluded.iter().copied()).collect()
+        let failed_workers = self.failures.iter().map(|(worker, _)| *worker);
+        failed_workers.chain(self.excluded.iter().copied()).collect()
     }
 
     /// Returns the response after failed attempts: the last worker's own error response, if it sent one.
@@ -65,5 +67,27 @@ impl RetryState {
         let n_attempts = self.n_attempts;
         let (last, refusal) = self.last.take()?;
         Some(refusal.map(WorkerRefusal::into_response).ok_or(RequestError::Upstream { n_attempts, last }))
+    }
+}
+
+/// Workers that failed a stream, each with the boot epoch that it had then.
+#[derive(Debug, Default)]
+pub(super) struct FailedBoots(Vec<(WorkerIdx, Option<u64>)>);
+
+impl FailedBoots {
+    /// Adds a worker that failed the stream now.
+    pub(super) fn add(&mut self, view: &FleetView, worker: WorkerIdx) {
+        self.0.push((worker, view.worker(worker).and_then(|worker| worker.boot_epoch)));
+    }
+
+    /// Returns the workers that cannot continue the stream now: those that failed it and have not been restarted since,
+    /// and stock servers. A request that no worker has failed may go to every worker.
+    pub(super) fn excluded(&self, view: &FleetView) -> Vec<WorkerIdx> {
+        if self.0.is_empty() {
+            return Vec::new();
+        }
+        let is_excluded =
+            |worker: &&Arc<WorkerView>| worker.stock.is_some() || self.0.contains(&(worker.idx, worker.boot_epoch));
+        view.workers.iter().filter(is_excluded).map(|worker| worker.idx).collect()
     }
 }

@@ -7,29 +7,28 @@
 use std::time::{Duration, SystemTime};
 
 use axum::body::{Body, BodyDataStream};
-use axum::http::{HeaderMap, StatusCode};
-use axum::response::Response;
+use axum::http::StatusCode;
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
-use futures::stream::BoxStream;
-use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
 use warmpath_common::dialects::anthropic;
 use warmpath_router_core::event_stream::{EndMark, StreamProgress};
 use warmpath_router_core::overload::retry::WorkerFailure;
 use warmpath_router_core::stock::reported_error::{self, ReportedError};
-use warmpath_shell::api_error::{RETRY_AFTER_DEFAULT, RETRY_AFTER_MAX, set_retry_after, with_wait};
 use warmpath_shell::event_stream;
 
-use super::events::{Events, end_mark};
-use super::failover::{Past, with_journal};
+use super::attempt_target::AttemptTarget;
+use super::events::{BodyPieces, Events, end_mark};
+use super::headers;
 use super::keepalive::Keepalive;
+use super::partial_response::PartialResponse;
+use super::request::IncomingRequest;
+use super::upstream_response::{ResponseHead, RestOfBody, UpstreamResponse, WorkerRefusal};
 use super::whole::WholeReader;
-use super::{AttemptTarget, IncomingRequest, headers};
 use crate::config::{LOST_SILENCE, REFUSAL_TIMEOUT, RequestConfig, WHOLE_ANSWER_BYTES_MAX};
+use crate::endpoint::EndpointKind;
 use crate::fleet::client::CallError;
 use crate::fleet::members::{Loss, Member};
-use crate::prompt::EndpointKind;
 
 /// Client of one worker, and the limits of the request.
 pub(super) struct Upstream<'a> {
@@ -37,72 +36,9 @@ pub(super) struct Upstream<'a> {
     pub(super) limits: &'a RequestConfig,
     pub(super) comments: &'a Keepalive,
     /// Response so far, if this attempt continues one.
-    pub(super) past: Option<&'a Past>,
+    pub(super) past: Option<&'a PartialResponse>,
     /// Number of requested choices, of all prompts together.
     pub(super) n_choices: u32,
-}
-
-/// Pieces of a body, until its end or the loss of its worker.
-pub(super) type BodyPieces = BoxStream<'static, Result<Bytes, WorkerFailure>>;
-
-/// Head of a response.
-pub(super) struct ResponseHead {
-    pub(super) status: StatusCode,
-    pub(super) headers: HeaderMap,
-}
-
-/// Rest of a response's body.
-pub(super) enum RestOfBody {
-    /// Events, which another event can follow.
-    Events(Box<Events>),
-    /// Anything else; each piece must arrive within the timeout.
-    Other(BodyPieces),
-}
-
-/// A response that may be shown to the client.
-pub(super) enum UpstreamResponse {
-    Whole { head: ResponseHead, body: Bytes },
-    Stream { head: ResponseHead, first: Bytes, rest: RestOfBody },
-}
-
-impl UpstreamResponse {
-    pub(super) fn head(&self) -> &ResponseHead {
-        match self {
-            Self::Whole { head, .. } | Self::Stream { head, .. } => head,
-        }
-    }
-}
-
-/// A worker's own error response when it does not serve now. A stock server's may have a status of success.
-pub(super) struct WorkerRefusal {
-    head: ResponseHead,
-    body: Bytes,
-}
-
-impl WorkerRefusal {
-    /// Returns the refusal as a response to the client, with a time to retry after that every client accepts.
-    pub(super) fn into_response(self) -> Response {
-        let (status, server_headers) = (self.head.status, &self.head.headers);
-        let mut headers = headers::to_client(server_headers);
-        let mut body = self.body;
-        let is_momentary = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
-            || status.as_u16() == anthropic::OVERLOADED;
-        let announced = headers::retry_after(server_headers, SystemTime::now());
-        if let Some(wait) = announced.or(is_momentary.then_some(RETRY_AFTER_DEFAULT)) {
-            if wait > RETRY_AFTER_MAX && !event_stream::is_encoded(&headers) {
-                body = with_wait_in_body(body, wait);
-            }
-            set_retry_after(&mut headers, wait);
-            headers.remove(headers::RETRY_AFTER_MS);
-        }
-        let mut response = Response::new(Body::from(body));
-        *response.status_mut() = status;
-        *response.headers_mut() = headers;
-        if event_stream::is_event_stream(response.headers()) {
-            event_stream::keep_flowing(response.headers_mut());
-        }
-        response
-    }
 }
 
 /// Failure of an attempt before the client saw anything.
@@ -112,7 +48,7 @@ pub(super) struct AttemptError {
     /// Time for which the worker wants no further request; `None` if it gives none.
     pub(super) retry_after: Option<Duration>,
     /// Response so far, from which another worker can continue; `None` if this attempt added nothing.
-    pub(super) past: Option<Past>,
+    pub(super) past: Option<PartialResponse>,
 }
 
 impl From<WorkerFailure> for AttemptError {
@@ -134,14 +70,14 @@ impl Upstream<'_> {
     /// Sends the request and waits until there is something for the client.
     pub(super) async fn attempt(
         &self,
-        arrival: &IncomingRequest,
-        choice: &AttemptTarget,
+        request: &IncomingRequest,
+        attempt_target: &AttemptTarget,
     ) -> Result<UpstreamResponse, AttemptError> {
         let client = &self.member.client;
-        let mut url = client.url(&arrival.path);
-        url.set_query(arrival.query.as_deref());
-        let target = (arrival.method.clone(), &url);
-        let call = client.call(target, headers::to_worker(arrival, choice, self.past), self.body(arrival));
+        let mut url = client.url(&request.path);
+        url.set_query(request.query.as_deref());
+        let target = (request.method.clone(), &url);
+        let call = client.call(target, headers::to_worker(request, attempt_target, self.past), self.body(request));
         let deadline = Instant::now() + self.limits.response_timeout;
         let mut loss = self.member.loss();
         let response = tokio::select! {
@@ -156,37 +92,37 @@ impl Upstream<'_> {
         }
         let pieces = pieces(body, loss);
         if head.status.is_success() && event_stream::is_event_stream(&head.headers) {
-            let mark = end_mark(arrival.endpoint, &arrival.path, self.n_choices);
-            let mark = mark.map(|mark| self.mark_of_server(mark, choice));
-            return self.begin_stream((head, pieces), mark, deadline).await;
+            let mark = end_mark(request.endpoint, &request.path, self.n_choices);
+            let mark = mark.map(|mark| self.mark_of_server(mark, attempt_target));
+            return self.begin_stream(head, pieces, mark, deadline).await;
         }
         if self.has_journal(&head) {
-            return self.take_journaled((head, pieces), deadline).await;
+            return self.read_after_journal(head, pieces, deadline).await;
         }
         let mut pieces = patient(pieces, self.limits.idle_timeout);
         // Another worker has accepted the body, so this one refuses the journal.
         let is_misread = self.past.is_some() && head.status.is_client_error();
-        let refused = self.refused(head.status).or(is_misread.then_some(WorkerFailure::Error));
-        if refused == Some(WorkerFailure::Refused) {
+        let worker_failure = self.refused(head.status).or(is_misread.then_some(WorkerFailure::Error));
+        if worker_failure == Some(WorkerFailure::Refused) {
             return Err(WorkerFailure::Refused.into());
         }
-        if let Some(failure) = refused {
+        if let Some(failure) = worker_failure {
             let retry_after = headers::retry_after(&head.headers, SystemTime::now());
-            let refusal = match tokio::time::timeout(REFUSAL_TIMEOUT, take_in(&mut pieces)).await {
-                Ok(Ok(TakenIn::Whole(body))) => Some(WorkerRefusal { head, body }),
-                Ok(Ok(TakenIn::Part(_)) | Err(_)) | Err(_) => None,
+            let refusal = match tokio::time::timeout(REFUSAL_TIMEOUT, read_body(&mut pieces)).await {
+                Ok(Ok(ReadBody::Whole(body))) => Some(WorkerRefusal { head, body }),
+                Ok(Ok(ReadBody::Part(_)) | Err(_)) | Err(_) => None,
             };
             return Err(AttemptError { failure, refusal, retry_after, past: None });
         }
-        let taken = timeout_at(deadline, take_in(&mut pieces)).await.map_err(|_| WorkerFailure::Timeout)??;
-        let may_be_error = head.status.is_success() && !matches!(arrival.endpoint, EndpointKind::Passthrough(_));
-        let failure = match &taken {
-            TakenIn::Whole(body) if may_be_error => self.failure_in(body),
-            TakenIn::Whole(_) | TakenIn::Part(_) => None,
+        let read_part = timeout_at(deadline, read_body(&mut pieces)).await.map_err(|_| WorkerFailure::Timeout)??;
+        let may_be_error = head.status.is_success() && !matches!(request.endpoint, EndpointKind::Passthrough(_));
+        let failure = match &read_part {
+            ReadBody::Whole(body) if may_be_error => self.failure_in(body),
+            ReadBody::Whole(_) | ReadBody::Part(_) => None,
         };
-        match (failure, taken) {
-            (Some(failure), TakenIn::Whole(body)) => Err(AttemptError::reported(failure, head, body)),
-            (_, taken) => Ok(taken.response(head, pieces)),
+        match (failure, read_part) {
+            (Some(failure), ReadBody::Whole(body)) => Err(AttemptError::reported(failure, head, body)),
+            (_, read_part) => Ok(read_part.response(head, pieces)),
         }
     }
 
@@ -230,26 +166,28 @@ impl Upstream<'_> {
     }
 
     /// Reads a response in one piece, which follows the lines of its journal.
-    async fn take_journaled(
+    async fn read_after_journal(
         &self,
-        (head, mut pieces): (ResponseHead, BodyPieces),
+        head: ResponseHead,
+        mut pieces: BodyPieces,
         deadline: Instant,
     ) -> Result<UpstreamResponse, AttemptError> {
         let mut reader = WholeReader::new(self.past.map(|past| past.lines.clone()).unwrap_or_default());
         let read = self.read_journaled(&mut reader, &mut pieces, deadline).await;
         let known_before = self.past.and_then(|past| past.cached_tokens);
         let cached_tokens = known_before.or(headers::number(&head.headers, warmpath_common::headers::CACHED_TOKENS));
-        let past = reader.into_lines().map(|lines| Past { lines, cached_tokens, ..Past::default() });
-        let (status, taken) = match read {
+        let past =
+            reader.into_lines().map(|lines| PartialResponse { lines, cached_tokens, ..PartialResponse::default() });
+        let (status, read_part) = match read {
             Ok(read) => read,
             Err(failure) => return Err(AttemptError { past, ..failure.into() }),
         };
         let head = ResponseHead { status, ..head };
         if let Some(failure) = self.refused(status) {
-            let (TakenIn::Whole(body) | TakenIn::Part(body)) = taken;
+            let (ReadBody::Whole(body) | ReadBody::Part(body)) = read_part;
             return Err(AttemptError { refusal: Some(WorkerRefusal { head, body }), past, ..failure.into() });
         }
-        Ok(taken.response(head, patient(pieces, self.limits.idle_timeout)))
+        Ok(read_part.response(head, patient(pieces, self.limits.idle_timeout)))
     }
 
     /// Reads such a response until it ends or exceeds the buffer; returns its status and the read part of its body.
@@ -258,34 +196,34 @@ impl Upstream<'_> {
         reader: &mut WholeReader,
         pieces: &mut BodyPieces,
         deadline: Instant,
-    ) -> Result<(StatusCode, TakenIn), WorkerFailure> {
-        let taken: fn(Bytes) -> TakenIn = loop {
+    ) -> Result<(StatusCode, ReadBody), WorkerFailure> {
+        let read_part: fn(Bytes) -> ReadBody = loop {
             if reader.body_bytes() > WHOLE_ANSWER_BYTES_MAX {
-                break TakenIn::Part;
+                break ReadBody::Part;
             }
             let idle_deadline = reader.has_begun().then(|| Instant::now() + self.limits.idle_timeout);
             let until = idle_deadline.map_or(deadline, |idle| idle.min(deadline));
             match timeout_at(until, pieces.next()).await.map_err(|_| WorkerFailure::Timeout)? {
                 Some(piece) => reader.push(&piece?)?,
-                None => break TakenIn::Whole,
+                None => break ReadBody::Whole,
             }
         };
         let (status, body) = reader.take().ok_or(WorkerFailure::Broken)?;
-        Ok((status, taken(body)))
+        Ok((status, read_part(body)))
     }
 
     /// Returns the request's body, followed by the journal if a response is continued.
-    fn body(&self, arrival: &IncomingRequest) -> Bytes {
+    fn body(&self, request: &IncomingRequest) -> Bytes {
         match self.past {
-            None => arrival.body.clone(),
-            Some(past) => [&arrival.body[..], &past.lines].concat().into(),
+            None => request.body.clone(),
+            Some(past) => [&request.body[..], &past.lines].concat().into(),
         }
     }
 
     /// Returns the mark that completes a stream of this server. A stock server may omit a chat's last event; if there
     /// is only one choice, its `finish_reason` shows whether the response is complete.
-    fn mark_of_server(&self, mark: EndMark, choice: &AttemptTarget) -> EndMark {
-        let may_lack_it = self.member.stock.is_some() && choice.has_one_prompt;
+    fn mark_of_server(&self, mark: EndMark, attempt_target: &AttemptTarget) -> EndMark {
+        let may_lack_it = self.member.stock.is_some() && attempt_target.has_one_prompt;
         if mark == EndMark::Done && may_lack_it { EndMark::DoneOrFinished } else { mark }
     }
 
@@ -295,7 +233,8 @@ impl Upstream<'_> {
     /// continues a stock server's stream, which begins with the first part of the response.
     async fn begin_stream(
         &self,
-        (head, pieces): (ResponseHead, BodyPieces),
+        head: ResponseHead,
+        pieces: BodyPieces,
         mark: Option<EndMark>,
         deadline: Instant,
     ) -> Result<UpstreamResponse, AttemptError> {
@@ -308,7 +247,9 @@ impl Upstream<'_> {
         };
         let mut events = Events::new(pieces, mark, (deadline, self.limits.idle_timeout));
         if self.has_journal(&head) {
-            events = with_journal(events, self.past);
+            let (lines, n_ended_choices) =
+                self.past.map(|past| (past.lines.clone(), past.n_ended_choices)).unwrap_or_default();
+            events = events.with_journal(lines, n_ended_choices);
         }
         let is_stock = self.member.stock.is_some();
         let progress_min = if is_stock { StreamProgress::Content } else { StreamProgress::Opening };
@@ -321,17 +262,6 @@ impl Upstream<'_> {
         }
         Ok(UpstreamResponse::Stream { head, first, rest: RestOfBody::Events(Box::new(events)) })
     }
-}
-
-/// Returns an error's body with the time to retry after in its message; a body of another form is unchanged.
-fn with_wait_in_body(body: Bytes, wait: Duration) -> Bytes {
-    let Ok(mut error) = serde_json::from_slice::<Value>(&body) else { return body };
-    // vLLM's older releases have no object around it.
-    let path = if error.pointer("/error/message").is_some() { "/error/message" } else { "/message" };
-    let Some(message) = error.pointer_mut(path) else { return body };
-    let Some(text) = message.as_str() else { return body };
-    *message = with_wait(text, wait).into();
-    error.to_string().into()
 }
 
 /// Returns the first events of a stream, followed by the other events that arrive before it ends or takes too long.
@@ -382,13 +312,13 @@ struct Source {
 
 impl Source {
     async fn next(&mut self) -> Option<Result<Bytes, WorkerFailure>> {
-        let asked = Instant::now();
+        let start = Instant::now();
         loop {
             tokio::select! {
                 biased;
                 piece = self.body.next() => return piece.map(|piece| piece.map_err(|_| WorkerFailure::Broken)),
                 () = self.loss.wait() => {
-                    if asked.elapsed() >= LOST_SILENCE {
+                    if start.elapsed() >= LOST_SILENCE {
                         return Some(Err(WorkerFailure::Lost));
                     }
                 }
@@ -407,14 +337,14 @@ fn patient(pieces: BodyPieces, idle_timeout: Duration) -> BodyPieces {
     patient.fuse().boxed()
 }
 
-/// The part of a body that was read.
-enum TakenIn {
+/// A body as far as it was read.
+enum ReadBody {
     Whole(Bytes),
     /// The buffer is full, and there is more.
     Part(Bytes),
 }
 
-impl TakenIn {
+impl ReadBody {
     /// Returns the response that begins with this part; `pieces` is the rest of its body.
     fn response(self, head: ResponseHead, pieces: BodyPieces) -> UpstreamResponse {
         match self {
@@ -424,13 +354,13 @@ impl TakenIn {
     }
 }
 
-async fn take_in(pieces: &mut BodyPieces) -> Result<TakenIn, WorkerFailure> {
+async fn read_body(pieces: &mut BodyPieces) -> Result<ReadBody, WorkerFailure> {
     let mut body = BytesMut::new();
     while let Some(piece) = pieces.next().await {
         body.extend_from_slice(&piece?);
         if body.len() > WHOLE_ANSWER_BYTES_MAX {
-            return Ok(TakenIn::Part(body.freeze()));
+            return Ok(ReadBody::Part(body.freeze()));
         }
     }
-    Ok(TakenIn::Whole(body.freeze()))
+    Ok(ReadBody::Whole(body.freeze()))
 }

@@ -18,7 +18,7 @@ use warmpath_common::salt;
 use warmpath_common::whole::Whole;
 use warmpath_shell::refusal::respelled;
 
-use super::EndpointKind;
+use crate::endpoint::EndpointKind;
 use crate::error::RequestError;
 
 /// The parsed part of a body.

@@ -69,13 +69,13 @@ pub(super) fn tools_behind_text(chat: &ChatHashes) -> Option<ToolsBehindText> {
 }
 
 fn of_tools(tools: &[&Value]) -> ToolHashes {
-    let mut sent = Sink(HASHER.build_hasher());
-    serde_json::to_writer(&mut sent, tools).expect("a value has a JSON form, and a hasher takes all of it");
+    let mut sink = Sink(HASHER.build_hasher());
+    serde_json::to_writer(&mut sink, tools).expect("a value has a JSON form, and a hasher takes all of it");
     // The hash of a JSON object does not depend on the order of its keys.
     let tools: Vec<u64> = tools.iter().map(|tool| HASHER.hash_one(tool)).collect();
-    let mut sorted = tools.clone();
-    sorted.sort_unstable();
-    ToolHashes { sent: sent.0.finish(), keys_sorted: HASHER.hash_one(tools), all_sorted: HASHER.hash_one(sorted) }
+    let mut sorted_tools = tools.clone();
+    sorted_tools.sort_unstable();
+    ToolHashes { sent: sink.0.finish(), keys_sorted: HASHER.hash_one(tools), all_sorted: HASHER.hash_one(sorted_tools) }
 }
 
 /// A hasher to which text is written.

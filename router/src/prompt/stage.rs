@@ -53,7 +53,7 @@ impl PromptStage {
     /// Returns whether the rest is tokenized in less time than moving it to another thread would be worth.
     pub(super) fn is_quick(&self) -> bool {
         match self {
-            Self::Rendered(vocabulary, begun) => begun.unseen_bytes() <= vocabulary.maker.quick_bytes_max(),
+            Self::Rendered(vocabulary, text) => text.unseen_bytes() <= vocabulary.maker.quick_bytes_max(),
             Self::Raw(vocabulary, prompt) => prompt.n_bytes() <= vocabulary.maker.quick_bytes_max(),
             Self::Parsed(_) | Self::Tokens(_) | Self::Unknown(_) => true,
         }
@@ -69,7 +69,7 @@ impl PromptStage {
     /// Errors: `TooManyTokens`.
     pub(super) fn check_length(&self, context_tokens: u32) -> Result<(), TooManyTokens> {
         match self {
-            Self::Rendered(vocabulary, begun) => vocabulary.maker.check_length(begun, context_tokens as usize),
+            Self::Rendered(vocabulary, text) => vocabulary.maker.check_length(text, context_tokens as usize),
             Self::Parsed(_) | Self::Raw(..) | Self::Tokens(_) | Self::Unknown(_) => Ok(()),
         }
     }
@@ -121,8 +121,8 @@ impl PromptStage {
                 Some(RawPrompt::Text(text)) => vocabulary().map_or_else(
                     |none| none,
                     |known| {
-                        let begun = Box::new(known.maker.prepare_text(text, scope));
-                        Self::Rendered(known, begun)
+                        let text = Box::new(known.maker.prepare_text(text, scope));
+                        Self::Rendered(known, text)
                     },
                 ),
                 Some(prompt) => vocabulary().map_or_else(|none| none, |known| Self::Raw(known, Box::new(prompt))),
@@ -132,7 +132,7 @@ impl PromptStage {
                 Err(none) => Ok(none),
                 Ok(vocabulary) if vocabulary.template == TemplateUse::Unknown => Ok(Self::Unknown("other_template")),
                 Ok(vocabulary) => match vocabulary.maker.prepare_chat(&chat) {
-                    Ok(begun) => Ok(Self::Rendered(vocabulary, Box::new(begun))),
+                    Ok(text) => Ok(Self::Rendered(vocabulary, Box::new(text))),
                     Err(PromptError::Messages { index, reason }) => {
                         Err(RequestError::field(format!("messages[{index}]"), reason))
                     }
@@ -152,7 +152,7 @@ impl PromptStage {
         match self {
             Self::Parsed(_) => Err("busy"),
             // The tokens end before the first medium whose layout is unknown here.
-            Self::Rendered(vocabulary, begun) => Ok(vocabulary.maker.tokens(&begun)),
+            Self::Rendered(vocabulary, text) => Ok(vocabulary.maker.tokens(&text)),
             Self::Raw(vocabulary, prompt) => {
                 vocabulary.maker.raw(&prompt, model.context_tokens, scope).map_err(|_| "no_prompt")
             }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use warmpath_shell::server::ServerResources;
 use warmpath_shell::tls::CurrentClient;
 
-use super::StartError;
+use super::error::StartError;
 use crate::config::Config;
 use crate::fleet::vocabulary_files::LoadedVocabulary;
 use crate::fleet::worker_keys::WorkerKeys;

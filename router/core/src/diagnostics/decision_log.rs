@@ -83,14 +83,14 @@ impl DecisionLog {
     }
 
     /// Adds an entry and drops the oldest one when the log is full. Cost: O(1).
-    pub fn write(&mut self, chosen: LoggedChoice) -> EntryNumber {
+    pub fn write(&mut self, choice: LoggedChoice) -> EntryNumber {
         let number = EntryNumber(self.n_written);
         self.n_written += 1;
         if self.entries.len() == self.entries_max {
             self.entries.pop_front();
         }
         if self.entries_max > 0 {
-            self.entries.push_back(DecisionEntry { chosen, outcome: DecisionOutcome::Open });
+            self.entries.push_back(DecisionEntry { chosen: choice, outcome: DecisionOutcome::Open });
         }
         number
     }

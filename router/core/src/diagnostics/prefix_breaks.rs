@@ -149,8 +149,8 @@ pub struct PrefixBreak {
 impl PrefixBreak {
     /// Returns the author of the change, for metrics.
     pub fn label(&self) -> &'static str {
-        let unchanged = if self.tools.is_some() { "tools" } else { "template" };
-        self.role.map_or(unchanged, Role::label)
+        let label = if self.tools.is_some() { "tools" } else { "template" };
+        self.role.map_or(label, Role::label)
     }
 }
 
@@ -208,8 +208,8 @@ impl Conversations {
         }
         // The last message is new. Another conversation with the same message proves nothing.
         let earlier = &spoken.chat.messages[..spoken.chat.messages.len().saturating_sub(1)];
-        let asked: Vec<u64> = spoken.chat.session.into_iter().chain(questions(earlier)).collect();
-        let same = asked.iter().rev().filter_map(|question| self.by_question.get(&(spoken.root, *question)));
+        let keys: Vec<u64> = spoken.chat.session.into_iter().chain(questions(earlier)).collect();
+        let same = keys.iter().rev().filter_map(|question| self.by_question.get(&(spoken.root, *question)));
         let before = same.flat_map(|ids| ids.iter().rev()).filter_map(|id| self.by_id.get(id));
         let found = before.take(COMPARED_MAX).find_map(|before| continuity(before, spoken));
         (None, found.unwrap_or(PrefixContinuity::New))

@@ -1,12 +1,43 @@
-//! Whether an event of a response that has not begun carries a part of it.
+//! The events that end a response, by dialect, and whether an event carries a part of a response that has not begun.
 //!
 //! Servers open a stream with the role of a message, its id, an empty item or block, counts or progress. None of it is
-//! a part of the response, so another server may still give all of it. Not here: events that end a response
-//! (`event_stream`).
+//! a part of the response, so another server may still give all of it.
 
 use serde_json::Value;
 
-use super::{EndMark, StreamProgress};
+/// Event that completes a stream, by dialect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndMark {
+    /// `data: [DONE]`: OpenAI's chat completions and completions.
+    Done,
+    /// `[DONE]`, or an object with the `finish_reason` of the only choice, from a server that may leave out `[DONE]`.
+    DoneOrFinished,
+    /// The last object of every choice, whose `stop` is not `false`: llama-server's own completions, which have no
+    /// `[DONE]`.
+    Stop {
+        /// Number of requested choices, of all prompts together.
+        n_choices: u32,
+    },
+    /// `message_stop`: Anthropic's messages.
+    MessageStop,
+    /// `response.completed`, `response.incomplete` or `response.failed`: OpenAI's responses.
+    Response,
+}
+
+/// Progress of the response that an event shows, the least first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StreamProgress {
+    /// No progress: comments, events without data, Anthropic's `ping`, OpenAI's `keepalive`, and
+    /// `response.in_progress`, with which servers keep a stream of responses alive until it has an item.
+    Nothing,
+    /// The response has begun, and nothing is generated yet.
+    Opening,
+    /// An event without a part of the response: a role, an empty item or block. The server generates, but the first
+    /// part may still come from another one.
+    Empty,
+    /// A part of the response (text, reasoning, a call, a refusal), its end or an error, and every event behind a part.
+    Content,
+}
 
 /// Fields of a part that identify or describe it, and so are no content of it.
 ///

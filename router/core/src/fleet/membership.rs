@@ -103,12 +103,14 @@ impl<A: Clone + Eq + Hash> Membership<A> {
     /// `is_idle` returns whether the worker of a place has no requests. Cost: O(places + found).
     pub fn update(
         &mut self,
-        found: &[DiscoveredWorker<A>],
+        workers: &[DiscoveredWorker<A>],
         now: Instant,
         is_idle: impl Fn(WorkerIdx) -> bool,
     ) -> Update<A> {
-        let staying: HashSet<&A> = found.iter().filter(|found| !found.is_ending).map(|found| &found.address).collect();
-        let ending: HashSet<&A> = found.iter().filter(|found| found.is_ending).map(|found| &found.address).collect();
+        let staying: HashSet<&A> =
+            workers.iter().filter(|worker| !worker.is_ending).map(|worker| &worker.address).collect();
+        let ending: HashSet<&A> =
+            workers.iter().filter(|worker| worker.is_ending).map(|worker| &worker.address).collect();
         let mut changes = Vec::new();
         for (idx, place) in self.places.iter_mut().enumerate() {
             let MemberPlace::Taken { address, phase } = place else { continue };
@@ -134,7 +136,7 @@ impl<A: Clone + Eq + Hash> Membership<A> {
         }
         let mut n_refused = 0;
         // In the order of the list; a worker that is about to end does not join.
-        for DiscoveredWorker { address, .. } in found.iter().filter(|found| !found.is_ending) {
+        for DiscoveredWorker { address, .. } in workers.iter().filter(|worker| !worker.is_ending) {
             if self.by_address.contains_key(address) {
                 continue;
             }

@@ -177,8 +177,8 @@ impl BlockTable {
         let line = &self.lines[at];
         (0..LINE_SLOTS).filter_map(move |idx| {
             let distance = line.distance(idx).filter(|&distance| distance > 0)?;
-            let passed = distance * step(line.fine(idx)) % self.lines.len();
-            let home = (at + self.lines.len() - passed) % self.lines.len();
+            let n_passed = distance * step(line.fine(idx)) % self.lines.len();
+            let home = (at + self.lines.len() - n_passed) % self.lines.len();
             Some((bits_from(self.first_bits(home), line.fine(idx)), line.id(idx)))
         })
     }
@@ -191,13 +191,13 @@ impl BlockTable {
     /// Returns where the blocks of these hashes may be found, and loads their lines in parallel; at most [`BATCH`].
     pub(super) fn probes(&self, hashes: impl Iterator<Item = u64>) -> [BlockProbe; BATCH] {
         let mut probes = [BlockProbe::default(); BATCH];
-        let mut loaded = 0;
+        let mut n_loaded = 0;
         for (probe, hash) in probes.iter_mut().zip(hashes) {
             *probe = self.probe(hash);
-            loaded |= self.lines.get(probe.home as usize).map_or(0, |line| line.0[COUNT_WORD]);
+            n_loaded |= self.lines.get(probe.home as usize).map_or(0, |line| line.0[COUNT_WORD]);
         }
         // The loaded values are not used; the lines are in the cache now.
-        std::hint::black_box(loaded);
+        std::hint::black_box(n_loaded);
         probes
     }
 
@@ -253,8 +253,8 @@ impl BlockTable {
 
     /// Counts a block in the lines into which it did not fit.
     fn pass(&mut self, probe: BlockProbe, distance: usize) {
-        for passed in 0..distance {
-            let line = self.line_at(probe, passed);
+        for n_passed in 0..distance {
+            let line = self.line_at(probe, n_passed);
             self.lines[line].0[COUNT_WORD] += 1 << COUNT_SHIFT;
         }
     }
@@ -263,8 +263,8 @@ impl BlockTable {
     pub(super) fn remove(&mut self, probe: BlockProbe, id: u32) {
         let (distance, line, idx) = self.find_slot(probe, id).expect("a block that is removed was inserted");
         self.lines[line].0[idx] = 0;
-        for passed in 0..distance {
-            let line = self.line_at(probe, passed);
+        for n_passed in 0..distance {
+            let line = self.line_at(probe, n_passed);
             self.lines[line].0[COUNT_WORD] -= 1 << COUNT_SHIFT;
         }
         self.n_blocks -= 1;

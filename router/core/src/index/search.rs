@@ -162,10 +162,10 @@ fn take(step: &SearchStep, matches: &mut Vec<Match>) {
         }
         matches.push(to_match(span, step.blocks(span.to().min(step.n))));
     }
-    let fresh = &mut matches[n_before..];
+    let new_matches = &mut matches[n_before..];
     let order = |found: &Match| (Reverse(found.blocks), found.worker);
-    if !fresh.is_sorted_by_key(order) {
-        fresh.sort_unstable_by_key(order);
+    if !new_matches.is_sorted_by_key(order) {
+        new_matches.sort_unstable_by_key(order);
     }
 }
 

@@ -43,11 +43,11 @@ impl Ledger {
     /// requests in flight.
     pub(super) fn cached_prefixes(&self, fleet: &FleetView, prompt: PromptView<'_>) -> CachedPrefixes {
         let PromptView::Known { keys, matches, .. } = prompt else { return CachedPrefixes::default() };
-        let corrected = self.stale_blocks.correct(keys, matches);
-        let announced = corrected.as_deref().unwrap_or(matches);
+        let corrected_matches = self.stale_blocks.correct(keys, matches);
+        let announced_matches = corrected_matches.as_deref().unwrap_or(matches);
         // What is being prefilled cannot be fetched yet.
-        let peers = self.options.kv_bytes_per_ms.map(|_| transfer::peers(fleet, announced)).unwrap_or_default();
-        let matches = self.pending_prefixes.extend(keys, announced).or(corrected);
+        let peers = self.options.kv_bytes_per_ms.map(|_| transfer::peers(fleet, announced_matches)).unwrap_or_default();
+        let matches = self.pending_prefixes.extend(keys, announced_matches).or(corrected_matches);
         CachedPrefixes { matches, peers }
     }
 
@@ -62,7 +62,7 @@ impl Ledger {
         peers: &[TransferPeer],
     ) -> Result<Vec<Candidate<'a>>, NoWorker> {
         let serving = serving(fleet, request);
-        let assumed = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
+        let assumed_speeds = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
         let mut reasons = BTreeMap::new();
         let mut pause: Option<Duration> = None;
         let mut workers = Vec::with_capacity(serving.len());
@@ -78,7 +78,7 @@ impl Ledger {
                 continue;
             }
             let trust = self.health.trust(worker.idx, request.now);
-            let (candidate, capacity) = self.score(worker, request, assumed, peers);
+            let (candidate, capacity) = self.score(worker, request, assumed_speeds, peers);
             workers.push(ScoredWorker { candidate, capacity, trust });
         }
         // A failing worker is left out if a healthy worker serves, or if a full worker takes requests again soon.
@@ -116,11 +116,11 @@ impl Ledger {
         &self,
         worker: &'a WorkerView,
         request: &RouteRequest<'_>,
-        assumed: Speeds,
+        assumed_speeds: Speeds,
         peers: &[TransferPeer],
     ) -> (Candidate<'a>, Capacity) {
         let senders = if self.peer_routers.may_be_there(request.now) { WorkSenders::All } else { WorkSenders::Own };
-        let worker_load = worker_load(worker, self.sent.unreported(worker.idx), assumed, request.now);
+        let worker_load = worker_load(worker, self.sent.unreported(worker.idx), assumed_speeds, request.now);
         let block_size_tokens = request.model.block_size_tokens;
         let mut candidate = Candidate::score(worker, request.prompt, block_size_tokens, worker_load);
         if let Some(assumed_bytes_per_ms) = self.options.kv_bytes_per_ms {

@@ -46,9 +46,9 @@ impl Ledger {
         let prefixes = self.cached_prefixes(fleet, request.prompt);
         let request = &RouteRequest { prompt: request.prompt.with_matches(prefixes.matches.as_deref()), ..*request };
         let serving = serving(fleet, request);
-        let assumed = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
+        let assumed_speeds = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
         let score = |worker| {
-            let (candidate, capacity) = self.score(worker, request, assumed, &prefixes.peers);
+            let (candidate, capacity) = self.score(worker, request, assumed_speeds, &prefixes.peers);
             let is_failing = self.health.trust(worker.idx, request.now) == Trust::Failing;
             let failing = is_failing.then_some(Unavailable::BreakerOpen);
             let unavailable = self.unavailable(worker, request).or(failing);
@@ -58,11 +58,11 @@ impl Ledger {
         let choice = self.candidates(fleet, request, &prefixes.peers).and_then(|candidates| {
             // The delay of other requests depends on all candidates.
             for candidate in &candidates {
-                let same = workers.iter_mut().find(|scored| scored.candidate.worker.idx == candidate.worker.idx);
+                let same = workers.iter_mut().find(|worker| worker.candidate.worker.idx == candidate.worker.idx);
                 same.expect("a candidate serves the model").candidate = *candidate;
             }
-            let chosen = choose(self.options.policy, &candidates, self.ties(request)).ok_or_else(NoWorker::unserved)?;
-            Ok((chosen.worker.idx, reason(self.options.policy, &candidates, chosen, request.prompt)))
+            let winner = choose(self.options.policy, &candidates, self.ties(request)).ok_or_else(NoWorker::unserved)?;
+            Ok((winner.worker.idx, reason(self.options.policy, &candidates, winner, request.prompt)))
         });
         DryRun { workers, choice, backoff_max }
     }

@@ -24,16 +24,16 @@ impl Ledger {
     /// together complete them.
     pub fn capacity_forecast(&self, fleet: &FleetView, model: Option<&ModelInfo>, now: Instant) -> CapacityForecast {
         let serves = |worker: &&Arc<WorkerView>| {
-            let has = |model: &ModelInfo| worker.models().any(|served| served.fingerprint == model.fingerprint);
+            let has = |model: &ModelInfo| worker.models().any(|other| other.fingerprint == model.fingerprint);
             worker.excluded.is_none() && model.is_none_or(has)
         };
         let names = model.map(|model| &model.names[..]);
         let serving: Vec<_> = fleet.workers.iter().filter(serves).collect();
-        let assumed = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
+        let assumed_speeds = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
         let (mut wait_ms, mut starts_per_ms) = (RETURN.as_secs_f64() * 1e3, 0.0);
         let mut is_first = true;
         for worker in serving.into_iter().filter(|worker| worker.unavailable(now).is_none()) {
-            let worker_load = worker_load(worker, self.sent.unreported(worker.idx), assumed, now);
+            let worker_load = worker_load(worker, self.sent.unreported(worker.idx), assumed_speeds, now);
             let away_ms = self.health.away(worker.idx, names, now).as_secs_f64() * 1e3;
             let worker_wait_ms = worker_load.queue_delay_ms().max(away_ms);
             wait_ms = if is_first { worker_wait_ms } else { wait_ms.min(worker_wait_ms) };

@@ -62,7 +62,7 @@ impl Health {
 
     /// Returns the remaining time in which this worker gets no requests for a model with these `names`.
     fn away(&self, names: Option<&[String]>, now: Instant) -> Duration {
-        let is_named = |name: &str| names.is_none_or(|names| names.iter().any(|known| known == name));
+        let is_named = |name: &str| names.is_none_or(|names| names.iter().any(|other| other == name));
         self.breaker.remaining(now).max(self.pauses.longest(is_named, now))
     }
 

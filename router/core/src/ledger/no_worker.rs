@@ -25,9 +25,9 @@ impl NoWorker {
 
     /// Returns the refusal for workers that are unavailable for these causes.
     pub fn counting(reasons: impl IntoIterator<Item = Unavailable>) -> Self {
-        let mut counted = BTreeMap::new();
-        reasons.into_iter().for_each(|why| *counted.entry(why).or_insert(0) += 1);
-        Self { reasons: counted, busy: Vec::new(), pause: None }
+        let mut counts = BTreeMap::new();
+        reasons.into_iter().for_each(|why| *counts.entry(why).or_insert(0) += 1);
+        Self { reasons: counts, busy: Vec::new(), pause: None }
     }
 
     /// Returns the causes as a text, such as `2 down, 1 draining`.

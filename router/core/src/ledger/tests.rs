@@ -12,6 +12,7 @@ use warmpath_common::ids::{RequestId, SlotId};
 use warmpath_common::model::ModelInfo;
 use warmpath_common::summary::{Load, RunState, Tier};
 
+use super::health::pause;
 use super::records::sent_requests::UNREPORTED_AGE_MAX;
 use super::*;
 use crate::WorkerIdx;

@@ -189,14 +189,14 @@ impl AdmissionQueue {
     pub fn enter(&mut self, id: WaiterId, waiter: Waiter) -> Result<Option<WaiterId>, QueueFull> {
         assert!(!self.contains(id), "no two requests have the same id");
         let has_place = waiter.is_continuation || self.waiting.len() - self.continuations.len() < self.waiting_max;
-        let displaced = if has_place { None } else { Some(self.displace(waiter.tenant)?) };
+        let displaced_id = if has_place { None } else { Some(self.displace(waiter.tenant)?) };
         let served_us = self.served_us;
         self.waiting.insert(id, waiter);
         self.demands.entry(waiter.needs).or_default().n_waiting += 1;
         self.deadlines.insert((waiter.deadline, id));
         if waiter.is_continuation {
             self.continuations.insert(id);
-            return Ok(displaced);
+            return Ok(displaced_id);
         }
         self.change(waiter.tenant, |tenant| {
             if tenant.waiting.is_empty() {
@@ -204,7 +204,7 @@ impl AdmissionQueue {
             }
             tenant.waiting.insert(id);
         });
-        Ok(displaced)
+        Ok(displaced_id)
     }
 
     /// Records that a waiting request starts, and how much worker time it takes. Units: microseconds.
@@ -226,14 +226,14 @@ impl AdmissionQueue {
 
     /// Removes and returns the requests whose deadline has passed.
     pub fn expire(&mut self, now: Instant) -> Vec<WaiterId> {
-        let mut expired = Vec::new();
+        let mut expired_ids = Vec::new();
         while let Some(&(deadline, id)) = self.deadlines.first()
             && deadline <= now
         {
             self.leave(id);
-            expired.push(id);
+            expired_ids.push(id);
         }
-        expired
+        expired_ids
     }
 
     /// Makes room for a request of `newcomer` by evicting the newest request of the tenant with the most.
@@ -267,9 +267,9 @@ impl AdmissionQueue {
     /// Changes a tenant and updates its position in the order.
     fn change(&mut self, key: TenantKey, change: impl FnOnce(&mut Tenant)) {
         let tenant = self.tenants.entry(key).or_default();
-        tenant.key(key).map(|listed| self.order.remove(&listed));
+        tenant.key(key).map(|old_key| self.order.remove(&old_key));
         change(tenant);
-        tenant.key(key).map(|listed| self.order.insert(listed));
+        tenant.key(key).map(|old_key| self.order.insert(old_key));
     }
 
     /// Drops tenants without waiting requests: first those whose tag is not ahead, then all of them if there are still

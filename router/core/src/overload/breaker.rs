@@ -65,8 +65,8 @@ impl Breaker {
     pub fn failed(&mut self, now: Instant) {
         self.n_failures = self.n_failures.saturating_add(1);
         if self.n_failures >= FAILURES_MAX {
-            let doubled = OPEN_MIN.saturating_mul(1 << self.n_openings.min(16));
-            self.open_until = Some(now + doubled.min(OPEN_MAX));
+            let pause = OPEN_MIN.saturating_mul(1 << self.n_openings.min(16));
+            self.open_until = Some(now + pause.min(OPEN_MAX));
             self.n_openings = self.n_openings.saturating_add(1);
         }
     }

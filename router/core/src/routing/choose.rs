@@ -66,11 +66,11 @@ impl FromStr for Policy {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let known = || Self::ALL.map(Self::name).join(", ");
+        let names = || Self::ALL.map(Self::name).join(", ");
         Self::ALL
             .into_iter()
             .find(|policy| policy.name() == name)
-            .ok_or_else(|| format!("no policy is called `{name}`; the policies are {}", known()))
+            .ok_or_else(|| format!("no policy is called `{name}`; the policies are {}", names()))
     }
 }
 

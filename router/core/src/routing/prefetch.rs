@@ -58,26 +58,26 @@ pub fn receivers(fleet: &FleetView, leaving: WorkerIdx) -> Vec<WorkerIdx> {
 /// No prefix is the start of an earlier one. Together they have at most [`LIST_TOKENS_MAX`] tokens, shared tokens
 /// counted once.
 pub fn merge(lists: Vec<(WorkerIdx, Vec<HotPrefix>)>, block_size_tokens: u32) -> Vec<(WorkerIdx, HotPrefix)> {
-    let mut known: HashSet<BlockHash> = HashSet::new();
+    let mut hashes: HashSet<BlockHash> = HashSet::new();
     let mut n_left = LIST_TOKENS_MAX;
-    let mut merged = Vec::new();
+    let mut prefixes = Vec::new();
     let mut lists: Vec<_> = lists.into_iter().map(|(worker, list)| (worker, list.into_iter())).collect();
     while !lists.is_empty() {
         lists.retain_mut(|(worker, list)| {
             let Some(prefix) = list.next() else { return false };
             let chain = block_chain(&prefix.root, &prefix.tokens, block_size_tokens);
-            let n_new = chain.iter().filter(|hash| !known.contains(*hash)).count();
+            let n_new = chain.iter().filter(|hash| !hashes.contains(*hash)).count();
             let Some(left) = n_left.checked_sub(n_new * block_size_tokens as usize) else { return false };
             // A prefix that is the start of an earlier one has no new block.
             if n_new > 0 {
                 n_left = left;
-                known.extend(chain);
-                merged.push((*worker, prefix));
+                hashes.extend(chain);
+                prefixes.push((*worker, prefix));
             }
             true
         });
     }
-    merged
+    prefixes
 }
 
 /// Returns for each receiver the prefixes that it is to fetch from the leaving worker, the most important first.

@@ -125,7 +125,7 @@ impl AssumedCache {
 
     /// Drops the least recently used blocks beyond the capacity.
     fn forget(&mut self, changes: &mut Vec<Change>) {
-        let mut removed = Vec::new();
+        let mut removed_keys = Vec::new();
         while let Some(&(at, key)) = self.order.front() {
             let is_last = self.last_use.get(&key) == Some(&at);
             if is_last && self.len() <= self.capacity_blocks {
@@ -134,11 +134,11 @@ impl AssumedCache {
             self.order.pop_front();
             if is_last {
                 self.last_use.remove(&key);
-                removed.push(key);
+                removed_keys.push(key);
             }
         }
-        if !removed.is_empty() {
-            changes.push(Change::Removed(removed));
+        if !removed_keys.is_empty() {
+            changes.push(Change::Removed(removed_keys));
         }
     }
 

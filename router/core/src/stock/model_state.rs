@@ -11,10 +11,11 @@ use warmpath_common::block_hash::BlockKey;
 use warmpath_common::model::Fingerprint;
 use warmpath_common::summary::Change;
 
-use super::assumed_cache::{AssumedCache, UseNumber};
+use super::assumed_cache::{AssumedCache, AssumedCacheLimits, UseNumber};
 use super::rates::RATE_AGE_MAX;
+use super::server_info::Residence;
+use super::tokenizer_source::TokenizerSource;
 use super::usage::Usage;
-use super::{AssumedCacheLimits, ReuseReport, SentRequest, TokenizerSource};
 
 /// Number of consecutive responses with another token count than this router's after which the vocabulary counts as
 /// wrong.
@@ -39,13 +40,34 @@ pub struct Placed {
     pub residence: Residence,
 }
 
-/// Whether a server has loaded one of its models.
+/// A request that is sent to a stock server.
+#[derive(Debug, Clone)]
+pub struct SentRequest {
+    /// Model of the prompt.
+    pub model: Fingerprint,
+    /// Block keys of the prompt; empty if they are unknown or must not be reused.
+    pub keys: Vec<BlockKey>,
+    /// Length of the prompt. Units: tokens.
+    pub n_tokens: u32,
+    /// Number of tokens in a block.
+    pub block_size_tokens: u32,
+    /// Prompt tokens that the router expects to be reused, whole blocks. Units: tokens.
+    pub cached_tokens: u32,
+    /// Whether the response's token counts are those of one prompt whose tokens are known here.
+    pub is_countable: bool,
+}
+
+/// Outcome of a prediction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Residence {
-    /// It has, or does not report it.
-    Loaded,
-    /// The server loads the model on the first request, and holds no state until then.
-    Unloaded,
+pub struct ReuseReport {
+    /// Length of the prompt, counted by the server. Units: tokens.
+    pub prompt_tokens: u32,
+    /// Prompt tokens that were reused, counted by the server. Units: tokens.
+    pub cached_tokens: u32,
+    /// Prompt tokens that were expected to be reused, in the server's tokens.
+    pub predicted_tokens: u32,
+    /// Whether the reuse was less than expected, about as much, or more.
+    pub outcome: Ordering,
 }
 
 /// Evidence of a response about the assumed blocks.
@@ -134,8 +156,8 @@ impl ModelState {
     /// row.
     pub(super) fn compare_counts(&mut self, sending: &SentRequest, usage: &Usage) -> bool {
         let is_comparable = sending.is_countable && self.placed.tokenizer_source == TokenizerSource::Vocabulary;
-        let Some(counted) = usage.prompt_tokens.filter(|_| is_comparable) else { return false };
-        self.n_differing = if counted == sending.n_tokens { 0 } else { self.n_differing + 1 };
+        let Some(n_counted) = usage.prompt_tokens.filter(|_| is_comparable) else { return false };
+        self.n_differing = if n_counted == sending.n_tokens { 0 } else { self.n_differing + 1 };
         self.n_differing == DIFFERING_MAX
     }
 
@@ -144,19 +166,19 @@ impl ModelState {
         let (prompt_tokens, cached_tokens) = usage.reuse()?;
         let n_tokens = u64::from(sending.n_tokens.max(1));
         // In text blocks, the reused share of the tokens is roughly the reused share of the text.
-        let cached = match self.placed.tokenizer_source {
+        let reused_tokens = match self.placed.tokenizer_source {
             TokenizerSource::Text => u64::from(cached_tokens) * n_tokens / u64::from(prompt_tokens),
             TokenizerSource::Vocabulary | TokenizerSource::Load => u64::from(cached_tokens),
         };
         let block_size = u64::from(self.placed.block_size_tokens.max(1));
-        let actual = (cached / block_size) as usize;
+        let actual = (reused_tokens / block_size) as usize;
         let expected = (u64::from(sending.cached_tokens) / block_size) as usize;
         let slack = self.slack(expected);
         let outcome = if actual.abs_diff(expected) <= slack { Ordering::Equal } else { actual.cmp(&expected) };
-        let predicted = u64::from(sending.cached_tokens);
+        let predicted_tokens = u64::from(sending.cached_tokens);
         let predicted_tokens = match self.placed.tokenizer_source {
-            TokenizerSource::Text => predicted * u64::from(prompt_tokens) / n_tokens,
-            TokenizerSource::Vocabulary | TokenizerSource::Load => predicted,
+            TokenizerSource::Text => predicted_tokens * u64::from(prompt_tokens) / n_tokens,
+            TokenizerSource::Vocabulary | TokenizerSource::Load => predicted_tokens,
         };
         let predicted_tokens = u32::try_from(predicted_tokens).unwrap_or(u32::MAX);
         Some((ReuseReport { prompt_tokens, cached_tokens, predicted_tokens, outcome }, actual))

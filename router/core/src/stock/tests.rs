@@ -1,6 +1,7 @@
 //! Tests of a stock server: which blocks are assumed, corrected and dropped, the load, the speed, and the source of
 //! token counts.
 
+use std::cmp::Ordering;
 use std::time::Duration;
 
 use super::rates::RATE_AGE_MAX;

@@ -9,7 +9,7 @@ use warmpath_common::ids::Token;
 use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo};
 use warmpath_common::openai::ChatPrompt;
 
-use super::StockModel;
+use super::server_info::StockModel;
 
 /// Chat template fingerprint of a model whose prompts are split by their text.
 ///
@@ -32,11 +32,11 @@ const MESSAGE: u8 = 0x1e;
 const PART: u8 = 0x1f;
 
 /// Returns the model description of a server that serves `listed` by its text, `n_slots` requests at a time.
-pub fn model(listed: &StockModel, n_slots: u16) -> ModelInfo {
-    let name = listed.names.first().map_or("", String::as_str);
+pub fn model(stock_model: &StockModel, n_slots: u16) -> ModelInfo {
+    let name = stock_model.names.first().map_or("", String::as_str);
     let root = ChainRoot { model_fingerprint: &TEMPLATE.0, lora: name.as_bytes(), cache_salt: &[] };
     ModelInfo {
-        names: listed.names.clone(),
+        names: stock_model.names.clone(),
         fingerprint: Fingerprint(root.hash().0),
         kv_fingerprint: TEMPLATE,
         chat_template_fingerprint: TEMPLATE,
@@ -45,7 +45,7 @@ pub fn model(listed: &StockModel, n_slots: u16) -> ModelInfo {
         block_size_tokens: BLOCK_SIZE_TOKENS,
         add_bos: false,
         add_eos: false,
-        context_tokens: listed.context_tokens,
+        context_tokens: stock_model.context_tokens,
         n_ctx_train: None,
         n_slots,
         memory: MemoryKind::Full,
@@ -70,9 +70,9 @@ pub fn is_text(model: &ModelInfo) -> bool {
 /// Shape: `text` `[n]` bytes -> `[ceil(n / 4)]`.
 pub fn cut(text: &[u8]) -> Vec<Token> {
     let token = |bytes: &[u8]| {
-        let mut padded = [u8::MAX; TOKEN_BYTES];
-        padded[..bytes.len()].copy_from_slice(bytes);
-        Token::from_le_bytes(padded)
+        let mut token_bytes = [u8::MAX; TOKEN_BYTES];
+        token_bytes[..bytes.len()].copy_from_slice(bytes);
+        Token::from_le_bytes(token_bytes)
     };
     text.chunks(TOKEN_BYTES).map(token).collect()
 }

@@ -7,31 +7,8 @@
 use warmpath_common::block_hash::ChainRoot;
 use warmpath_common::model::{Capability, Fingerprint, ModelInfo};
 
-use super::{Residence, text_blocks};
-
-/// Report of a stock server about itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ServerInfo {
-    /// Models that it serves; empty if it reports that it serves none at the moment.
-    pub models: Vec<StockModel>,
-    /// Number of requests that it runs at a time, reported or assumed.
-    pub n_slots: u16,
-    /// Number of listed models that were dropped because of the limit.
-    pub n_left_out: usize,
-}
-
-/// One model of a stock server, as the server lists it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StockModel {
-    /// Model names; at least one.
-    pub names: Vec<String>,
-    /// Longest sequence, reported or assumed. Units: tokens.
-    pub context_tokens: u32,
-    /// Properties that distinguish the model from another one with the same name, as far as the server reports them.
-    pub identity: String,
-    /// Whether the server has loaded the model.
-    pub residence: Residence,
-}
+use super::server_info::ServerInfo;
+use super::text_blocks;
 
 /// Source of a stock server's token counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,17 +57,18 @@ pub struct PeerServer<'a> {
 /// name are tokenized in the same way. `given` is the vocabulary that the operator configured for the model, if it can
 /// be used.
 pub fn place<'a>(
-    (declared, nth): (&ServerInfo, usize),
+    server: &ServerInfo,
+    nth: usize,
     fellows: impl IntoIterator<Item = PeerServer<'a>>,
-    given: Option<&ModelInfo>,
+    configured_model: Option<&ModelInfo>,
     counts: Counts,
 ) -> (ModelInfo, TokenizerSource) {
-    let listed = &declared.models[nth];
-    let shares_name = |fellow: &PeerServer<'_>| fellow.model.names.iter().any(|name| listed.names.contains(name));
+    let stock_model = &server.models[nth];
+    let shares_name = |fellow: &PeerServer<'_>| fellow.model.names.iter().any(|name| stock_model.names.contains(name));
     let own = |model: &ModelInfo| ModelInfo {
-        names: listed.names.clone(),
-        n_slots: declared.n_slots,
-        context_tokens: listed.context_tokens,
+        names: stock_model.names.clone(),
+        n_slots: server.n_slots,
+        context_tokens: stock_model.context_tokens,
         capabilities: Capability::ALL.to_vec(),
         embedding: None,
         adapters: Vec::new(),
@@ -99,7 +77,7 @@ pub fn place<'a>(
         media: None,
         ..model.clone()
     };
-    match (fellows.into_iter().find(shares_name), given) {
+    match (fellows.into_iter().find(shares_name), configured_model) {
         (Some(PeerServer { model, tokenizer_source: TokenizerSource::Vocabulary }), _) if counts == Counts::Differ => {
             (own(model), TokenizerSource::Load)
         }
@@ -107,10 +85,10 @@ pub fn place<'a>(
         (None, Some(model)) if nth == 0 => (own(model), TokenizerSource::Vocabulary),
         (None, Some(model)) => {
             // Models of one server share no state, even if one vocabulary is configured for all of them.
-            let fingerprint = beside(model, &listed.names[0]);
+            let fingerprint = beside(model, &stock_model.names[0]);
             (ModelInfo { fingerprint, ..own(model) }, TokenizerSource::Vocabulary)
         }
-        (None, None) => (text_blocks::model(listed, declared.n_slots), TokenizerSource::Text),
+        (None, None) => (text_blocks::model(stock_model, server.n_slots), TokenizerSource::Text),
     }
 }
 
@@ -124,6 +102,7 @@ fn beside(model: &ModelInfo, name: &str) -> Fingerprint {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stock::server_info::{Residence, StockModel};
     use crate::testing::model;
 
     fn listed(names: &[&str]) -> StockModel {
@@ -140,7 +119,7 @@ mod tests {
             |served: &[ModelInfo], given: Option<&ModelInfo>, counts, expected: (Fingerprint, TokenizerSource)| {
                 let fellows =
                     served.iter().map(|model| PeerServer { model, tokenizer_source: TokenizerSource::Vocabulary });
-                let (model, tokenizer_source) = place((&declared, 0), fellows, given, counts);
+                let (model, tokenizer_source) = place(&declared, 0, fellows, given, counts);
                 assert_eq!((model.fingerprint, tokenizer_source), expected);
                 assert_eq!((model.names, model.n_slots, model.context_tokens), (vec!["m".into(), "n".into()], 3, 500));
             };
@@ -159,14 +138,14 @@ mod tests {
         let declared = ServerInfo { models, n_slots: 1, n_left_out: 0 };
         let given = model();
         for given in [None, Some(&given)] {
-            let roots = [0, 1, 2].map(|nth| place((&declared, nth), [], given, Counts::Agree).0.fingerprint);
+            let roots = [0, 1, 2].map(|nth| place(&declared, nth, [], given, Counts::Agree).0.fingerprint);
             assert!(roots[0] != roots[1] && roots[1] != roots[2] && roots[2] != roots[0], "{given:?}");
         }
         // A server with another list of names takes over the model of the one that shares a name with it.
-        let (first, tokenizer_source) = place((&declared, 1), [], None, Counts::Agree);
+        let (first, tokenizer_source) = place(&declared, 1, [], None, Counts::Agree);
         let other = ServerInfo { models: vec![listed(&["d", "b"])], n_slots: 1, n_left_out: 0 };
         let (second, same) =
-            place((&other, 0), [PeerServer { model: &first, tokenizer_source }], Some(&given), Counts::Differ);
+            place(&other, 0, [PeerServer { model: &first, tokenizer_source }], Some(&given), Counts::Differ);
         assert_eq!((second.fingerprint, same), (first.fingerprint, TokenizerSource::Text));
     }
 }

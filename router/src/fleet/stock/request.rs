@@ -87,21 +87,21 @@ impl Drop for ServerRequest {
             n_events: self.state.n_events,
             at: Instant::now(),
         });
-        let reused = self.stock.server().ended(self.id, ending);
+        let report = self.stock.server().ended(self.id, ending);
         self.stock.news.notify_one();
-        match reused {
-            Some(reused) => count(&self.metrics, reused),
+        match report {
+            Some(report) => count(&self.metrics, report),
             None if self.has_begun => self.metrics.stock_predictions.with_label_values(&["unchecked"]).inc(),
             None => {}
         }
     }
 }
 
-fn count(metrics: &Metrics, reused: ReuseReport) {
-    metrics.prompt_tokens.inc_by(u64::from(reused.prompt_tokens));
-    metrics.cached_tokens.inc_by(u64::from(reused.cached_tokens));
-    metrics.predicted_cached_tokens.inc_by(u64::from(reused.predicted_tokens));
-    let outcome = match reused.outcome {
+fn count(metrics: &Metrics, report: ReuseReport) {
+    metrics.prompt_tokens.inc_by(u64::from(report.prompt_tokens));
+    metrics.cached_tokens.inc_by(u64::from(report.cached_tokens));
+    metrics.predicted_cached_tokens.inc_by(u64::from(report.predicted_tokens));
+    let outcome = match report.outcome {
         Ordering::Less => "less",
         Ordering::Equal => "exact",
         Ordering::Greater => "more",

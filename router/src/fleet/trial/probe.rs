@@ -73,8 +73,8 @@ fn texts(maker: &PromptMaker) {
 /// Uses the chat templates of `maker`.
 pub(super) fn chats(maker: &PromptMaker) {
     let words = maker.chat_template().map(words).unwrap_or_default();
-    let worded = words.iter().flat_map(|word| saying(word)).chain(saying(&words.join(" ")));
-    for chat in conversations().into_iter().chain(worded) {
+    let chats_of_words = words.iter().flat_map(|word| saying(word)).chain(saying(&words.join(" ")));
+    for chat in conversations().into_iter().chain(chats_of_words) {
         let Ok(chat) = serde_json::from_value::<ChatPrompt>(chat) else { continue };
         // A template may refuse a conversation.
         let _ = maker.chat(&chat);
@@ -87,8 +87,8 @@ pub(super) fn chats(maker: &PromptMaker) {
 /// The text between two literals is returned as well, which does no harm.
 fn words(template: &str) -> Vec<&str> {
     let pieces = template.split(['\'', '"']).filter(|piece| (1..=WORD_BYTES_MAX).contains(&piece.len()));
-    let mut seen = HashSet::new();
-    pieces.filter(|piece| seen.insert(*piece)).take(WORDS_MAX).collect()
+    let mut texts = HashSet::new();
+    pieces.filter(|piece| texts.insert(*piece)).take(WORDS_MAX).collect()
 }
 
 /// Returns requests with a word wherever a client's text can stand, without a tool and with one.

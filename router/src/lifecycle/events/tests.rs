@@ -203,7 +203,7 @@ async fn events_that_the_journal_covers_are_passed_on_before_a_timeout() {
     let write = |events: &str| format!("{events}{LINE_START}0 5\n");
     let together = Bytes::from([write(": ping\n\n"), write("data: 1\n\n")].concat());
     let pieces = futures::stream::iter([Ok(together)]).chain(futures::stream::pending()).boxed();
-    let mut events = Events::new(pieces, EndMark::Done, (Instant::now(), IDLE)).with_journal((Vec::new(), 0));
+    let mut events = Events::new(pieces, EndMark::Done, (Instant::now(), IDLE)).with_journal(Vec::new(), 0);
     let mut given = Vec::new();
     for _ in 0..2 {
         given.extend(events.next().await.expect("there is more").expect("it has arrived").bytes);

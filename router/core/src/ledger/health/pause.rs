@@ -16,7 +16,7 @@ use crate::overload::retry::{Terms, WorkerFailure};
 /// First pause after a refusal without a time, and the shortest pause that a worker can announce.
 ///
 /// Source: own choice: a worker pushes its load at most every 10 ms and at least every second.
-pub(super) const PAUSE_MIN: Duration = Duration::from_millis(250);
+pub(crate) const PAUSE_MIN: Duration = Duration::from_millis(250);
 
 /// Longest pause that a worker can announce.
 ///
@@ -77,8 +77,8 @@ impl Pauses {
     /// Returns the longest remaining pause of a model with these names, for all accounts.
     pub(super) fn longest(&self, is_named: impl Fn(&str) -> bool, now: Instant) -> Duration {
         let of_all = self.0.iter().filter(|pause| pause.account.is_none());
-        let concerned = of_all.filter(|pause| pause.model_name.as_deref().is_none_or(&is_named));
-        concerned.map(|pause| pause.until.saturating_duration_since(now)).max().unwrap_or_default()
+        let pauses = of_all.filter(|pause| pause.model_name.as_deref().is_none_or(&is_named));
+        pauses.map(|pause| pause.until.saturating_duration_since(now)).max().unwrap_or_default()
     }
 
     /// Records that a request for a model is sent: the first one after a pause holds the others back until its
@@ -109,8 +109,8 @@ impl Pauses {
                     Some(Kind::Guessed(n)) => n,
                     _ => 0,
                 };
-                let doubled = PAUSE_MIN.saturating_mul(1 << n_refusals.min(16));
-                (Kind::Guessed(n_refusals + 1), doubled.min(breaker::OPEN_MAX))
+                let doubled_pause = PAUSE_MIN.saturating_mul(1 << n_refusals.min(16));
+                (Kind::Guessed(n_refusals + 1), doubled_pause.min(breaker::OPEN_MAX))
             }
         };
         // A refusal without a time does not shorten an announced pause.

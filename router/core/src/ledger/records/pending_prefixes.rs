@@ -74,7 +74,7 @@ impl PendingPrefixes {
     ///
     /// Cost: one comparison for each request in flight, O(log n) for each that shares blocks with `keys`.
     pub fn extend(&self, keys: &[BlockKey], matches: &[Match]) -> Option<Vec<Match>> {
-        let mut extended: Option<Vec<Match>> = None;
+        let mut longer_matches: Option<Vec<Match>> = None;
         for (&worker, runs) in &self.by_worker {
             let place = matches.iter().position(|found| found.worker == worker);
             let n_held = place.map_or(0, |place| matches[place].blocks as usize);
@@ -83,7 +83,7 @@ impl PendingPrefixes {
                 continue;
             }
             let blocks = u32::try_from(n_reached).unwrap_or(u32::MAX);
-            let all = extended.get_or_insert_with(|| matches.to_vec());
+            let all = longer_matches.get_or_insert_with(|| matches.to_vec());
             match place {
                 Some(place) => all[place].blocks = blocks,
                 None => {
@@ -91,10 +91,10 @@ impl PendingPrefixes {
                 }
             }
         }
-        if let Some(all) = &mut extended {
+        if let Some(all) = &mut longer_matches {
             all.sort_unstable_by_key(|found| (std::cmp::Reverse(found.blocks), found.worker));
         }
-        extended
+        longer_matches
     }
 }
 
@@ -113,9 +113,9 @@ impl PendingRun {
 }
 
 /// Returns the end of the cached blocks extended by ranges that continue them without a gap.
-fn reach(n_held: usize, mut shared: Vec<(usize, usize)>) -> usize {
-    shared.sort_unstable();
-    shared.iter().fold(n_held, |reached, &(from, end)| if from <= reached { reached.max(end) } else { reached })
+fn reach(n_held: usize, mut ranges: Vec<(usize, usize)>) -> usize {
+    ranges.sort_unstable();
+    ranges.iter().fold(n_held, |n_reached, &(from, end)| if from <= n_reached { n_reached.max(end) } else { n_reached })
 }
 
 #[cfg(test)]

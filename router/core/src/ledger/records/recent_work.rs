@@ -52,8 +52,8 @@ impl RecentWork {
     /// Returns a worker's recent work in prompt tokens, decayed; zero for a worker without any.
     pub fn of(&self, worker: WorkerIdx, senders: WorkSenders) -> f64 {
         let recent = self.by_worker.get(worker.0 as usize).copied().unwrap_or_default();
-        let announced = if senders == WorkSenders::All { recent.filling_tokens } else { 0.0 };
-        recent.sent_tokens + announced
+        let announced_tokens = if senders == WorkSenders::All { recent.filling_tokens } else { 0.0 };
+        recent.sent_tokens + announced_tokens
     }
 
     /// Removes a worker that has left.

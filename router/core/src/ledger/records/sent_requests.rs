@@ -38,9 +38,7 @@ pub struct SentRequests {
 struct RequestsOfWorker {
     unreported: Unreported,
     n_in_flight: u32,
-    /// Average of [`Decision::service_ms`]; `None` until a request was sent. Units: milliseconds.
-    ///
-    /// [`Decision::service_ms`]: crate::ledger::Decision::service_ms
+    /// Average time that a request takes of the worker; `None` until a request was sent. Units: milliseconds.
     service_ms: Option<f64>,
 }
 

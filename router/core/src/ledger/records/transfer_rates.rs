@@ -44,18 +44,18 @@ impl TransferRates {
     /// Returns the bandwidth with which `worker` fetches from `peer`: the measured one, which approaches the assumed
     /// one as it ages. Units: bytes per millisecond.
     pub fn bytes_per_ms(&self, worker: WorkerIdx, peer: WorkerIdx, assumed: f64, now: Instant) -> f64 {
-        let Some(measured) = self.by_pair.get(&(worker, peer)) else { return assumed };
-        let faded = faded_share(now.saturating_duration_since(measured.at));
-        measured.bytes_per_ms + faded * (assumed - measured.bytes_per_ms)
+        let Some(rate) = self.by_pair.get(&(worker, peer)) else { return assumed };
+        let share = faded_share(now.saturating_duration_since(rate.at));
+        rate.bytes_per_ms + share * (assumed - rate.bytes_per_ms)
     }
 
     /// Records that `worker` has fetched this many bytes from `peer` in this time.
     pub fn fetched(&mut self, worker: WorkerIdx, peer: WorkerIdx, bytes: u64, ms: f64, now: Instant) {
         // Workers report whole milliseconds, so no transfer counts as shorter than one.
         let newest = bytes as f64 / ms.max(1.0);
-        let average = self.by_pair.get(&(worker, peer)).filter(|measured| measured.bytes_per_ms > 0.0);
+        let average = self.by_pair.get(&(worker, peer)).filter(|rate| rate.bytes_per_ms > 0.0);
         let bytes_per_ms =
-            average.map_or(newest, |measured| measured.bytes_per_ms + NEWEST_WEIGHT * (newest - measured.bytes_per_ms));
+            average.map_or(newest, |rate| rate.bytes_per_ms + NEWEST_WEIGHT * (newest - rate.bytes_per_ms));
         self.record((worker, peer), MeasuredRate { bytes_per_ms, at: now });
     }
 
