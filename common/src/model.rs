@@ -250,13 +250,3 @@ impl ModelInfo {
         self.media.map_or_else(Modalities::default, |reading| reading.modalities)
     }
 }
-
-#[cfg(test)]
-pub(crate) mod testing {
-    use super::*;
-
-    /// Returns a valid model declaration.
-    pub(crate) fn model() -> ModelInfo {
-        ModelInfo { names: vec!["m".into()], ..ModelInfo::text(Fingerprint([1; 32]), 32, 8192, 4, 1000) }
-    }
-}
