@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(names(&[]), format!("Warmpath; {}", behind.join("; ")));
         assert_eq!(names(&["--against", "smg", "--slots", "2"]), "Warmpath; llama-server behind SMG, cache_aware");
         assert_eq!(names(&["--against", "--slots", "2"]), "Warmpath");
-        let ours = names(&["--against", "--policies", "predicted-ttft,prefix", "--routers", "8,1"]);
-        assert_eq!(ours, "Warmpath, 8 routers; Warmpath; Warmpath, prefix, 8 routers; Warmpath, prefix");
+        let ours = names(&["--against", "--policies", "predicted-ttft,least-loaded", "--routers", "8,1"]);
+        assert_eq!(ours, "Warmpath, 8 routers; Warmpath; Warmpath, least-loaded, 8 routers; Warmpath, least-loaded");
     }
 }
