@@ -165,7 +165,7 @@ impl EngineHandle {
         let n_tokens = u32::try_from(submission.prompt.len()).unwrap_or(u32::MAX);
         let own = if submission.cache_prompt { chain.as_slice() } else { &[] };
         let announcement = Some(shared.announcer.announce(&submission.request_id, n_tokens, own));
-        let rule = constraint::rule(shared, &submission.generation)?;
+        let rule = constraint::rule(&shared.model, || shared.compiler(), &submission.generation)?;
         let sampler = TokenSampler::build(&shared.model, &submission, rule, shared.facts.context_tokens)?;
         let tenant = shared.identify(&submission);
         let drafter = shared.speculation.and_then(|speculation| speculation.drafter(&submission));

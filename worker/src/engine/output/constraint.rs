@@ -10,12 +10,16 @@ use warmpath_common::ids::Token;
 use warmpath_constraint::{ResponseRule, RuleCompiler, SpelledTokens};
 
 use crate::engine::api::{EngineError, Generation};
-use crate::engine::handle::EngineShared;
 
-/// Returns the rule at the start of a response.
+/// Returns the rule at the start of a response. `compiler` returns the compiler of rules for the model's vocabulary,
+/// which may first have to be made.
 ///
 /// Errors: `Sampler` if the rule does not parse, takes too much work, or cannot be combined with other parameters.
-pub(crate) fn rule(shared: &EngineShared, generation: &Generation) -> Result<ResponseRule, EngineError> {
+pub(crate) fn rule<'c>(
+    model: &LlamaModel,
+    compiler: impl FnOnce() -> Result<&'c RuleCompiler, String>,
+    generation: &Generation,
+) -> Result<ResponseRule, EngineError> {
     let refuse = |reason| EngineError::Sampler { reason };
     let grammar = generation.sampling.grammar.as_deref().filter(|text| !text.is_empty());
     let (schema, calls) = (generation.schema.as_ref(), generation.calls.as_ref());
@@ -25,9 +29,9 @@ pub(crate) fn rule(shared: &EngineShared, generation: &Generation) -> Result<Res
     if schema.is_some() && generation.ignore_eos {
         return Err(refuse("a schema cannot be combined with ignore_eos".to_owned()));
     }
-    let compiler = shared.compiler().map_err(refuse)?;
-    let spelled = spelled(&shared.model, &generation.spelled);
-    ResponseRule::begin(compiler, schema, grammar, calls, generation.reasoning.as_ref(), spelled).map_err(refuse)
+    let spelled = spelled(model, &generation.spelled);
+    ResponseRule::begin(compiler().map_err(refuse)?, schema, grammar, calls, generation.reasoning.as_ref(), spelled)
+        .map_err(refuse)
 }
 
 /// Returns the compiler of rules for the model's vocabulary.
