@@ -20,7 +20,7 @@ use commits::{check_commits, last_commits};
 use manifest::{check_manifest, check_root_manifest};
 use page::check_page;
 use prose::{check_changelog, check_comments, check_sentences};
-use rust_source::{check_rust_source, function_names};
+use rust_source::{check_rust_source, function_names, tuple_parameters};
 
 /// One broken rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,6 +54,9 @@ pub struct Tree {
     /// Files: path relative to the root, and text.
     pub files: Vec<(PathBuf, String)>,
 }
+
+/// Most parameters of the tree whose type has a tuple in it. A pair that a library hands over may stay one.
+const TUPLE_PARAMETERS_MAX: usize = 10;
 
 /// Extensions of the files that are read.
 const ENDINGS: [&str; 6] = ["rs", "md", "toml", "sh", "py", "yml"];
@@ -113,6 +116,10 @@ impl Tree {
         }
         for (path, text) in &self.files {
             findings.extend(check_mentions(path, text, self));
+        }
+        let tuples = self.with_ending("rs").flat_map(|(path, text)| tuple_parameters(path, text)).collect::<Vec<_>>();
+        if tuples.len() > TUPLE_PARAMETERS_MAX {
+            findings.extend(tuples);
         }
         findings.extend(check_commits(&last_commits(&self.root)));
         findings

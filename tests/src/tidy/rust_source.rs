@@ -59,6 +59,49 @@ pub(super) fn check_rust_source(path: &Path, text: &str) -> Vec<Finding> {
     }
 }
 
+/// Returns a finding for each parameter of production code whose type has a tuple in it; those of closures aside.
+pub(super) fn tuple_parameters(path: &Path, text: &str) -> Vec<Finding> {
+    /// Whether a tuple was seen in a type.
+    struct Tuples(bool);
+    impl<'ast> Visit<'ast> for Tuples {
+        fn visit_type_tuple(&mut self, tuple: &'ast syn::TypeTuple) {
+            self.0 |= !tuple.elems.is_empty();
+        }
+        fn visit_type_fn_ptr(&mut self, _: &'ast syn::TypeFnPtr) {}
+        fn visit_parenthesized_generic_arguments(&mut self, _: &'ast syn::ParenthesizedGenericArguments) {}
+    }
+    /// Parameters found in a file.
+    struct Parameters<'p> {
+        path: &'p Path,
+        findings: Vec<Finding>,
+    }
+    impl<'ast> Visit<'ast> for Parameters<'_> {
+        fn visit_item_mod(&mut self, module: &'ast syn::ItemMod) {
+            if !is_test_only(&module.attrs) {
+                visit::visit_item_mod(self, module);
+            }
+        }
+        fn visit_signature(&mut self, signature: &'ast syn::Signature) {
+            for input in &signature.inputs {
+                let syn::FnArg::Typed(input) = input else { continue };
+                let mut tuples = Tuples(false);
+                tuples.visit_type(&input.ty);
+                if tuples.0 {
+                    let message = format!("`{}` takes a tuple: name its parts", signature.ident);
+                    self.findings.push(Finding::new(self.path, input.span().start().line, message));
+                }
+            }
+        }
+    }
+    let mut parameters = Parameters { path, findings: Vec::new() };
+    if !is_test_code(path)
+        && let Ok(file) = syn::parse_file(text)
+    {
+        parameters.visit_file(&file);
+    }
+    parameters.findings
+}
+
 /// Returns the names of all functions in a Rust file; none if it does not parse.
 pub(super) fn function_names(text: &str) -> Vec<String> {
     struct Names(Vec<String>);

@@ -48,6 +48,21 @@ fn refuses_flags_as_parameters_and_parts_that_only_tests_have() {
 }
 
 #[test]
+fn finds_parameters_that_are_tuples() {
+    let found = |path: &str, text: &str| messages(tuple_parameters(Path::new(path), &format!("//! A.\n{text}\n")));
+    for kind in ["(u8, u8)", "&(u8, u8)", "&[(u8, u8)]", "Option<(u8, u8)>", "impl Iterator<Item = (u8, u8)>"] {
+        let text = format!("fn f(pair: {kind}) {{}}");
+        assert_eq!(found("a.rs", &text), "a.rs:2: `f` takes a tuple: name its parts\n", "{kind}");
+        assert!(found("a.rs", &format!("impl A {{\n{text}\n}}")).starts_with("a.rs:3:"), "{kind}");
+        assert_eq!(found("router/tests/a.rs", &text), "", "{kind}");
+        assert_eq!(found("a.rs", &format!("#[cfg(test)]\nmod tests {{\n{text}\n}}")), "", "{kind}");
+    }
+    for kind in ["u8", "()", "Result<(), u8>", "fn((u8, u8))", "impl Fn(u8, u8)", "&dyn Fn((u8, u8)) -> u8"] {
+        assert_eq!(found("a.rs", &format!("fn f(one: {kind}) {{}}")), "", "{kind}");
+    }
+}
+
+#[test]
 fn refuses_tests_that_nothing_runs() {
     let tests = "//! A.\n#[cfg(test)]\nmod tests {}\n";
     assert!(rust("router/src/main.rs", tests).contains("which are not built"));
