@@ -55,8 +55,6 @@ KANA_OR_HAN_RANGES = [("一", "龥"), ("\u3040", "\u309f"), ("\u30a0", "\u30ff")
 
 HEAD = """\
 //! Tables that scripts/tokenizer-tables.py writes from llama.cpp's unicode-data.cpp, unicode.cpp and llama-vocab.cpp.
-//!
-//! Not here: their use (`classes`, `split`).
 
 use crate::splitter::Splitter;
 

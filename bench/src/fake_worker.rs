@@ -1,7 +1,7 @@
 //! A fake worker: declares a real worker's model, holds no blocks and answers every chat by a fixed rule.
 //!
-//! `overhead` and tests use it where workers must cost no time. Like a real worker, it announces every accepted request,
-//! at most once a millisecond: otherwise a router would assume that other routers exist.
+//! `overhead` and tests use it where workers must cost no time. Like a real worker, it announces every accepted
+//! request, at most once a millisecond: otherwise a router would assume that other routers exist.
 
 pub mod summary;
 

@@ -1,7 +1,7 @@
 //! The router's configuration: flags in, checked values out.
 //!
-//! Each part receives its own struct and nothing else. Not here: the flags themselves (`flags`), values that no flag sets
-//! (`limits`).
+//! Each part receives its own struct and nothing else. Not here: the flags themselves (`flags`), values that no flag
+//! sets (`limits`).
 
 mod discovery;
 mod error;

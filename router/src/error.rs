@@ -1,7 +1,7 @@
 //! Reasons why a request gets no response from a worker: one type from the body's first byte to the response's first.
 //!
-//! Not here: status codes and the error object (`warmpath_shell::api_error`), a worker's own error responses, which pass
-//! through.
+//! Not here: status codes and the error object (`warmpath_shell::api_error`), a worker's own error responses, which
+//! pass through.
 
 pub mod response;
 

@@ -1,4 +1,4 @@
-//! A simulated engine: queues requests, runs steps of virtual time, and returns tokens and reports as the real one does.
+//! A simulated engine: queues requests, runs steps of virtual time, and returns tokens and reports as the real one.
 //!
 //! Production code makes the decisions: the slot plan chooses a request's slot and the request that it waits for, the
 //! batch plan divides each step, the chunk index finds, keeps and evicts state, and the averages give the reported

@@ -314,8 +314,8 @@ impl Kv {
         }
     }
 
-    /// Records a use of the prompt's first `n_blocks`; returns the chunks with them, each with the number of its blocks,
-    /// and how many of the prompt's blocks are stored.
+    /// Records a use of the prompt's first `n_blocks`; returns the chunks with them, each with the number of its
+    /// blocks, and how many of the prompt's blocks are stored.
     fn touch(&mut self, prompt: &Prompt, n_blocks: usize, now_ms: u64) -> (Vec<(ChunkId, usize)>, usize) {
         let stored = self.index.find(&prompt.slot_request().prefix());
         let used: Vec<(ChunkId, usize)> = stored.first(n_blocks).collect();

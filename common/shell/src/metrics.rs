@@ -1,4 +1,4 @@
-//! Declaration of a program's Prometheus metrics, the buckets that router and worker share, and the metrics of a server.
+//! Declaration of a program's Prometheus metrics, the buckets that router and worker share, and a server's metrics.
 //!
 //! Not here: the metrics of each program (their `metrics`).
 

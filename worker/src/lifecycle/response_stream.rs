@@ -330,8 +330,8 @@ impl StartedResponse {
         Some(JournalLines { receiver, exactness: journal::exactness(&self.spec.generation.sampling) })
     }
 
-    /// Appends the journal line, if there is a journal, that follows the events in `out`; they belong to this choice, or
-    /// to none. If an earlier worker has sent these events to the client, empties `out` instead.
+    /// Appends the journal line, if there is a journal, that follows the events in `out`; they belong to this choice,
+    /// or to none. If an earlier worker has sent these events to the client, empties `out` instead.
     pub fn end_write(&mut self, choice: Option<usize>, out: &mut Vec<u8>) {
         match (&mut self.journal, choice) {
             (None, _) => {}

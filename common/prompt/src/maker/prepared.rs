@@ -140,8 +140,8 @@ impl PromptMaker {
         PreparedPrompt { cut, scope, parts, unseen_bytes, media: Vec::new(), left_out_parts: Vec::new() }
     }
 
-    /// Returns the tokens of a prompt that this maker has prepared, with those that the vocabulary adds, up to the first
-    /// medium whose tokens are not known.
+    /// Returns the tokens of a prompt that this maker has prepared, with those that the vocabulary adds, up to the
+    /// first medium whose tokens are not known.
     ///
     /// Cost: that of tokenizing the rest.
     pub fn tokens(&self, prompt: &PreparedPrompt) -> PromptTokens {

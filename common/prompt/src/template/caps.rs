@@ -208,8 +208,8 @@ fn content_shapes(template: &ChatTemplate, role: &str) -> ContentShapes {
     }
 }
 
-/// Returns the first field whose reasoning is rendered; `reasoning_content` if none is. `call_and_result` ends with a tool's
-/// result.
+/// Returns the first field whose reasoning is rendered; `reasoning_content` if none is. `call_and_result` ends with a
+/// tool's result.
 ///
 /// Templates render it in earlier answers, in the last one, or between a call and the next answer.
 fn reasoning_field(template: &ChatTemplate, assistant: ContentShapes, call_and_result: &[Json]) -> &'static str {

@@ -11,7 +11,7 @@ use serde_json::{Map, Value as Json, json};
 use warmpath_common::openai::ChatPrompt;
 use warmpath_llama_chat::{ReasoningFormat, ToolChoice};
 
-use crate::answer_format::formats::{Formats, KnownFormat};
+use crate::answer_format::formats::Formats;
 use crate::answer_format::key::{CONTENT_MARK, Ending, FormatKey, FormatOptions, REASONING_MARK};
 use crate::error::PromptError;
 use crate::messages::{Continued, continued, variables};
@@ -187,7 +187,16 @@ impl FittedTemplate {
             messages.pop();
         }
         let (enable_thinking, kwargs) = self.kwargs.switches(request)?;
-        let continuation_format = continuation(&self.formats, message, enable_thinking, &kwargs);
+        // The format in which llama.cpp continues such a message, with marks in place of the message's texts.
+        let options = FormatOptions {
+            tools: Vec::new(),
+            tool_choice: ToolChoice::None,
+            parallel_tool_calls: Some(false),
+            reasoning_format: ReasoningFormat::Auto,
+        };
+        let ending = Ending::of_continued(message);
+        let key = FormatKey { ending, options: &options, tools: &[], enable_thinking, kwargs: &kwargs };
+        let continuation_format = self.formats.get(&key).ok();
         // Absent, as in llama.cpp: some templates treat false as a request for a response, too.
         variables.shift_remove("add_generation_prompt");
         if continuation_format.is_none() {
@@ -205,24 +214,6 @@ impl FittedTemplate {
         let tokens: Value = Value::from_pairs(tokens.map(|(name, text)| (name, Value::from(text.as_str()))));
         minijinja::value::merge_maps([variables, tokens])
     }
-}
-
-/// Returns how llama.cpp continues such a message, with marks in place of the message's texts; `None` if llama.cpp
-/// cannot continue one.
-fn continuation(
-    formats: &Formats,
-    message: &Continued<'_>,
-    enable_thinking: bool,
-    kwargs: &Map<String, Json>,
-) -> Option<Arc<KnownFormat>> {
-    let options = FormatOptions {
-        tools: Vec::new(),
-        tool_choice: ToolChoice::None,
-        parallel_tool_calls: Some(false),
-        reasoning_format: ReasoningFormat::Auto,
-    };
-    let ending = Ending::of_continued(message);
-    formats.get(&FormatKey { ending, options: &options, tools: &[], enable_thinking, kwargs }).ok()
 }
 
 /// Cuts the start of a response at its marks.

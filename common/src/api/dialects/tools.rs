@@ -34,7 +34,8 @@ pub struct Tool {
 pub enum CallForm {
     /// Arguments as a JSON object.
     Function,
-    /// One free text, which the chat's function takes as its argument [`FREE_TEXT`](crate::api::openai::custom_tools::FREE_TEXT).
+    /// One free text, which the chat's function takes as its argument
+    /// [`FREE_TEXT`](crate::api::openai::custom_tools::FREE_TEXT).
     Custom,
     /// A search for tools that the client runs, with arguments as a JSON object.
     ToolSearch,

@@ -426,12 +426,13 @@ impl PrefixTree {
         }
     }
 
-    /// Checks that a slot's announced blocks are those of its exact tokens, for tests. Panics: if they are not.
-    pub(crate) fn check_slot(&self, slot: SlotId, is_busy: bool, exact_tokens: &[Token], rewinds_to: usize) {
+    /// Checks that a slot's announced blocks are those of its exact tokens, for tests; returns whether the slot counts
+    /// as running. Panics: if they are not.
+    pub(crate) fn check_slot(&self, slot: SlotId, exact_tokens: &[Token], rewinds_to: usize) -> bool {
         let blocks = &self.by_holder[&Holder::Slot(slot)];
         let n_whole = exact_tokens.len() / self.block_size_tokens as usize;
-        let known = (blocks.is_running, blocks.rewinds_to);
-        assert_eq!(known, (is_busy, rewinds_to), "slot {slot} is wrongly counted as running or idle");
+        let is_busy = blocks.is_running;
+        assert_eq!(blocks.rewinds_to, rewinds_to, "slot {slot} is announced with another place to rewind to");
         let is_silent = is_busy && (blocks.is_secret || self.memory == MemoryKind::Recurrent);
         if is_silent {
             assert!(blocks.chain.is_empty(), "slot {slot} announces blocks that no request can use");
@@ -442,6 +443,7 @@ impl PrefixTree {
             let is_exact = is_busy || blocks.chain.len() == n_whole;
             assert!(is_exact, "idle slot {slot} announces blocks that it does not hold");
         }
+        is_busy
     }
 
     /// Checks that all parts are consistent, for tests. Panics: if they are not.

@@ -400,7 +400,8 @@ impl SlotTable {
             assert!(slot.last_used <= self.tick);
             assert!(slot.n_exact <= slot.tokens.len(), "slot {id} holds fewer tokens than are exact");
             assert!(slot.n_reused <= slot.n_exact, "slot {id} has lent tokens that it does not hold");
-            self.tree.check_slot(id, slot.is_busy(), slot.exact_tokens(), slot.rewinds_to);
+            let is_running = self.tree.check_slot(id, slot.exact_tokens(), slot.rewinds_to);
+            assert_eq!(is_running, slot.is_busy(), "slot {id} is wrongly counted as running or idle");
         }
         self.tree.check_invariants();
     }

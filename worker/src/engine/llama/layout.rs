@@ -74,19 +74,19 @@ pub(in crate::engine) fn fingerprint(
     let shape = format!("layers={} heads_kv={} {}", model.n_layer(), model.n_head_kv(), rope.join(" "));
     let is_quantized = config.cache_type_k.is_quantized() || config.cache_type_v.is_quantized();
     let no_rotation = is_quantized && std::env::var(ROTATION_OFF).is_ok_and(|value| value.trim() != "0");
-    name(config, &shape, rope_factors, no_rotation)
+    name(config, &shape, rope_factors, no_rotation.then_some("off"))
 }
 
 /// Returns the fingerprint of the settings. Default values are omitted, so that a new setting does not invalidate
 /// stored state.
-fn name(config: &EngineConfig, shape: &str, rope_factors: Option<&str>, no_rotation: bool) -> Fingerprint {
+fn name(config: &EngineConfig, shape: &str, rope_factors: Option<&str>, rotation: Option<&str>) -> Fingerprint {
     let (k, v) = (config.cache_type_k, config.cache_type_v);
     let mut layout = format!("k={k:?} v={v:?} flash_attn={} {shape}", config.uses_flash_attn());
     if let Some(factors) = rope_factors {
         layout.push_str(&format!(" rope_factors={factors}"));
     }
-    if no_rotation {
-        layout.push_str(" rotation=off");
+    if let Some(rotation) = rotation {
+        layout.push_str(&format!(" rotation={rotation}"));
     }
     if config.rope != RopeSettings::default() {
         layout.push_str(&format!(" rope={:?}", config.rope));
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn every_setting_that_changes_the_bytes_of_state_changes_the_fingerprint() {
         let base = EngineConfig { flash_attn: Switch::Off, ..EngineConfig::default() };
-        let of = |config: &EngineConfig| name(config, "layers=2", None, false);
+        let of = |config: &EngineConfig| name(config, "layers=2", None, None);
         let rope = |rope: RopeSettings| of(&EngineConfig { rope, ..base.clone() });
         let (one, plain) = (Some(1.5), RopeSettings::default());
         let replaced = |key: &str, value| {
@@ -119,10 +119,10 @@ mod tests {
             of(&EngineConfig { cache_type_k: CacheType::Q8_0, ..base.clone() }),
             of(&EngineConfig { cache_type_v: CacheType::F32, ..base.clone() }),
             of(&EngineConfig { flash_attn: Switch::On, ..base.clone() }),
-            name(&base, "layers=2 llama.rope.freq_base=1", None, false),
-            name(&base, "layers=2", Some("short"), false),
-            name(&base, "layers=2", Some("long"), false),
-            name(&base, "layers=2", None, true),
+            name(&base, "layers=2 llama.rope.freq_base=1", None, None),
+            name(&base, "layers=2", Some("short"), None),
+            name(&base, "layers=2", Some("long"), None),
+            name(&base, "layers=2", None, Some("off")),
             rope(RopeSettings { scaling: Some(RopeScaling::None), ..plain }),
             rope(RopeSettings { scaling: Some(RopeScaling::Yarn), ..plain }),
             rope(RopeSettings { freq_base: one, ..plain }),

@@ -41,9 +41,7 @@ struct FileRequest {
 /// Responds with every slot after the engine's last step.
 pub async fn list(State(app): State<App>) -> Result<Json<Vec<Value>>, RequestError> {
     let generator = app.generator()?;
-    let n_ctx = generator.common.model.context_tokens;
-    let drafts = generator.engine.facts().drafts;
-    Ok(Json(generator.engine.slots().iter().map(|slot| describe(slot, n_ctx, drafts)).collect()))
+    Ok(Json(generator.engine.slots().iter().map(|slot| describe(slot, &generator)).collect()))
 }
 
 /// Saves, restores or erases the state of one slot, once it is idle.
@@ -138,11 +136,11 @@ fn read_file(app: &App, body: &Body) -> Result<(String, PathBuf), RequestError> 
     Ok((filename, path))
 }
 
-fn describe(slot: &SlotView, n_ctx: u32, drafts: bool) -> Value {
+fn describe(slot: &SlotView, generator: &Generator) -> Value {
     json!({
         "id": slot.id,
-        "n_ctx": n_ctx,
-        "speculative": drafts,
+        "n_ctx": generator.common.model.context_tokens,
+        "speculative": generator.engine.facts().drafts,
         "is_processing": slot.request_id.is_some(),
         "request_id": slot.request_id,
         "n_prompt_tokens": slot.prompt_tokens,
