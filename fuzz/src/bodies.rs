@@ -49,7 +49,7 @@ fn compare(endpoint: EndpointKind, input: &[u8], worker: Option<Request>) {
     let worker = worker.shared.options;
     agree(endpoint, "model", &router.model, &worker.model);
     agree(endpoint, "cache_salt", &router.cache_salt, &worker.cache_salt);
-    agree(endpoint, "cache_prompt", &router.cache_prompt, &worker.cache_prompt);
+    agree(endpoint, "cache_prompt", router.cache_prompt, worker.cache_prompt);
     agree(endpoint, "lora", &router.lora, &worker.lora);
 }
 
