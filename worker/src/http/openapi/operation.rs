@@ -73,7 +73,7 @@ impl Tag {
     const ALL: [(Self, &'static str, &'static str); 7] = [
         (Self::Generation, "generation", "Chats, completions and responses, as in OpenAI's and llama-server's APIs."),
         (Self::Anthropic, "anthropic", "Messages, as in Anthropic's API."),
-        (Self::Models, "models", "The loaded_model models."),
+        (Self::Models, "models", "The served models."),
         (Self::Tokens, "tokens", "Vocabulary and chat template."),
         (Self::Cache, "cache", "Slots, pins and the cache of a worker."),
         (Self::Health, "health", "For orchestrators and monitoring."),
