@@ -111,7 +111,7 @@ fn measure(config: &EngineConfig) {
 fn fill(llama: &mut Llama<'_>, layout: &StateLayout) {
     let payload = vec![0; layout.payload_bytes(CHUNK_TOKENS)];
     let pieces = vec![PayloadPart { payload: &payload, n_tokens: CHUNK_TOKENS }; (N_TOKENS / CHUNK_TOKENS) as usize];
-    let frame = frame(&llama, SLOT);
+    let frame = frame(llama, SLOT);
     let n_bytes = layout.assemble(frame, &pieces, None, |n_bytes| llama.room(n_bytes)).unwrap();
     llama.import_written(SLOT, n_bytes, N_TOKENS).unwrap();
 }
