@@ -15,4 +15,4 @@ mod protocol;
 pub use api::{cache_breakpoints, dialects, embeddings, history, llama_server, media, names, openai, prompts, salt};
 pub use hash::{block_hash, mix};
 pub use json::{empty_maps, fields, whole};
-pub use protocol::{cached_share, headers, journal, prefetch, summary};
+pub use protocol::{cached_share, headers, host, journal, prefetch, summary};
