@@ -35,10 +35,13 @@ pub struct HostSummary {
     pub models: Vec<HostModel>,
 }
 
+/// Name of the machine's own memory among the devices.
+pub const RAM: &str = "ram";
+
 /// Memory of one device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostMemory {
-    /// `ram`, or llama.cpp's name of a GPU, such as `CUDA0`.
+    /// [`RAM`], or llama.cpp's name of a GPU, such as `CUDA0`.
     pub device: String,
     /// Bytes that models may take.
     pub budget_bytes: u64,
@@ -108,6 +111,28 @@ pub enum ModelState {
         /// Milliseconds until the host tries again; absent if it never does by itself.
         retry_ms: Option<u64>,
     },
+}
+
+/// Memory that a worker would take, as its `--print-memory` prints it in JSON.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryProjection {
+    /// Whether the model's files are on this machine; otherwise nothing else is known.
+    pub is_local: bool,
+    /// Context of all slots together, if a default one had to be reduced. Units: tokens.
+    pub ctx_size: Option<u32>,
+    /// Memory of each device that is used.
+    pub devices: Vec<DeviceProjection>,
+}
+
+/// Memory that a worker would take of one device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceProjection {
+    /// [`RAM`], or llama.cpp's name of a GPU.
+    pub device: String,
+    /// Bytes that the worker would take, with weights that are mapped from their file.
+    pub bytes: u64,
+    /// Bytes that are available now; absent if the device does not report it.
+    pub available_bytes: Option<u64>,
 }
 
 /// Requests that wait for a model at one router.
