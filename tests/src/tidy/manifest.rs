@@ -5,7 +5,7 @@ use std::path::Path;
 use super::Finding;
 
 /// Crates of the tree that each crate may use; dependencies point one way.
-const MAY_USE: [(&str, &[&str]); 18] = [
+const MAY_USE: [(&str, &[&str]); 19] = [
     ("warmpath-common", &[]),
     ("warmpath-gguf", &["warmpath-common"]),
     ("warmpath-llama-chat", &[]),
@@ -17,7 +17,8 @@ const MAY_USE: [(&str, &[&str]); 18] = [
         "warmpath-router",
         &["warmpath-common", "warmpath-gguf", "warmpath-prompt", "warmpath-router-core", "warmpath-shell"],
     ),
-    ("warmpath-cli", &["warmpath-shell"]),
+    ("warmpath-host-core", &["warmpath-common"]),
+    ("warmpath-cli", &["warmpath-common", "warmpath-host-core", "warmpath-shell"]),
     ("warmpath-worker-core", &["warmpath-common"]),
     ("warmpath-worker-output", &["warmpath-common"]),
     ("warmpath-constraint", &["warmpath-common", "warmpath-worker-output"]),
@@ -79,8 +80,14 @@ const MAY_USE: [(&str, &[&str]); 18] = [
 ];
 
 /// Pure crates.
-const PURE: [&str; 5] =
-    ["warmpath-common", "warmpath-router-core", "warmpath-tokenizer", "warmpath-worker-core", "warmpath-worker-output"];
+const PURE: [&str; 6] = [
+    "warmpath-common",
+    "warmpath-host-core",
+    "warmpath-router-core",
+    "warmpath-tokenizer",
+    "warmpath-worker-core",
+    "warmpath-worker-output",
+];
 /// External crates that a pure crate may use: none of them does IO, reads a clock or runs async code.
 const PURE_MAY_USE: [&str; 13] = [
     "arc-swap",

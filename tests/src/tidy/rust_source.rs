@@ -14,8 +14,8 @@ const EMPTY_FUNCTIONS: [&str; 3] = ["process", "handle_stuff", "do_it"];
 /// Attribute of the tests in a file of production code.
 const TEST_CODE: &str = "#[cfg(test)]";
 /// Folders with pure code.
-const PURE_FOLDERS: [&str; 5] =
-    ["common/src", "common/tokenizer/src", "router/core/src", "worker/core/src", "worker/output/src"];
+const PURE_FOLDERS: [&str; 6] =
+    ["common/src", "common/tokenizer/src", "host/core/src", "router/core/src", "worker/core/src", "worker/output/src"];
 /// Names that pure code does not use: IO, clocks, globals, the environment, async.
 const IMPURE: [&str; 11] = [
     "std::fs",

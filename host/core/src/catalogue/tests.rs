@@ -1,0 +1,90 @@
+//! Catalogues of folders, preset files and names, and their errors.
+
+use super::*;
+
+fn file(path: &str) -> ListedFile {
+    let (folder, name) = path.split_once('/').map_or((None, path), |(folder, name)| (Some(folder.to_owned()), name));
+    ListedFile { folder, name: name.to_owned(), path: format!("/models/{path}"), bytes: 10 }
+}
+
+fn sources(files: &[&str], preset: &str) -> Sources {
+    let preset = PresetFile { path: "p.ini".to_owned(), text: preset.to_owned() };
+    Sources { files: files.iter().map(|path| file(path)).collect(), preset: Some(preset), repositories: Vec::new() }
+}
+
+fn entries(files: &[&str], preset: &str) -> Vec<Entry> {
+    read(&sources(files, preset)).expect("a catalogue")
+}
+
+#[track_caller]
+fn check_refused(files: &[&str], preset: &str, expected: &str) {
+    let error = read(&sources(files, preset)).expect_err("no catalogue").to_string();
+    assert!(error.contains(expected), "{error}");
+}
+
+#[test]
+fn a_folder_has_files_split_models_and_projectors() {
+    let files = [
+        "llama.gguf",
+        "notes.txt",
+        "gemma/mmproj-F16.gguf",
+        "gemma/gemma-Q8_0.gguf",
+        "kimi/kimi-00002-of-00002.gguf",
+        "kimi/kimi-00001-of-00002.gguf",
+        "only-a-projector/mmproj.gguf",
+        "split-00001-of-00002.gguf",
+        "split-00002-of-00002.gguf",
+        ".hidden.gguf",
+    ];
+    let entries = entries(&files, "");
+    let flags = |name: &str| {
+        let entry = entries.iter().find(|entry| entry.name == name).expect("it is listed");
+        (entry.flags.join(" "), entry.file_bytes)
+    };
+    assert_eq!(entries.len(), 4);
+    assert_eq!(flags("split"), ("--model=/models/split-00001-of-00002.gguf".to_owned(), 10));
+    assert_eq!(flags("llama"), ("--model=/models/llama.gguf".to_owned(), 10));
+    let gemma = "--model=/models/gemma/gemma-Q8_0.gguf --mmproj=/models/gemma/mmproj-F16.gguf";
+    assert_eq!(flags("gemma"), (gemma.to_owned(), 20));
+    assert_eq!(flags("kimi"), ("--model=/models/kimi/kimi-00001-of-00002.gguf".to_owned(), 20));
+}
+
+#[test]
+fn a_model_s_own_section_counts_before_the_one_of_every_model() {
+    let preset = "[*]\nc = 8192\nLLAMA_ARG_N_GPU_LAYERS = 8\nttl = 60\n[llama]\nc = 4096\njinja = true\nmmap = false\n\
+                  ngl = 5\nno-repack = false\nttl = 0\n[other]\nmodel = /o.gguf\nalias = o, other-model,other\npin = true\n\
+                  load-on-startup = on\nstop-timeout = 7\nsleep-idle-seconds = 9";
+    let entries = entries(&["llama.gguf"], preset);
+    let [llama, other] = &entries[..] else { panic!("{entries:?}") };
+    assert_eq!(
+        llama.flags,
+        ["--model=/models/llama.gguf", "--n-gpu-layers=8", "-c=4096", "--jinja", "--no-mmap", "-ngl=5", "--repack"]
+    );
+    assert_eq!((llama.ttl_ms, llama.stop_timeout_ms), (None, STOP_TIMEOUT_DEFAULT_S * 1000));
+    assert_eq!(other.flags, ["-c=8192", "--n-gpu-layers=8", "--model=/o.gguf"]);
+    assert_eq!(other.aliases, ["o", "other-model"]);
+    assert!(other.is_pinned && other.loads_on_startup);
+    assert_eq!((other.ttl_ms, other.stop_timeout_ms), (Some(9000), 7000));
+}
+
+#[test]
+fn a_section_may_be_named_after_a_repository() {
+    let mut sources = sources(&[], "[a/b:Q4_0]\nc = 1");
+    sources.repositories = vec!["c/d".to_owned(), "a/b:Q4_0".to_owned()];
+    let entries = read(&sources).expect("a catalogue");
+    let flags: Vec<_> = entries.iter().map(|entry| entry.flags.join(" ")).collect();
+    assert_eq!(flags, ["--hf-repo=a/b:Q4_0 -c=1", "--hf-repo=c/d"]);
+}
+
+#[test]
+fn an_error_names_file_section_and_key() {
+    check_refused(&[], "[a]\nc = 1", "p.ini, section [a]: it has neither `model` nor `hf-repo`");
+    check_refused(&["a.gguf"], "[a]\nttl = soon", "p.ini, section [a], key `ttl`: it must be a number of seconds");
+    check_refused(&["a.gguf"], "[*]\npin = perhaps", "p.ini, section [*], key `pin`: it must be true or false");
+    check_refused(&["a.gguf"], "[a]\nport = 1", "key `port`: it cannot be set for a model");
+    check_refused(&["a.gguf"], "[a]\nstop-timeout = 86401", "0 to 86400");
+    check_refused(&["a/x.gguf", "a/y.gguf"], "", "folder a of --models-dir has several models, x.gguf and y.gguf");
+    check_refused(&["a.gguf", "b.gguf"], "[b]\nalias = a", "two models have the name `a`");
+    check_refused(&["a,b.gguf"], "", "model `a,b`");
+    check_refused(&["a.gguf"], "[a]\nalias = x*", "model `x*`");
+}
