@@ -46,7 +46,7 @@ pub struct FleetsArgs {
     /// Rounds, each with other texts.
     #[arg(long, default_value_t = 1)]
     rounds: u64,
-    /// Bandwidth of the network between the workers in Gbit/s (`--kv-gbits` of the router), for changes and transfer.
+    /// Bandwidth of the network between the workers in Gbit/s (`--kv-gbits` of the router), for transfer.
     #[arg(long, value_name = "GBITS", default_value_t = 10.0)]
     kv_gbits: f64,
     /// Seconds of load before each change.

@@ -433,6 +433,7 @@ function showHistory(history, window_s) {
   say("predicted", percent(sum.predicted_cached_tokens, sum.prompt_tokens));
   say("held", percent(sum.held_tokens, sum.prompt_tokens));
   say("saved", `${count(sum.cached_tokens)} of ${count(sum.prompt_tokens)} prompt tokens in ${duration(Math.min(sum.seconds, window_s))}`);
+  say("fetched", sum.fetched_tokens > 0 ? ` · ${count(sum.fetched_tokens)} fetched from other workers` : "");
   const place = (part) => `${sum.prompt_tokens > 0 ? Math.min(100, (100 * part) / sum.prompt_tokens) : 0}%`;
   byId("meter-hit").style.width = place(sum.cached_tokens);
   byId("meter-predicted").style.left = place(sum.predicted_cached_tokens);

@@ -75,7 +75,7 @@ pub struct Fleet {
     /// Sent after each change of the vocabularies.
     vocabularies_settled: watch::Sender<()>,
     /// Channel for workers that join or drain; `None` if workers exchange no KV state.
-    fleet_changes: Option<mpsc::Sender<FleetChange>>,
+    fleet_changes: mpsc::Sender<FleetChange>,
     /// Channel for questions for the layouts of media.
     layouts_wanted: mpsc::Sender<WantedLayout>,
     trial: TrialConfig,
@@ -134,7 +134,7 @@ impl Fleet {
             was_ready: AtomicBool::new(false),
             models_changed: Notify::new(),
             vocabularies_settled: watch::Sender::new(()),
-            fleet_changes: config.dispatch.kv_bytes_per_ms.map(|_| fleet_changes),
+            fleet_changes,
             layouts_wanted,
             trial: config.trial.clone(),
             metrics,

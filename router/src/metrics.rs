@@ -53,6 +53,8 @@ metrics! {
     routes: IntCounterVec = counters("routes_total", &["reason"]);
     /// Requests with a hint to fetch KV state from another worker.
     kv_transfer_hints: IntCounter = counter("kv_transfer_hints_total");
+    /// Prompt tokens whose KV state workers fetched from others instead of computing it, after such hints.
+    kv_transfer_tokens: IntCounter = counter("kv_transfer_tokens_total");
     /// Prefixes that were sent to workers to be fetched before requests need them, by cause: join of an empty worker,
     /// drain.
     kv_prefetches: IntCounterVec = counters("kv_prefetches_total", &["cause"]);
@@ -205,6 +207,7 @@ impl Metrics {
             held_tokens: self.cacheable_tokens.get(),
             predicted_cached_tokens: self.predicted_cached_tokens.get(),
             cached_tokens: self.cached_tokens.get(),
+            fetched_tokens: self.kv_transfer_tokens.get(),
             ttft: vec![0; REQUEST_BUCKETS.len() + 1],
             ..HistoryTotals::default()
         };

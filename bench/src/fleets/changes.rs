@@ -16,7 +16,7 @@ use super::FleetsArgs;
 use crate::chat_load::{Shape, converse};
 use crate::client::{Answer, ChatClient};
 use crate::figures::{Figures, Measure, Row, Unit};
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, FleetSpec};
 use crate::summary;
 
 /// Longest time for a worker to end after SIGTERM.
@@ -39,19 +39,17 @@ type Sample = (Duration, Answer);
 pub(super) async fn run(args: &FleetsArgs) -> anyhow::Result<()> {
     ensure!(args.fleet.n_workers() > 1, "the fleet needs at least two workers");
     let mut figures = Figures::default();
-    for (transfers, router_args) in [("off", Vec::new()), ("on", args.transfer_flags())] {
-        measure(args, (&Row::new("", transfers), router_args), &mut figures).await?;
+    for (transfers, worker_flag) in [("off", Some("--no-kv-transfer")), ("on", None)] {
+        let mut spec = args.fleet.spec(Vec::new())?;
+        spec.worker_args.extend(worker_flag.map(str::to_owned));
+        measure(args, spec, &Row::new("", transfers), &mut figures).await?;
     }
     args.figures.show(&figures, ("", "transfers"))
 }
 
-async fn measure(
-    args: &FleetsArgs,
-    (row, router_args): (&Row, Vec<String>),
-    figures: &mut Figures,
-) -> anyhow::Result<()> {
+async fn measure(args: &FleetsArgs, spec: FleetSpec, row: &Row, figures: &mut Figures) -> anyhow::Result<()> {
     let (before, after) = (Duration::from_secs(args.before), Duration::from_secs(args.after));
-    let mut fleet = Fleet::start(args.fleet.spec(router_args.clone())?).await?;
+    let mut fleet = Fleet::start(spec.clone()).await?;
     let new = fleet.workers.len() - 1;
     fleet.workers[new].kill().await?;
     let load = Load::start(&fleet, &args.shape)?;
@@ -77,7 +75,7 @@ async fn measure(
     let warm_after_ms = warm_after_s.map(|from| from as f64 * 1e3);
     drop(fleet);
 
-    let mut fleet = Fleet::start(args.fleet.spec(router_args)?).await?;
+    let mut fleet = Fleet::start(spec).await?;
     let load = Load::start(&fleet, &args.shape)?;
     tokio::time::sleep(before).await;
     let restarts = span(load.started, restart_all(&mut fleet)).await?;

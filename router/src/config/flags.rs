@@ -74,8 +74,8 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_POLICY", value_name = "POLICY", default_value_t)]
     pub policy: Policy,
 
-    /// Lets workers fetch KV state from each other. The value is the network's bandwidth in Gbit/s, assumed until
-    /// transfers have been measured. Without it, workers compute what they do not hold.
+    /// Lets requests go to workers that fetch KV state from others for them. The value is the network's bandwidth in
+    /// Gbit/s, assumed until transfers have been measured. Without it, state moves only when workers join or drain.
     #[arg(long, env = "WARMPATH_KV_GBITS", value_name = "GBITS")]
     pub kv_gbits: Option<f64>,
 

@@ -366,13 +366,10 @@ impl Tracker {
             // This wakes a task on another thread, which reads the view at once.
             self.fleet.models_changed.notify_one();
         }
-        if let Some(fleet_changes) = &self.fleet.fleet_changes {
+        for fleet_change in self.fleet_changes.drain(..) {
             // If the queue is full, the event is dropped: a new worker also fills by computing.
-            for turn in &self.fleet_changes {
-                let _ = fleet_changes.try_send(*turn);
-            }
+            let _ = self.fleet.fleet_changes.try_send(fleet_change);
         }
-        self.fleet_changes.clear();
         // The view no longer offers these workers, so no new request goes there.
         self.lost.drain(..).for_each(|worker| self.fleet.member(worker).lost());
         let is_connecting = |tracked: &Tracked| tracked.view.link == ConnectionState::Connecting;

@@ -97,6 +97,7 @@ fn counted(totals: &HistoryTotals) -> Value {
         "held_tokens": totals.held_tokens,
         "predicted_cached_tokens": totals.predicted_cached_tokens,
         "cached_tokens": totals.cached_tokens,
+        "fetched_tokens": totals.fetched_tokens,
         "ttft_p50_s": totals.ttft_quantile(0.5, REQUEST_BUCKETS),
         "ttft_p95_s": totals.ttft_quantile(0.95, REQUEST_BUCKETS),
     })

@@ -31,6 +31,9 @@ pub(super) fn observe(app: &App, target: &AttemptTarget, headers: &HeaderMap) {
     if fetched.is_some() || is_less {
         let measured = fetched.filter(|_| !is_less);
         let (worker, peer, now) = (target.decision.worker, transfer.peer, Instant::now());
+        if measured.is_some() {
+            app.metrics.kv_transfer_tokens.inc_by(u64::from(target.decision.fetched_tokens));
+        }
         let mut ledger = app.fleet.ledger();
         match measured {
             Some((bytes, ms)) => ledger.transfer_rates.fetched(worker, peer, bytes, ms, now),

@@ -7,7 +7,6 @@ use warmpath_common::prefetch::{HotPrefix, Prefetch, unpack};
 use warmpath_common::summary::Load;
 
 const LAYOUT: KvTransfer = KvTransfer { layout: Fingerprint([5; 32]), bytes_per_token: 23_040 };
-const NETWORK: [&str; 2] = ["--kv-gbits", "10"];
 
 /// Starts a worker that exchanges state and lists the prompts of chats, which it holds.
 fn worker(uid: u64, texts: &[&str]) -> FakeWorker {
@@ -42,7 +41,7 @@ async fn a_worker_that_joins_empty_fetches_what_the_others_used_last() {
     let two = worker(2, &[&texts[2], &texts[0]]);
     let mut new = worker(3, &[]);
     new.kill();
-    let router = TestRouter::start(&[&one, &two, &new], &NETWORK).await;
+    let router = TestRouter::start(&[&one, &two, &new], &[]).await;
     eventually("both are known", || async {
         let fleet = router.fleet().await;
         fleet["workers"][0]["blocks"] != 0 && fleet["workers"][1]["blocks"] != 0
@@ -70,8 +69,8 @@ async fn prefixes_that_only_a_draining_worker_holds_are_divided_among_the_others
     let foreign = worker(4, &[]);
     foreign.with(|script| script.summary.snapshot.model.kv_transfer.as_mut().expect("it exchanges").layout.0[0] ^= 1);
     let routers = [
-        TestRouter::ready(&[&leaving, &stays, &other, &foreign], &NETWORK).await,
-        TestRouter::ready(&[&foreign, &other, &stays, &leaving], &NETWORK).await,
+        TestRouter::ready(&[&leaving, &stays, &other, &foreign], &[]).await,
+        TestRouter::ready(&[&foreign, &other, &stays, &leaving], &[]).await,
     ];
     for router in &routers {
         eventually("all are known", || async {
@@ -94,21 +93,12 @@ async fn prefixes_that_only_a_draining_worker_holds_are_divided_among_the_others
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_prefetched_without_a_configured_bandwidth_or_without_lists() {
-    let text = long_text("bread");
-    for (flags, lists) in [(&[][..], true), (&NETWORK[..], false)] {
-        let (leaving, stays) = (worker(1, &[&text]), worker(2, &[]));
-        if !lists {
-            leaving.with(|script| script.hot.clear());
-        }
-        let router = TestRouter::ready(&[&leaving, &stays], flags).await;
-        leaving.update(Vec::new(), draining());
-        eventually("it drains", || async { router.state_of(0).await == "draining" }).await;
-        let is_asked = || leaving.asked().iter().any(|(path, _)| path == "/internal/v1/kv");
-        if !lists {
-            eventually("it is asked", || async { is_asked() }).await;
-        }
-        router.chat("hello").await;
-        assert_eq!((is_asked(), told(&stays)), (!lists, Vec::new()));
-    }
+async fn nothing_is_prefetched_from_a_worker_without_a_list() {
+    let (leaving, stays) = (worker(1, &[&long_text("bread")]), worker(2, &[]));
+    leaving.with(|script| script.hot.clear());
+    let router = TestRouter::ready(&[&leaving, &stays], &[]).await;
+    leaving.update(Vec::new(), draining());
+    eventually("it is asked", || async { leaving.asked().iter().any(|(path, _)| path == "/internal/v1/kv") }).await;
+    router.chat("hello").await;
+    assert_eq!(told(&stays), Vec::new());
 }

@@ -91,7 +91,7 @@ async fn all_are_warm(rig: &Rig, worker: usize, texts: &[String], question: u64)
 
 #[tokio::test]
 async fn a_leaving_worker_s_state_moves_to_others_and_a_joining_one_fetches_theirs() -> anyhow::Result<()> {
-    let mut rig = Rig::start(2, &["--kv-gbits", "10"]).await?;
+    let mut rig = Rig::start(2, &[]).await?;
     let texts: Vec<String> = (0..4).map(|seed| words(50 + seed, 700)).collect();
     for text in &texts {
         let url = format!("{}/v1/chat/completions", rig.fleet.workers[0].base_url());

@@ -23,6 +23,8 @@ pub struct HistoryTotals {
     pub predicted_cached_tokens: u64,
     /// Prompt tokens that were reused. Units: tokens.
     pub cached_tokens: u64,
+    /// Of these, tokens whose state a worker fetched from another one. Units: tokens.
+    pub fetched_tokens: u64,
     /// Responses whose time to the first byte was at most each bound; the element after the last bound counts all of
     /// them.
     pub ttft: Vec<u64>,
@@ -40,6 +42,7 @@ impl HistoryTotals {
             held_tokens: self.held_tokens.saturating_sub(earlier.held_tokens),
             predicted_cached_tokens: self.predicted_cached_tokens.saturating_sub(earlier.predicted_cached_tokens),
             cached_tokens: self.cached_tokens.saturating_sub(earlier.cached_tokens),
+            fetched_tokens: self.fetched_tokens.saturating_sub(earlier.fetched_tokens),
             ttft: self.ttft.iter().zip(first).map(|(now, then)| now.saturating_sub(then)).collect(),
         }
     }
