@@ -10,6 +10,8 @@ const KEY_KEPT = "warmpath-api-key";
 const FOLLOW_PX = 80;
 // Pause before the list of models is asked for again. Units: milliseconds.
 const RETRY_MS = 3000;
+// Pause before an answer that has not begun asks how far its model is loaded. Units: milliseconds.
+const LOADING_MS = 1000;
 
 const byId = (id) => document.getElementById(id);
 const page = {
@@ -82,9 +84,11 @@ async function loadModels() {
   try {
     const response = await fetch(url("v1/models"), { headers: headers() });
     if (!response.ok) return complain(await refusal(response));
-    const listed = (await response.json()).data.filter((model) => model.capabilities?.includes("chat") ?? true);
+    // Only a loaded model says what it can do.
+    const isForChats = (model) => !isLoaded(model) || (model.capabilities?.includes("chat") ?? true);
+    const listed = (await response.json()).data.filter(isForChats);
     const chosen = page.model.value;
-    page.model.replaceChildren(...listed.map((model) => element("option", { value: model.id }, model.id)));
+    page.model.replaceChildren(...listed.map((model) => element("option", { value: model.id }, `${model.id}${note(model)}`)));
     if (listed.some((model) => model.id === chosen)) page.model.value = chosen;
     if (listed.length) return complain("");
     complain("No worker with a model for chats is ready yet.");
@@ -92,6 +96,29 @@ async function loadModels() {
     complain(`The router cannot be reached: ${error.message}`);
   }
   setTimeout(loadModels, RETRY_MS);
+}
+
+const isLoaded = (model) => (model.status?.value ?? "loaded") === "loaded";
+
+// Returns what the menu says of a model beside its name.
+function note(model) {
+  if (isLoaded(model)) return "";
+  return model.status.failed ? " (cannot be loaded)" : " (not loaded)";
+}
+
+// Shows how far a model is loaded in place of an answer's figures, until `signal` ends the wait for the answer.
+async function showLoading(answer, name, signal) {
+  for (;;) {
+    await new Promise((resolve) => setTimeout(resolve, LOADING_MS));
+    if (signal.aborted) return;
+    try {
+      const response = await fetch(url(`v1/models/${encodeURIComponent(name)}`), { headers: headers(), signal });
+      const { status } = await response.json();
+      const share = status?.progress ? `: ${Math.round(100 * status.progress)} %` : "";
+      const text = status?.value === "loading" ? `The model is being loaded${share}.` : "";
+      if (!signal.aborted) answer.figures.textContent = text;
+    } catch { /* The answer itself says what is wrong. */ }
+  }
 }
 
 // Returns the body of the next request.
@@ -181,6 +208,8 @@ async function ask(text) {
   const question = new Shown("user", text);
   const answer = new Shown("assistant");
   const seen = { sent: performance.now() };
+  const waiting = new AbortController();
+  showLoading(answer, request.model, waiting.signal);
   try {
     seen.response = await fetch(url("v1/chat/completions"), {
       method: "POST",
@@ -189,7 +218,10 @@ async function ask(text) {
       signal: control.signal,
     });
     if (!seen.response.ok) throw new Error(await refusal(seen.response));
-    await readEvents(seen.response.body, (event) => take(event, answer, seen), (comment) => {
+    await readEvents(seen.response.body, (event) => {
+      waiting.abort();
+      take(event, answer, seen);
+    }, (comment) => {
       if (comment.startsWith("x-warmpath-failovers")) seen.failovers = true;
     });
     if (!seen.isOver) throw new Error("The answer broke off.");
@@ -203,8 +235,12 @@ async function ask(text) {
     control.abort();
   }
   seen.ended = performance.now();
+  waiting.abort();
+  answer.figures.textContent = "";
   if (seen.response?.ok) answer.figures.textContent = figures(seen);
   finish(question, answer);
+  // The menu said that the model was not loaded.
+  if (page.model.selectedOptions[0]?.textContent !== page.model.value) loadModels();
 }
 
 function take(event, answer, seen) {

@@ -30,6 +30,22 @@ ENDLESS = """() => {
   }));
 }"""
 
+# Lists a model that is not loaded, says that it is being loaded, and answers when the test lets it.
+LOADING = """() => {
+  const chunk = 'data: {"choices": [{"index": 0, "delta": {"content": "one"}, "finish_reason": "stop"}]}\\n\\n';
+  window.fetch = async (target) => {
+    const { pathname } = new URL(target);
+    if (pathname.endsWith("/v1/models/slow")) return Response.json({ status: { value: "loading", progress: 0.4 } });
+    if (pathname.endsWith("/v1/models")) {
+      const state = window.isLoaded ? "loaded" : "unloaded";
+      return Response.json({ data: [{ id: "slow", capabilities: window.isLoaded ? ["chat"] : [], status: { value: state } }] });
+    }
+    await new Promise((resolve) => { window.answerNow = resolve; });
+    window.isLoaded = true;
+    return new Response(chunk);
+  };
+}"""
+
 
 class ChatPage(unittest.TestCase):
     def setUp(self):
@@ -96,6 +112,19 @@ class ChatPage(unittest.TestCase):
         expect(self.page.locator("li.assistant .text").nth(2)).to_have_text("one")
         self.page.get_by_role("button", name="Stop").click()
         expect(self.page.locator("li.assistant .figures").nth(2)).to_contain_text("stopped")
+
+    def test_a_model_that_is_not_loaded_is_listed_and_its_progress_is_shown_until_it_answers(self):
+        self.page.evaluate(LOADING)
+        self.page.get_by_label("API key").dispatch_event("change")
+        option = self.page.locator("#model option")
+        expect(option).to_have_text(["slow (not loaded)"])
+        self.ask("one two three")
+        figures = self.page.locator("li.assistant .figures").first
+        expect(figures).to_have_text("The model is being loaded: 40 %.")
+        self.page.evaluate("() => window.answerNow()")
+        expect(self.page.locator("li.assistant .text").first).to_have_text("one")
+        expect(figures).not_to_contain_text("loaded")
+        expect(option).to_have_text(["slow"])
 
     def test_markup_is_shown_as_text_and_has_no_effect(self):
         chunk = {"choices": [{"index": 0, "delta": {"content": HOSTILE, "reasoning_content": HOSTILE}, "finish_reason": "stop"}]}
