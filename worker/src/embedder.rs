@@ -16,7 +16,7 @@ pub mod vector;
 use tokio::sync::mpsc;
 use warmpath_common::model::{EmbeddingInfo, Fingerprint, Pooling};
 
-pub use footprint::{plan_memory, with_devices};
+pub use footprint::{plan_memory, project_memory, with_devices};
 pub use handle::{EmbedHandle, TextFault};
 
 use crate::engine::{EngineConfig, EngineUpdate, StartError};

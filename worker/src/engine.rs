@@ -50,7 +50,7 @@ pub use config::{
 pub use counters::CounterValues;
 pub(crate) use counters::Counters;
 pub(crate) use footprint::check_devices;
-pub use footprint::{MemoryPlan, MemoryUse, plan as plan_memory};
+pub use footprint::{MemoryPlan, MemoryUse, plan as plan_memory, project as project_memory};
 pub use handle::{ArrivalGuard, EngineHandle};
 pub use kv::sending::{RunEnd, SENDS_MAX, SendError, SentRun};
 pub(crate) use llama::adapters::check_file as check_adapter;

@@ -75,11 +75,15 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
     if let Err(error) = descriptors::raise() {
         tracing::warn!(%error, "the limit on open files cannot be raised");
     }
-    let checks = flags.config.check;
+    let (checks, prints_memory) = (flags.config.check, flags.print_memory);
     let config = config::resolve(flags)?;
     if checks {
         start::check(config).await?;
         return std::io::stdout().write_all(b"the configuration can be used\n").context("cannot write to stdout");
+    }
+    if prints_memory {
+        let projection = serde_json::to_string(&start::project_memory(config).await?)?;
+        return writeln!(std::io::stdout(), "{projection}").context("cannot write to stdout");
     }
     let mut signals = StopSignals::listen().context("cannot watch for SIGTERM and SIGINT")?;
     let bound = start::bind(config).await?;

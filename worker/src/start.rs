@@ -16,6 +16,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tracing::{info, warn};
+use warmpath_common::host::{DeviceProjection, MemoryProjection, RAM};
 use warmpath_common::ids::WorkerUid;
 use warmpath_common::lora;
 use warmpath_gguf::{GgufError, Model};
@@ -35,7 +36,7 @@ use crate::backends::BackendError;
 use crate::config::kv_transfer::KvTransferConfig;
 use crate::config::{BODY_TIMEOUT, Config, HEAD_TIMEOUT, HttpConfig};
 use crate::download::{self, DownloadError, DownloadProgress, ModelFiles, ModelSource};
-use crate::engine::{StartError, check_adapter};
+use crate::engine::{ProjectorConfig, StartError, check_adapter};
 use crate::http::{admin_router, router};
 use crate::kv_transfer::{Access, StateFetcher};
 use crate::loaded_model::LoadedModel;
@@ -172,6 +173,35 @@ pub async fn check(config: Config) -> Result<(), RunError> {
     tokio::task::spawn_blocking(check_model).await.map_err(RunError::Panicked)?
 }
 
+/// Returns the memory that the worker would take, without loading weights. Its files are downloaded first; if it may
+/// download nothing and they are not here, the projection has no memory.
+///
+/// Errors: `Download`, and those of [`load::project`].
+pub async fn project_memory(mut config: Config) -> Result<MemoryProjection, RunError> {
+    let phase = Arc::new(watch::channel(Phase::Loading { percent: 0 }).0);
+    let files = match files(&config, &phase).await {
+        Ok(files) => files,
+        Err(RunError::Download(DownloadError::NotCached { .. })) => return Ok(MemoryProjection::default()),
+        Err(error) => return Err(error),
+    };
+    (config.engine.model, config.engine.projector) = (files.model, files.projector);
+    let plan = load::project(config).await?;
+    let Some(plan) = plan else { return Err(RunError::Engine(StartError::UnknownMemory)) };
+    let process_bytes = warmpath_shell::machine::resident_bytes(std::process::id()).unwrap_or(0);
+    let of_machine = DeviceProjection {
+        device: RAM.to_owned(),
+        bytes: plan.memory.total().saturating_add(process_bytes),
+        available_bytes: Some(plan.memory.available),
+    };
+    let of_devices = plan.devices.into_iter().map(|device| DeviceProjection {
+        bytes: [device.weights, device.context, device.compute].into_iter().fold(0, u64::saturating_add),
+        available_bytes: Some(device.available).filter(|bytes| *bytes < u64::MAX),
+        device: device.name,
+    });
+    let devices = std::iter::once(of_machine).chain(of_devices).collect();
+    Ok(MemoryProjection { is_local: true, ctx_size: plan.fitted_cells, devices })
+}
+
 /// Checks the draft model's file, if there is a draft model.
 ///
 /// Errors: `Model`.
@@ -282,18 +312,31 @@ async fn obtain(
     mut job: load::LoadJob,
     mut reservation: Option<Reservation>,
 ) -> Result<(LoadedModel, Option<Reservation>), RunError> {
-    // The projector comes first, because it is small and its URL may be wrong.
-    let named = match &job.config.media.named {
-        Some(named) => Some(fetched(named, &job.phase).await?.model),
-        None => None,
-    };
-    let files = fetched(&job.config.source, &job.phase).await?;
-    job.config.engine.model = files.model;
-    job.config.engine.projector = job.config.media.projector(named, files.projector);
+    let files = files(&job.config, &job.phase).await?;
+    (job.config.engine.model, job.config.engine.projector) = (files.model, files.projector);
     if job.config.source.local().is_none() {
         reservation = checked(&job.config).await?;
     }
     Ok((load::load(job).await?, reservation))
+}
+
+/// Files of a worker's model.
+struct WorkerFiles {
+    model: PathBuf,
+    projector: Option<ProjectorConfig>,
+}
+
+/// Returns the files of the model and its projector, downloaded if necessary.
+///
+/// Errors: `Download`.
+async fn files(config: &Config, phase: &Arc<watch::Sender<Phase>>) -> Result<WorkerFiles, RunError> {
+    // The projector comes first, because it is small and its URL may be wrong.
+    let named = match &config.media.named {
+        Some(named) => Some(fetched(named, phase).await?.model),
+        None => None,
+    };
+    let ModelFiles { model, projector } = fetched(&config.source, phase).await?;
+    Ok(WorkerFiles { model, projector: config.media.projector(named, projector) })
 }
 
 /// Returns the files of a model or a projector, downloaded if necessary.

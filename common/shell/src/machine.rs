@@ -1,4 +1,4 @@
-//! The memory that this process may use.
+//! The memory that this process may use, and the memory that a process takes.
 //!
 //! It is limited by the machine and by the control group (of a container).
 
@@ -16,4 +16,14 @@ pub fn available_bytes() -> Option<u64> {
     let limits = system.process(own).and_then(sysinfo::Process::cgroup_limits).or_else(|| system.cgroup_limits());
     let allowed = limits.map_or(u64::MAX, |limits| limits.total_memory.saturating_sub(limits.rss));
     Some(system.available_memory().min(allowed)).filter(|bytes| *bytes > 0)
+}
+
+/// Returns the memory that a process takes, with the parts of files that are mapped into it; `None` if the system does
+/// not report it. Units: bytes.
+pub fn resident_bytes(pid: u32) -> Option<u64> {
+    let pid = Pid::from_u32(pid);
+    let mut system = System::new().ok()?;
+    let only_memory = ProcessRefreshKind::nothing().with_memory();
+    system.refresh_processes_specifics(ProcessesToUpdate::Some(&[pid]), false, only_memory);
+    system.process(pid).map(sysinfo::Process::memory).filter(|bytes| *bytes > 0)
 }

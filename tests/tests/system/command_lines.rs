@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use anyhow::{Context as _, ensure};
+use warmpath_common::host::{MemoryProjection, RAM};
 use warmpath_tests::rig::{bin_dir, tiny_model};
 
 const PROGRAMS: [&str; 3] = ["warmpath", "warmpath-router", "warmpath-worker"];
@@ -93,6 +94,27 @@ fn a_check_reads_the_named_files_and_serves_nothing() -> anyhow::Result<()> {
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.code() == Some(1) && said.contains(missing), "{program} {flags:?}: {said}");
     }
+    Ok(())
+}
+
+#[test]
+fn a_worker_s_memory_is_printed_without_loading_weights_and_a_missing_file_is_no_error() -> anyhow::Result<()> {
+    let model = tiny_model()?;
+    let memory = |flags: &[&str]| -> anyhow::Result<MemoryProjection> {
+        let flags = [flags, &["--print-memory", "--offline"]].concat();
+        Ok(serde_json::from_str(&printed("warmpath-worker", &flags, &[])?)?)
+    };
+    let ram = |ctx_size: &str| -> anyhow::Result<u64> {
+        let projection = memory(&["-m", text(&model)?, "-c", ctx_size, "--cache-ram", "1"])?;
+        let ram = projection.devices.iter().find(|device| device.device == RAM).context("the machine's memory")?;
+        ensure!(projection.is_local && projection.ctx_size.is_none(), "{projection:?}");
+        Ok(ram.bytes)
+    };
+    ensure!(ram("1024")? > std::fs::metadata(&model)?.len() && ram("65536")? > ram("1024")?);
+    let dir = tempfile::tempdir()?;
+    let variables = [("HF_HUB_CACHE", text(dir.path())?)];
+    let missing = printed("warmpath-worker", &["-hf", "a/b", "--print-memory", "--offline"], &variables)?;
+    ensure!(serde_json::from_str::<MemoryProjection>(&missing)? == MemoryProjection::default(), "{missing}");
     Ok(())
 }
 

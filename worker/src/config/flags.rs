@@ -305,6 +305,11 @@ pub struct Flags {
     #[command(flatten)]
     pub generation: GenerationFlags,
 
+    /// Print the memory that the worker would take of each device, as JSON, then exit. Weights are not loaded. The
+    /// model is downloaded first, if necessary and unless --offline forbids it.
+    #[arg(long)]
+    pub print_memory: bool,
+
     /// Flags of the configuration.
     #[command(flatten)]
     pub config: ConfigFlags,

@@ -9,7 +9,7 @@ use warmpath_llama_chat::DeviceMemory;
 use super::EmbedConfig;
 use super::compute::context_params;
 use super::layout::EmbeddingLayout;
-use crate::engine::{self, Bytes, EngineConfig, MemoryUse, Outline, StartError};
+use crate::engine::{self, Bytes, EngineConfig, MemoryPlan, MemoryUse, Outline, StartError};
 
 /// Longest batch that llama.cpp measures; the memory of longer ones is extrapolated in proportion, which is a lower
 /// bound.
@@ -17,42 +17,52 @@ use crate::engine::{self, Bytes, EngineConfig, MemoryUse, Outline, StartError};
 /// Source: the same as the engine's: measuring takes 48 bytes per token, 3 MB at this size.
 const ASKED_TOKENS_MAX: u32 = 1 << 16;
 
-/// Returns the memory of a model's weights, context and computation; `None` if llama.cpp cannot determine it; loading
-/// will then report the error.
+/// Returns the memory of a model's weights, context and computation, whether or not it is available; `None` if
+/// llama.cpp cannot determine it.
 ///
-/// Cost: reads the model's metadata. Errors: `Memory`, `DeviceMemory` if they need more memory than is available.
-pub fn plan_memory(config: &EmbedConfig, available: u64) -> Result<Option<MemoryUse>, StartError> {
-    let Some(outline) = Outline::load(&config.engine) else { return Ok(None) };
+/// Cost: reads the model's metadata.
+pub fn project_memory(config: &EmbedConfig, available: u64) -> Option<MemoryPlan> {
+    let outline = Outline::load(&config.engine)?;
     // llama.cpp measures a smaller context, and its figures are scaled up.
     let layout = layout(&outline, config);
     let asked_tokens = layout.batch_tokens.min(ASKED_TOKENS_MAX);
     let asked =
         EmbeddingLayout { batch_tokens: asked_tokens, ubatch_tokens: layout.ubatch_tokens.min(asked_tokens), ..layout };
-    let Some((memory, devices)) = outline.context(&context_params(config, asked)) else { return Ok(None) };
+    let (memory, devices) = outline.context(&context_params(config, asked))?;
     let grown = |bytes: u64| bytes.saturating_mul(layout.batch_tokens.into()).div_ceil(asked_tokens.max(1).into());
     let devices = devices.into_iter().map(|device| {
         let (context, compute) = (grown(device.context), grown(device.compute));
         DeviceMemory { context, compute, ..device }
     });
-    engine::check_devices(&devices.collect::<Vec<_>>())?;
-    // The system can reclaim weights that are mapped from the file, so they are not counted.
+    let devices = devices.collect();
+    // The system can reclaim weights that are mapped from the file.
     let (mapped, copied) = match config.engine.placement.load_mode.gives_back() {
         true => (memory.weights_as_in_file, memory.weights_repacked),
         false => (0, memory.weights_as_in_file.saturating_add(memory.weights_repacked)),
     };
     let (context, compute) = (grown(memory.context), grown(memory.compute));
+    let memory = MemoryUse { mapped, copied, context, compute, stored: 0, draft_model: 0, projector: 0, available };
+    Some(MemoryPlan { memory, fitted_cells: None, devices })
+}
+
+/// Returns the same memory after a check; `None` if llama.cpp cannot determine it; loading will then report the error.
+///
+/// Cost: like [`project_memory`]. Errors: `Memory`, `DeviceMemory` if they need more memory than is available.
+pub fn plan_memory(config: &EmbedConfig, available: u64) -> Result<Option<MemoryPlan>, StartError> {
+    let Some(plan) = project_memory(config, available) else { return Ok(None) };
+    engine::check_devices(&plan.devices)?;
+    plan.memory.log();
+    // Mapped weights are not counted.
+    let MemoryUse { mapped, copied, context, compute, .. } = plan.memory;
     let needed = [context, compute, copied].into_iter().fold(0, u64::saturating_add);
-    let shown = MemoryUse { mapped, copied, context, compute, stored: 0, draft_model: 0, projector: 0, available };
-    shown.log();
     if needed <= available {
-        return Ok(Some(shown));
+        return Ok(Some(plan));
     }
     let parts = format!(
-        "{} for the KV cache and {} for computing {} tokens at once (--ctx-size, --ubatch-size, --slots), {} for weights \
+        "{} for the KV cache and {} for computing a batch of texts (--ctx-size, --ubatch-size, --slots), {} for weights \
          that are copied; {} of weights are mapped from their file and not counted",
         Bytes(context),
         Bytes(compute),
-        layout.batch_tokens,
         Bytes(copied),
         Bytes(mapped),
     );

@@ -462,6 +462,9 @@ pub enum StartError {
         /// Flag to change.
         fits: String,
     },
+    /// llama.cpp cannot determine the needed memory.
+    #[error("llama.cpp does not tell what memory the model needs")]
+    UnknownMemory,
     /// A device has less memory than is needed.
     #[error(
         "the worker needs {needed} of {device}'s memory and {available} are free there: {parts}; --n-gpu-layers auto keeps there what fits"

@@ -58,6 +58,12 @@ pub struct MemoryUse {
 }
 
 impl MemoryUse {
+    /// Returns all of it, with the weights that are mapped from the file.
+    pub fn total(&self) -> u64 {
+        let Self { mapped, copied, context, compute, stored, draft_model, projector, available: _ } = *self;
+        [mapped, copied, context, compute, stored, draft_model, projector].into_iter().fold(0, u64::saturating_add)
+    }
+
     /// Logs the memory in one line.
     pub fn log(&self) {
         tracing::info!(
@@ -75,12 +81,14 @@ impl MemoryUse {
 }
 
 /// Memory that a worker will take, and the fitted size of its context.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryPlan {
-    /// Memory that will be taken.
+    /// Memory of the machine that will be taken.
     pub memory: MemoryUse,
     /// Cells of all slots together; `None` if the wanted number fits.
     pub fitted_cells: Option<u32>,
+    /// Memory of devices that will be taken.
+    pub devices: Vec<DeviceMemory>,
 }
 
 /// Memory that a worker takes. Units: bytes.
@@ -235,32 +243,58 @@ pub(crate) fn check_devices(devices: &[DeviceMemory]) -> Result<(), StartError> 
     Ok(())
 }
 
-/// Returns the memory of a model's weights, context, computation and stored state. A default context that does not fit
-/// is reduced. `None` if llama.cpp cannot determine the memory; loading will then report the error.
+/// A worker's memory with the context that fits.
+struct Fitted {
+    footprint: Footprint,
+    devices: Vec<DeviceMemory>,
+    /// Cells of all slots together; `None` if the wanted number fits.
+    cells: Option<u32>,
+}
+
+impl Fitted {
+    fn plan(self, available: u64) -> MemoryPlan {
+        let Self { footprint, devices, cells } = self;
+        MemoryPlan { memory: footprint.shown(available), fitted_cells: cells, devices }
+    }
+}
+
+/// Returns the memory of a model's weights, context, computation and stored state, whether or not it is available. A
+/// default context that does not fit is reduced. `None` if llama.cpp cannot determine the memory.
 ///
-/// Cost: reads the model's metadata, twice if the context is reduced. Errors: `Memory`, `DeviceMemory` if more memory
-/// is needed than is available.
+/// Cost: reads the model's metadata, twice if the context is reduced.
+pub fn project(config: &EngineConfig, available: u64) -> Option<MemoryPlan> {
+    Some(fit(config, available)?.plan(available))
+}
+
+/// Returns the same memory after a check. `None` if llama.cpp cannot determine it; loading will then report the error.
+///
+/// Cost: like [`project`]. Errors: `Memory`, `DeviceMemory` if more memory is needed than is available.
 pub fn plan(config: &EngineConfig, available: u64) -> Result<Option<MemoryPlan>, StartError> {
-    let Some((mut footprint, mut devices)) = ask(config) else { return Ok(None) };
+    let Some(fitted) = fit(config, available) else { return Ok(None) };
+    check_devices(&fitted.devices)?;
+    let footprint = fitted.footprint;
+    footprint.shown(available).log();
+    if footprint.needed().saturating_add(footprint.mapped) > available && footprint.needed() <= available {
+        let (model, left) = (Bytes(footprint.mapped), Bytes(available - footprint.needed()));
+        tracing::warn!(%model, %left, "the model's file does not fit into the remaining memory and will be read from disk repeatedly");
+    }
+    footprint.check(available)?;
+    Ok(Some(fitted.plan(available)))
+}
+
+fn fit(config: &EngineConfig, available: u64) -> Option<Fitted> {
+    let (mut footprint, mut devices) = ask(config)?;
     let wanted_cells = footprint.taken.n_cells;
     let fit = config.fit.filter(|_| config.context_tokens_total == 0);
-    let fitted_cells = fit.and_then(|fit| footprint.fitted(available, fit)).and_then(|cells| u32::try_from(cells).ok());
-    if let Some(cells) = fitted_cells {
+    let cells = fit.and_then(|fit| footprint.fitted(available, fit)).and_then(|cells| u32::try_from(cells).ok());
+    if let Some(cells) = cells {
         // The extrapolation is accurate enough for choosing the size. The memory of that size is then measured.
         let smaller = EngineConfig { context_tokens_total: cells, ..config.clone() };
         (footprint, devices) = ask(&smaller).unwrap_or((footprint, devices));
         let (slot_tokens, wanted) = (cells / u32::from(config.n_slots), wanted_cells / u64::from(config.n_slots));
         tracing::warn!(slot_tokens, wanted, "the context of each slot is reduced to fit into memory (--fit)");
     }
-    check_devices(&devices)?;
-    let memory = footprint.shown(available);
-    memory.log();
-    if footprint.needed().saturating_add(footprint.mapped) > available && footprint.needed() <= available {
-        let (model, left) = (Bytes(footprint.mapped), Bytes(available - footprint.needed()));
-        tracing::warn!(%model, %left, "the model's file does not fit into the remaining memory and will be read from disk repeatedly");
-    }
-    footprint.check(available)?;
-    Ok(Some(MemoryPlan { memory, fitted_cells }))
+    Some(Fitted { footprint, devices, cells })
 }
 
 /// Returns the memory of a configuration, of its projector and of its draft model.

@@ -26,8 +26,8 @@ use crate::config::{Config, EmbeddingConfig, HttpConfig, PromptConfig};
 use crate::embedder::vector::Norm;
 use crate::embedder::{self, EmbedConfig, EmbedHandle};
 use crate::engine::{
-    self, Engine, EngineConfig, EngineHandle, EngineUpdate, Generation, MemoryUse, Projector, ProjectorConfig,
-    ProjectorNeed,
+    self, Engine, EngineConfig, EngineHandle, EngineUpdate, Generation, MemoryPlan, MemoryUse, Projector,
+    ProjectorConfig, ProjectorNeed,
 };
 use crate::loaded_model::Embedder;
 use crate::loaded_model::LoadedModel;
@@ -109,15 +109,17 @@ pub async fn load(job: LoadJob) -> Result<LoadedModel, RunError> {
     // Memory is planned before weights are read, so a model that does not fit is refused within seconds.
     let planned =
         tokio::task::spawn_blocking(move || timed("planning memory", || fitting(settle(config)?, plan_memory)));
-    let (config, memory) = planned.await.map_err(RunError::Panicked)??;
+    let (config, plan) = planned.await.map_err(RunError::Panicked)??;
     let worker_config = config.clone();
     let loaded = tokio::task::spawn_blocking(move || load_parts(&worker_config, progress)).await;
     let parts = loaded.map_err(RunError::Panicked)??;
 
     // An optional projector may turn out to be of no use when it is loaded.
     let has_projector = projector(&parts.computes).is_some();
-    let memory =
-        memory.map(|memory| MemoryUse { projector: if has_projector { memory.projector } else { 0 }, ..memory });
+    let memory = plan.map(|MemoryPlan { memory, .. }| MemoryUse {
+        projector: if has_projector { memory.projector } else { 0 },
+        ..memory
+    });
 
     // The declaration for routers depends on the self-test and the memory plan.
     let model = declare(&config, &parts);
@@ -173,9 +175,22 @@ fn settle(config: Config) -> Result<Config, RunError> {
     Ok(Config { engine: settled.map_err(RunError::Engine)?, ..config })
 }
 
-/// Memory that a worker will take, if llama.cpp and the machine tell it, and the cells of all slots if fewer fit than
-/// wanted.
-type Planned = (Option<MemoryUse>, Option<u32>);
+/// Returns the memory that the worker will take, without loading weights; `None` if llama.cpp cannot determine it.
+///
+/// Errors: `Backends`; `Model` for a file that is no model; `Engine` for a device that does not exist.
+pub async fn project(config: Config) -> Result<Option<MemoryPlan>, RunError> {
+    backends::load(&config.backends).await.map_err(RunError::Backends)?;
+    let project = move || {
+        warmpath_gguf::Model::open(&config.engine.model).map_err(RunError::Model)?;
+        let config = settle(config)?;
+        let available = warmpath_shell::machine::available_bytes().unwrap_or(u64::MAX);
+        Ok(match embed_config(&config) {
+            None => engine::project_memory(&config.engine, available),
+            Some(embed) => embedder::project_memory(&embed, available),
+        })
+    };
+    tokio::task::spawn_blocking(project).await.map_err(RunError::Panicked)?
+}
 
 /// Returns the configuration that fits into the memory, as `plan_memory` finds it, and the memory that it will take. An
 /// optional projector is left out if the model fits only without it.
@@ -183,35 +198,35 @@ type Planned = (Option<MemoryUse>, Option<u32>);
 /// Errors: those of `plan_memory`.
 fn fitting(
     config: Config,
-    plan_memory: impl Fn(&Config) -> Result<Planned, RunError>,
-) -> Result<(Config, Option<MemoryUse>), RunError> {
-    let fitted = |config: Config, (memory, cells): Planned| {
+    plan_memory: impl Fn(&Config) -> Result<Option<MemoryPlan>, RunError>,
+) -> Result<(Config, Option<MemoryPlan>), RunError> {
+    let fitted = |config: Config, plan: Option<MemoryPlan>| {
+        let cells = plan.as_ref().and_then(|plan| plan.fitted_cells);
         let context_tokens_total = cells.unwrap_or(config.engine.context_tokens_total);
-        (Config { engine: EngineConfig { context_tokens_total, ..config.engine }, ..config }, memory)
+        (Config { engine: EngineConfig { context_tokens_total, ..config.engine }, ..config }, plan)
     };
     let too_large = match plan_memory(&config) {
-        Ok(planned) => return Ok(fitted(config, planned)),
+        Ok(plan) => return Ok(fitted(config, plan)),
         Err(error) => error,
     };
     let optional = config.engine.projector.as_ref().filter(|projector| projector.need == ProjectorNeed::Optional);
     let Some(ProjectorConfig { path, .. }) = optional.cloned() else { return Err(too_large) };
     let text_only = Config { engine: EngineConfig { projector: None, ..config.engine }, ..config };
-    let planned = plan_memory(&text_only)?;
+    let plan = plan_memory(&text_only)?;
     engine::warn_of_text_only(&path, &warmpath_shell::chain(&too_large));
-    Ok(fitted(text_only, planned))
+    Ok(fitted(text_only, plan))
 }
 
-/// Returns the memory that the worker will take.
+/// Returns the memory that the worker will take, if llama.cpp and the machine tell it.
 ///
 /// Errors: `Engine` if the machine has too little memory.
-fn plan_memory(config: &Config) -> Result<Planned, RunError> {
-    let Some(available) = warmpath_shell::machine::available_bytes() else { return Ok((None, None)) };
-    let planned = match embed_config(config) {
-        None => engine::plan_memory(&config.engine, available)
-            .map(|plan| (plan.map(|plan| plan.memory), plan.and_then(|plan| plan.fitted_cells))),
-        Some(embed) => embedder::plan_memory(&embed, available).map(|memory| (memory, None)),
+fn plan_memory(config: &Config) -> Result<Option<MemoryPlan>, RunError> {
+    let Some(available) = warmpath_shell::machine::available_bytes() else { return Ok(None) };
+    let plan = match embed_config(config) {
+        None => engine::plan_memory(&config.engine, available),
+        Some(embed) => embedder::plan_memory(&embed, available),
     };
-    planned.map_err(RunError::Engine)
+    plan.map_err(RunError::Engine)
 }
 
 /// Returns the settings of the embedder, if the worker embeds or ranks.
@@ -450,6 +465,20 @@ mod tests {
         config
     }
 
+    fn plan(cells: u32) -> MemoryPlan {
+        let memory = MemoryUse {
+            mapped: 0,
+            copied: 0,
+            context: 0,
+            compute: 0,
+            stored: 0,
+            draft_model: 0,
+            projector: 0,
+            available: 0,
+        };
+        MemoryPlan { memory, fitted_cells: Some(cells), devices: Vec::new() }
+    }
+
     fn too_little() -> RunError {
         RunError::Engine(StartError::Config { reason: "too little memory".to_owned() })
     }
@@ -458,13 +487,13 @@ mod tests {
     fn an_optional_projector_is_left_out_if_the_model_fits_only_without_it() {
         let without = |config: &Config| match &config.engine.projector {
             Some(_) => Err(too_little()),
-            None => Ok((None, Some(512))),
+            None => Ok(Some(plan(512))),
         };
         let (text_only, _) = fitting(config(ProjectorNeed::Optional), without).expect("the model fits");
         assert_eq!((text_only.engine.projector, text_only.engine.context_tokens_total), (None, 512));
         fitting(config(ProjectorNeed::Required), without).expect_err("the projector is required");
         fitting(config(ProjectorNeed::Optional), |_| Err(too_little())).expect_err("nothing fits");
-        let (whole, _) = fitting(config(ProjectorNeed::Optional), |_| Ok((None, None))).expect("both fit");
+        let (whole, _) = fitting(config(ProjectorNeed::Optional), |_| Ok(None)).expect("both fit");
         assert!(whole.engine.projector.is_some());
     }
 }
