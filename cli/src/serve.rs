@@ -3,10 +3,8 @@
 //! A child that ends before the fleet was ready for the first time ends the fleet: its flags or its model are wrong,
 //! and a restart would not help.
 
-mod child;
 mod flags;
 mod plan;
-mod programs;
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -19,11 +17,12 @@ use tokio_util::sync::CancellationToken;
 use warmpath_shell::log;
 use warmpath_shell::stop_signals::StopSignals;
 
+use crate::child::{self, ChildSignals};
+use crate::host::Host;
+use crate::programs::{ProgramSettings, Programs};
 use crate::status::{self, Fleet};
-use child::ChildSignals;
 pub use flags::{Flags, Settings, split};
 use plan::{Machine, Plan};
-use programs::{ProgramSettings, Programs};
 
 /// Interval at which the fleet is polled until it is ready.
 ///
@@ -37,9 +36,18 @@ const READY_POLL: Duration = Duration::from_millis(200);
 pub async fn run(settings: Settings, flags: Flags) -> anyhow::Result<()> {
     let mut stops = StopSignals::listen().context("listening for SIGTERM and SIGINT")?;
     settings.check(&flags)?;
-    let programs = Programs::of(&settings)?;
-    let program_settings = ProgramSettings::read(&programs, &flags).await?;
-    let plan = Plan::of(settings, programs, &flags, &program_settings, &Machine::here())?;
+    let programs = Programs::of(settings.bin_dir.as_deref())?;
+    let host = match settings.models.has_several(&flags.workers) {
+        true => Some(Host::bind(settings.models.clone(), &flags.workers, programs.worker.clone()).await?),
+        false => None,
+    };
+    let program_settings = match host {
+        Some(_) => ProgramSettings::of_router(&programs, &flags).await?,
+        None => ProgramSettings::read(&programs, &flags).await?,
+    };
+    let host_url = host.as_ref().map(Host::url);
+    let plan = Plan::of(settings, programs, &flags, &program_settings, &Machine::here(), host_url.as_deref())?;
+    let on_demand = host.as_ref().map(Host::models).unwrap_or_default();
     let (workers_end, router_ends, kill) =
         (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
     let is_ready = CancellationToken::new();
@@ -57,10 +65,16 @@ pub async fn run(settings: Settings, flags: Flags) -> anyhow::Result<()> {
         workers_end.cancel();
         result
     };
+    let hosted = async {
+        match host {
+            Some(host) => host.serve(workers_end.clone(), kill.clone()).await,
+            None => Ok(()),
+        }
+    };
     let announce = async {
-        let fleet = until_ready(&plan).await;
+        let fleet = until_ready(&plan, &on_demand).await;
         is_ready.cancel();
-        say(&plan.greeting(&fleet));
+        say(&plan.greeting(&fleet, &on_demand));
         std::future::pending::<()>().await;
     };
     let signals = async {
@@ -72,7 +86,7 @@ pub async fn run(settings: Settings, flags: Flags) -> anyhow::Result<()> {
         std::future::pending::<()>().await;
     };
     tokio::select! {
-        result = async { tokio::try_join!(workers, router) } => result.map(drop),
+        result = async { tokio::try_join!(workers, hosted, router) } => result.map(drop),
         () = announce => Ok(()),
         () = signals => Ok(()),
     }
@@ -87,12 +101,13 @@ async fn until_listening(addresses: &[SocketAddr]) {
     }
 }
 
-/// Waits until the router reports that it and every worker of the plan are ready; returns the fleet.
-async fn until_ready(plan: &Plan) -> Fleet {
+/// Waits until the router reports that it and every worker of the plan are ready; returns the fleet. Models that are
+/// loaded on demand need no worker.
+async fn until_ready(plan: &Plan, on_demand: &[String]) -> Fleet {
     let admin = status::Admin::at(&plan.admin_url());
     loop {
         if let Ok(fleet) = admin.fleet().await
-            && fleet.has_ready(&plan.worker_urls)
+            && (!on_demand.is_empty() || fleet.has_ready(&plan.worker_urls))
         {
             return fleet;
         }

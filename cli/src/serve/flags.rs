@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use anyhow::ensure;
 use clap::{Args, Command};
 
+use crate::host::{self, ModelsFlags};
+
 /// Flags of `warmpath serve` itself.
 #[derive(Debug, Clone, Args)]
 pub struct Settings {
@@ -29,6 +31,9 @@ pub struct Settings {
     /// serves it
     #[arg(long)]
     pub no_ui: bool,
+    /// Flags of several models.
+    #[command(flatten)]
+    pub models: ModelsFlags,
 }
 
 impl Settings {
@@ -41,7 +46,11 @@ impl Settings {
             !has(&flags.workers, "--name"),
             "--name can only be set for one worker: `warmpath serve` names its workers"
         );
-        for flag in ["--listen", "--admin-listen", "--worker"] {
+        ensure!(
+            self.workers == 1 || !self.models.has_several(&flags.workers),
+            "--workers is the number of workers of one model: with several models each has one worker"
+        );
+        for flag in ["--listen", "--admin-listen", "--worker", "--host"] {
             ensure!(!has(&flags.router, flag), "{flag} is set by `warmpath serve`; give it before `--`");
         }
         Ok(())
@@ -59,14 +68,16 @@ pub struct Flags {
 
 /// Returns the command line for this program itself, and the flags that it passes on.
 ///
-/// For `warmpath serve` these are the flags of [`Settings`], anywhere before `--`; for any other command, everything.
+/// For `warmpath serve` and `warmpath host` these are the flags of their settings, anywhere before `--`; for any other
+/// command, everything.
 pub fn split(arguments: Vec<OsString>) -> (Vec<OsString>, Flags) {
-    if arguments.get(1).is_none_or(|command| command != "serve") {
-        return (arguments, Flags::default());
-    }
-    let serve = Settings::augment_args(Command::new("serve"));
+    let command = match arguments.get(1).and_then(|command| command.to_str()) {
+        Some("serve") => Settings::augment_args(Command::new("serve")),
+        Some("host") => host::Settings::augment_args(Command::new("host")),
+        _ => return (arguments, Flags::default()),
+    };
     let argument_of =
-        |flag: &str| serve.get_arguments().find(|argument| argument.get_long() == flag.strip_prefix("--"));
+        |flag: &str| command.get_arguments().find(|argument| argument.get_long() == flag.strip_prefix("--"));
     let mut arguments = arguments.into_iter();
     let mut command_line: Vec<OsString> = arguments.by_ref().take(2).collect();
     let mut flags = Flags::default();
@@ -121,6 +132,9 @@ mod tests {
         assert_eq!(text(&command_line), "warmpath serve --workers 3 --no-ui --listen=0.0.0.0:80");
         assert_eq!(text(&flags.workers), "-hf a/b -c 8192 --no-mmap");
         assert_eq!(text(&flags.router), "--wait 5 --workers 2");
+        let (command_line, flags) = split(words("warmpath host --models-max=2 -c 5 --models-dir /m -hf a/b"));
+        assert_eq!(text(&command_line), "warmpath host --models-max=2 --models-dir /m");
+        assert_eq!(text(&flags.workers), "-c 5 -hf a/b");
         let (command_line, flags) = split(words("warmpath status --json"));
         assert_eq!((text(&command_line).as_str(), flags), ("warmpath status --json", Flags::default()));
         assert_eq!(text(&split(words("warmpath serve -h")).0), "warmpath serve -h");

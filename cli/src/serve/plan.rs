@@ -9,9 +9,9 @@ use std::path::Path;
 
 use anyhow::{Context as _, ensure};
 
-use super::child::Program;
 use super::flags::{Flags, Settings};
-use super::programs::{ProgramSettings, Programs};
+use crate::child::Program;
+use crate::programs::{ProgramSettings, Programs};
 use crate::status::Fleet;
 
 /// Seconds for which the router holds requests while workers load. Source: own choice: a large model from a slow disk.
@@ -57,7 +57,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Returns the programs of the fleet.
+    /// Returns the programs of the fleet. With the URL of a host, the host starts the workers.
     ///
     /// Errors: addresses that overlap or have no port.
     pub fn of(
@@ -66,9 +66,11 @@ impl Plan {
         flags: &Flags,
         program_settings: &ProgramSettings,
         machine: &Machine,
+        host_url: Option<&str>,
     ) -> anyhow::Result<Self> {
         // Addresses: each is used once, and keeps its port when its program is restarted.
-        let Settings { workers: n_workers, listen, admin_listen, worker_listen, no_ui, .. } = settings;
+        let Settings { workers, listen, admin_listen, worker_listen, no_ui, .. } = settings;
+        let n_workers = if host_url.is_some() { 0 } else { workers };
         let addresses = (0..n_workers).map(|n| address(worker_listen, n)).collect::<anyhow::Result<Vec<_>>>()?;
         for router_address in [listen, admin_listen] {
             ensure!(router_address.port() > 0, "{router_address} needs a port: clients and operators have to know it");
@@ -96,6 +98,7 @@ impl Plan {
         for url in &worker_urls {
             router_args.extend(["--worker".into(), url.into()]);
         }
+        router_args.extend(host_url.into_iter().flat_map(|url| ["--host".into(), url.into()]));
         if !program_settings.router.contains_key("wait") {
             router_args.extend(["--wait".into(), WAIT_S.into()]);
         }
@@ -119,19 +122,25 @@ impl Plan {
     }
 
     /// Returns the text for the user once the fleet is ready.
-    pub fn greeting(&self, fleet: &Fleet) -> String {
+    ///
+    /// `on_demand` are the models of a host, if there is one.
+    pub fn greeting(&self, fleet: &Fleet, on_demand: &[String]) -> String {
         let base = format!("{}://{}", if self.has_tls { "https" } else { "http" }, reachable(self.listen));
         let admin = self.admin_url();
         let chat = if self.has_chat_page { format!("chat page: {base}/\n") } else { String::new() };
-        let models = fleet.model_names().join(", ");
         // The router may have further workers than those of the plan.
         let n = fleet.ready_workers().count();
+        let (models, by) = match on_demand {
+            [] => (fleet.model_names().join(", "), format!("by {n} worker{}", if n == 1 { "" } else { "s" })),
+            models => (models.join(", "), "and loaded when requested".to_owned()),
+        };
+        let verb = if on_demand.len() > 1 { "are" } else { "is" };
         let status = if admin == crate::status::ADMIN_DEFAULT { String::new() } else { format!(" --admin {admin}") };
         format!(
-            "\n{models} is served at {base}/v1 by {n} worker{s}.\n\n\
-             curl {base}/v1/chat/completions -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}]}}'\n\n\
+            "\n{models} {verb} served at {base}/v1 {by}.\n\n\
+             curl {base}/v1/chat/completions -d '{{{model}\"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}]}}'\n\n\
              {chat}fleet page: {admin}/fleet\nin a terminal: warmpath status{status}\nCtrl-C ends the fleet.\n",
-            s = if n == 1 { "" } else { "s" },
+            model = on_demand.first().map_or_else(String::new, |model| format!("\"model\": \"{model}\", ")),
         )
     }
 }
@@ -192,7 +201,17 @@ mod tests {
             worker_listen: address(8081),
             bin_dir: None,
             no_ui: false,
+            models: models(),
         }
+    }
+
+    fn models() -> crate::host::ModelsFlags {
+        #[derive(clap::Parser)]
+        struct Models {
+            #[command(flatten)]
+            models: crate::host::ModelsFlags,
+        }
+        <Models as clap::Parser>::parse_from(["warmpath"]).models
     }
 
     /// Returns the plan for programs with these flags and settings.
@@ -206,7 +225,7 @@ mod tests {
         let programs = Programs { worker: "warmpath-worker".into(), router: "warmpath-router".into() };
         let flags = Flags { workers: words(worker_flags), router: words(router_flags) };
         let program_settings = ProgramSettings { worker: worker_settings.parse()?, router: router_settings.parse()? };
-        Plan::of(settings, programs, &flags, &program_settings, &MACHINE)
+        Plan::of(settings, programs, &flags, &program_settings, &MACHINE, None)
     }
 
     fn text(args: &[OsString]) -> String {
@@ -227,6 +246,21 @@ mod tests {
             "--listen 127.0.0.1:8080 --admin-listen 127.0.0.1:9090 --worker http://127.0.0.1:8081 \
              --worker http://127.0.0.1:8082 --wait 600 --ui --queue-max 5"
         );
+    }
+
+    #[test]
+    fn a_host_starts_the_workers_and_the_router_follows_it() {
+        let programs = Programs { worker: "warmpath-worker".into(), router: "warmpath-router".into() };
+        let (flags, host) = (Flags::default(), Some("http://127.0.0.1:9190"));
+        let plan = Plan::of(settings(1), programs, &flags, &ProgramSettings::default(), &MACHINE, host);
+        let plan = plan.expect("a fleet");
+        assert!(plan.workers.is_empty() && plan.worker_urls.is_empty());
+        assert_eq!(
+            text(&plan.router.args),
+            "--listen 127.0.0.1:8080 --admin-listen 127.0.0.1:9090 --host http://127.0.0.1:9190 --wait 600 --ui"
+        );
+        let greeting = plan.greeting(&Fleet::default(), &["a".to_owned(), "b".to_owned()]);
+        assert!(greeting.contains("a, b are served at") && greeting.contains(r#"'{"model": "a", "messages""#));
     }
 
     #[test]
@@ -253,7 +287,7 @@ mod tests {
             (everywhere, "ui = true", (true, false)),
         ] {
             let plan = plan(settings, "", "", "", router_settings).expect("a fleet");
-            let is_announced = plan.greeting(&Fleet::default()).contains("chat page");
+            let is_announced = plan.greeting(&Fleet::default(), &[]).contains("chat page");
             assert_eq!((is_announced, text(&plan.router.args).contains("--ui")), expected, "{router_settings}");
         }
         assert!(plan(without, "", "", "", "ui = true").is_err());
@@ -264,7 +298,7 @@ mod tests {
         let plan = plan(settings(1), "", "", "tls-cert = 'a.pem'", "tls-cert = 'b.pem'").expect("a fleet");
         assert!(text(&plan.router.args).contains("--worker https://127.0.0.1:8081"), "{:?}", plan.router);
         assert_eq!(plan.worker_urls, ["https://127.0.0.1:8081"]);
-        assert!(plan.greeting(&Fleet::default()).contains("https://127.0.0.1:8080/v1"));
+        assert!(plan.greeting(&Fleet::default(), &[]).contains("https://127.0.0.1:8080/v1"));
     }
 
     #[test]
@@ -277,6 +311,9 @@ mod tests {
         assert!(refused(settings(0), "", "").contains("--workers must be at least 1"));
         assert!(refused(settings(1), "--name=a", "").contains("names its workers"));
         assert!(refused(settings(1), "", "--listen 127.0.0.1:1").contains("give it before `--`"));
+        assert!(
+            refused(settings(2), "-hf a/b -hf c/d", "").contains("--workers is the number of workers of one model")
+        );
         assert!(refused(settings(2000), "", "").contains("--worker-listen"));
         let any_port: SocketAddr = "127.0.0.1:0".parse().expect("an address");
         assert!(refused(Settings { worker_listen: any_port, ..settings(1) }, "", "").contains("needs a port"));

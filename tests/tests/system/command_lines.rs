@@ -150,7 +150,7 @@ fn every_program_has_completions_and_manual_pages() -> anyhow::Result<()> {
         pages.push(entry?.file_name().to_string_lossy().into_owned());
     }
     pages.sort();
-    let commands = ["capacity", "router-new-key", "router", "serve", "status", "worker"];
+    let commands = ["capacity", "host", "router-new-key", "router", "serve", "status", "worker"];
     let mut expected = commands.map(|command| format!("warmpath-{command}.1")).to_vec();
     expected.push("warmpath.1".to_owned());
     ensure!(pages == expected, "{pages:?}");

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail, ensure};
 use tokio::process::Command;
 
-use super::flags::{Flags, Settings};
+use crate::serve::Flags;
 
 /// Files of the programs.
 #[derive(Debug, Clone)]
@@ -21,20 +21,25 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Returns the programs in the folder of `--bin-dir`, or in this program's.
+    /// Returns the programs in a folder, or in this program's.
     ///
     /// Errors: one is missing.
-    pub fn of(settings: &Settings) -> anyhow::Result<Self> {
-        let bin_dir = match &settings.bin_dir {
-            Some(dir) => dir.clone(),
-            None => std::env::current_exe()?.parent().context("this program lies in no folder")?.to_owned(),
-        };
-        let programs = Self { worker: bin_dir.join("warmpath-worker"), router: bin_dir.join("warmpath-router") };
-        for program in [&programs.worker, &programs.router] {
-            ensure!(program.is_file(), "{} does not exist: --bin-dir names its folder", program.display());
-        }
-        Ok(programs)
+    pub fn of(bin_dir: Option<&Path>) -> anyhow::Result<Self> {
+        Ok(Self { worker: path(bin_dir, "warmpath-worker")?, router: path(bin_dir, "warmpath-router")? })
     }
+}
+
+/// Returns the file of a program in a folder, or in this program's.
+///
+/// Errors: there is none.
+pub fn path(bin_dir: Option<&Path>, name: &str) -> anyhow::Result<PathBuf> {
+    let bin_dir = match bin_dir {
+        Some(dir) => dir.to_owned(),
+        None => std::env::current_exe()?.parent().context("this program lies in no folder")?.to_owned(),
+    };
+    let program = bin_dir.join(name);
+    ensure!(program.is_file(), "{} does not exist: --bin-dir names its folder", program.display());
+    Ok(program)
 }
 
 /// Settings of the programs by name, without defaults.
@@ -52,7 +57,14 @@ impl ProgramSettings {
     /// Errors: a program cannot be started, or refuses its flags.
     pub async fn read(programs: &Programs, flags: &Flags) -> anyhow::Result<Self> {
         let worker = settings(&programs.worker, &flags.workers).await?;
-        Ok(Self { worker, router: settings(&programs.router, &flags.router).await? })
+        Ok(Self { worker, ..Self::of_router(programs, flags).await? })
+    }
+
+    /// Runs the router with `--print-config`; each worker has its own settings.
+    ///
+    /// Errors: like [`Self::read`].
+    pub async fn of_router(programs: &Programs, flags: &Flags) -> anyhow::Result<Self> {
+        Ok(Self { worker: toml::Table::new(), router: settings(&programs.router, &flags.router).await? })
     }
 }
 

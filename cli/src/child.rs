@@ -1,8 +1,10 @@
-//! One child process: it is started, restarted when it ends, and its log is passed on line by line.
+//! One child process: its start and its end, and its log, which is passed on line by line. [`keep`] restarts it.
 
+use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
@@ -22,6 +24,10 @@ const STEADY: Duration = Duration::from_secs(60);
 /// Longest wait for the last lines of a child that has ended; a grandchild may keep the pipe open. Source: own choice:
 /// the pipe already holds the lines, so reading them takes milliseconds.
 const LAST_LINES_MAX: Duration = Duration::from_secs(2);
+
+/// Lines of a child's log that are kept as the reason of its end. Source: own choice: an error with its causes is one
+/// line, and a panic has three.
+const LAST_LINES: usize = 4;
 
 /// Filter of a child's log, beside that of libraries, unless the user sets one: what a worker does until it is ready,
 /// and what goes wrong.
@@ -49,14 +55,26 @@ pub struct ChildSignals {
 }
 
 /// A running child and the task that passes its log on.
-struct Running {
+pub struct Running {
     child: Child,
     log: Option<JoinHandle<()>>,
+    /// Last lines of the log. The lock is held to add one or to copy them, never across an await.
+    last_lines: Arc<Mutex<VecDeque<String>>>,
 }
 
 impl Running {
+    /// Returns the id of the process, while it has not been waited for.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.id()
+    }
+
+    /// Returns the last lines of the log.
+    pub fn last_lines(&self) -> Vec<String> {
+        self.last_lines.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+
     /// Waits until the child has ended and its last lines, which contain the reason, are passed on.
-    async fn wait(&mut self) -> std::io::Result<ExitStatus> {
+    pub async fn wait(&mut self) -> std::io::Result<ExitStatus> {
         let status = self.child.wait().await?;
         if let Some(log) = self.log.take() {
             // Lines that do not arrive in time are lost.
@@ -104,7 +122,10 @@ pub async fn keep(program: &Program, signals: ChildSignals) -> anyhow::Result<()
     }
 }
 
-fn start(program: &Program) -> anyhow::Result<Running> {
+/// Starts a program.
+///
+/// Errors: it cannot be started.
+pub fn start(program: &Program) -> anyhow::Result<Running> {
     let mut command = Command::new(&program.path);
     // The child has its own process group, so that the terminal's Ctrl-C does not reach it: children must end in order.
     command.args(&program.args).process_group(0).kill_on_drop(true);
@@ -114,8 +135,10 @@ fn start(program: &Program) -> anyhow::Result<Running> {
     }
     end_with_parent(&mut command);
     let mut child = command.spawn().with_context(|| format!("starting {}", program.path.display()))?;
-    let log = child.stderr.take().map(|stderr| tokio::spawn(pass_on(program.name.clone(), stderr)));
-    Ok(Running { child, log })
+    let last_lines = Arc::default();
+    let pass_on = |stderr| tokio::spawn(pass_on(program.name.clone(), stderr, Arc::clone(&last_lines)));
+    let log = child.stderr.take().map(pass_on);
+    Ok(Running { child, log, last_lines })
 }
 
 /// Makes the system end the child if this process is killed, so that no worker and its memory remain.
@@ -135,10 +158,8 @@ fn end_with_parent(_command: &mut Command) {}
 
 /// Asks a child to end and waits for it; kills it if `kill` is cancelled meanwhile.
 async fn end(running: &mut Running, kill: &CancellationToken) -> anyhow::Result<()> {
-    if let Some(pid) = running.child.id().and_then(|id| libc::pid_t::try_from(id).ok()) {
-        // SAFETY: the call takes two numbers; the process is a child that has not been waited for, so its id is its
-        // own.
-        unsafe { libc::kill(pid, libc::SIGTERM) };
+    if let Some(pid) = running.pid() {
+        send_signal(pid, libc::SIGTERM);
     }
     tokio::select! {
         status = running.wait() => status.map(drop).context("waiting for a child"),
@@ -146,12 +167,28 @@ async fn end(running: &mut Running, kill: &CancellationToken) -> anyhow::Result<
     }
 }
 
-/// Passes a child's log on, each line after the child's name.
-async fn pass_on(name: String, stderr: impl AsyncRead + Unpin) {
+/// Sends a signal to a child that has not been waited for.
+pub fn send_signal(pid: u32, signal: libc::c_int) {
+    if let Ok(pid) = libc::pid_t::try_from(pid) {
+        // SAFETY: the call takes two numbers; the process is a child that has not been waited for, so its id is its
+        // own.
+        unsafe { libc::kill(pid, signal) };
+    }
+}
+
+/// Passes a child's log on, each line after the child's name, and keeps the last ones.
+async fn pass_on(name: String, stderr: impl AsyncRead + Unpin, last_lines: Arc<Mutex<VecDeque<String>>>) {
     let mut lines = BufReader::new(stderr);
     let mut line = Vec::new();
     while lines.read_until(b'\n', &mut line).await.is_ok_and(|n_bytes| n_bytes > 0) {
-        log::line(&format!("{name} | {}", String::from_utf8_lossy(&line).trim_end()));
+        let text = String::from_utf8_lossy(&line).trim_end().to_owned();
+        log::line(&format!("{name} | {text}"));
+        let mut last_lines = last_lines.lock().unwrap_or_else(PoisonError::into_inner);
+        if last_lines.len() == LAST_LINES {
+            last_lines.pop_front();
+        }
+        last_lines.push_back(text);
+        drop(last_lines);
         line.clear();
     }
 }

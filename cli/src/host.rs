@@ -1,0 +1,175 @@
+//! `warmpath host`: several models on one machine, each loaded when it is requested.
+//!
+//! A host runs one worker for each loaded model and tells routers which models it has and could load. What is loaded
+//! when is decided in `host/core`. Not here: requests of clients (the router).
+
+mod api;
+mod flags;
+mod listing;
+mod owner;
+mod projection;
+mod worker_command;
+mod worker_process;
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use warmpath_common::host::HostSummary;
+use warmpath_host_core::swaps::{SwapLimits, Swaps};
+use warmpath_shell::hosts::AllowedHosts;
+use warmpath_shell::listen::{self, Connections, HEAD_BYTES_MAX, ListenerOptions};
+use warmpath_shell::stop_signals::StopSignals;
+use warmpath_shell::{log, machine};
+
+use api::Api;
+use flags::WorkerFlags;
+pub use flags::{ModelsFlags, Settings};
+use listing::CatalogueFiles;
+use owner::{Autoload, Owner, OwnerOptions, REQUESTS_MAX};
+use worker_command::WorkerCommands;
+
+use crate::programs;
+use crate::serve::Flags;
+
+/// Default of `--models-max`. Source: llama.cpp's.
+const MODELS_MAX_DEFAULT: usize = 4;
+/// Memory that models leave to everything else. Units: bytes. Source: the default of a worker's `--fit-target`.
+const SPARE_BYTES: u64 = 1 << 30;
+/// Part of the budget that all models together use for stored KV state. Source: as of one worker's `--cache-ram`.
+const CACHE_PART: u64 = 4;
+/// Memory that a fitted context leaves for the process itself. Units: bytes. Source: a worker without weights takes 85
+/// MiB.
+const PROCESS_BYTES: u64 = 128 << 20;
+/// Connections of routers and people. Source: own choice: a machine has few routers.
+const CONNECTIONS_MAX: usize = 256;
+/// Time for a request's head, and for reading a response. Source: as a worker's.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A host that listens, and loads nothing yet.
+pub struct Host {
+    listener: TcpListener,
+    address: SocketAddr,
+    owner: Owner,
+    summaries: watch::Receiver<Arc<HostSummary>>,
+}
+
+impl Host {
+    /// Reads the catalogue and binds the address; `worker_flags` are the user's flags of every worker.
+    ///
+    /// Errors: flags that contradict each other, an error in the catalogue, an address that is not on the loopback
+    /// interface or cannot be bound, an unknown size of the machine.
+    pub async fn bind(models: ModelsFlags, worker_flags: &[OsString], worker: PathBuf) -> anyhow::Result<Self> {
+        let listen = models.host_listen;
+        ensure!(listen.ip().is_loopback(), "--host-listen must be a loopback address: the host has no access control");
+        let WorkerFlags { flags, repositories } = WorkerFlags::split(worker_flags)?;
+        let ModelsFlags { models_dir, models_preset, models_max, .. } = models;
+        let ttl_ms = u64::try_from(models.sleep_idle_seconds).ok().map(|seconds| seconds.saturating_mul(1000));
+        let files = CatalogueFiles { models_dir, models_preset, repositories, ttl_ms };
+        let entries = files.read()?;
+        // Memory: the budget is fixed at the start, when no model is loaded.
+        let available = machine::available_bytes();
+        let budget = match (models.models_memory, available) {
+            (Some(mib), _) => mib.saturating_mul(1 << 20),
+            (None, Some(available)) => available.saturating_sub(SPARE_BYTES),
+            (None, None) => anyhow::bail!("the size of this machine is unknown: set --models-memory"),
+        };
+        let n_loaded_max = if models_max == 0 { MODELS_MAX_DEFAULT } else { models_max };
+        let cache_ram = budget / CACHE_PART / n_loaded_max as u64;
+        let unused = available.unwrap_or(budget).saturating_sub(budget);
+        let commands = WorkerCommands {
+            program: worker,
+            flags,
+            cache_dir: cache_dir(models.models_cache)?,
+            cache_ram_mib: (cache_ram >> 20).max(1),
+            fit_target_mib: unused.saturating_add(PROCESS_BYTES) >> 20,
+        };
+        let limits = SwapLimits { swap_wait_max_ms: models.swap_wait_max.saturating_mul(1000), models_max };
+        let autoload = if models.no_models_autoload { Autoload::Off } else { Autoload::On };
+        let listener = TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
+        let address = listener.local_addr()?;
+        let options = OwnerOptions { host: address.to_string(), files, commands, autoload };
+        let (owner, summaries) = Owner::new(options, Swaps::new(limits, budget, entries, 0))?;
+        log::line(&format!("warmpath: host listening on http://{address}, {} MiB for models", budget >> 20));
+        Ok(Self { listener, address, owner, summaries })
+    }
+
+    /// Returns the host's URL.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Returns the names of the models.
+    pub fn models(&self) -> Vec<String> {
+        self.owner.model_names()
+    }
+
+    /// Serves until `ends`, and then until the last worker has ended; `kill` ends these at once.
+    pub async fn serve(self, ends: CancellationToken, kill: CancellationToken) -> anyhow::Result<()> {
+        let Self { listener, address, owner, summaries } = self;
+        let hosts = AllowedHosts::of_clients(&[], address)?;
+        let (requests, inbox) = mpsc::channel(REQUESTS_MAX);
+        let streams_end = CancellationToken::new();
+        let routes = api::routes(Api { owner: requests, summary: summaries, hosts, ends: streams_end.clone() });
+        let options = ListenerOptions {
+            tls: None,
+            head_timeout: CLIENT_TIMEOUT,
+            head_bytes_max: HEAD_BYTES_MAX,
+            reader_timeout: CLIENT_TIMEOUT,
+            connections: Connections::new(CONNECTIONS_MAX),
+        };
+        let (close, closed) = watch::channel(false);
+        let owned = async {
+            owner.run(inbox, ends, kill).await;
+            streams_end.cancel();
+            close.send_replace(true);
+        };
+        tokio::join!(listen::serve(listener, routes, options, closed), owned);
+        Ok(())
+    }
+}
+
+/// Runs a host until SIGINT or SIGTERM; a second signal kills its workers.
+///
+/// Errors: those of [`Host::bind`]; no models, flags of a router, a missing program.
+pub async fn run(settings: Settings, flags: &Flags) -> anyhow::Result<()> {
+    let mut stops = StopSignals::listen().context("listening for SIGTERM and SIGINT")?;
+    ensure!(flags.router.is_empty(), "a host starts no router: `--` and what follows belongs to `warmpath serve`");
+    let worker_flags = &flags.workers;
+    ensure!(
+        settings.models.has_several(worker_flags),
+        "name the models: --models-dir DIR, --models-preset FILE, or -hf OWNER/NAME more than once"
+    );
+    let worker = programs::path(settings.bin_dir.as_deref(), "warmpath-worker")?;
+    let host = Host::bind(settings.models, worker_flags, worker).await?;
+    let (ends, kill) = (CancellationToken::new(), CancellationToken::new());
+    let signals = async {
+        for (token, line) in [(&ends, "warmpath: stopping"), (&kill, "warmpath: stopping at once")] {
+            stops.next().await;
+            log::line(line);
+            token.cancel();
+        }
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        result = host.serve(ends.clone(), kill.clone()) => result,
+        () = signals => Ok(()),
+    }
+}
+
+/// Returns the folder in which models keep KV state.
+///
+/// Errors: no folder is named, and there is no home folder.
+fn cache_dir(named: Option<PathBuf>) -> anyhow::Result<PathBuf> {
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let cache = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
+    let dir = named.or_else(|| cache.map(|cache| cache.join("warmpath").join("kv")));
+    let dir = dir.context("there is no home folder for KV state: set --models-cache")?;
+    std::path::absolute(Path::new(&dir)).context("--models-cache")
+}

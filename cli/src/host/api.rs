@@ -1,0 +1,206 @@
+//! The HTTP interface of a host, for routers and people of the same machine.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::{Method, Uri};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use futures::{Stream, StreamExt as _};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_stream::wrappers::WatchStream;
+use tokio_util::sync::CancellationToken;
+use warmpath_common::host::{
+    DEMAND_PATH, Demand, EVENTS_PATH, HostModel, HostSummary, LOAD_PATH, ModelName, ModelState, RELOAD_PATH,
+    SUMMARY_PATH, UNLOAD_PATH,
+};
+use warmpath_common::openai::PromptExcess;
+use warmpath_shell::api_error::{ApiError, Class};
+use warmpath_shell::hosts::AllowedHosts;
+use warmpath_shell::refusal::Refusal;
+
+use super::owner::{Request as OwnerRequest, Wish};
+
+/// Longest body. Source: own choice: a demand has some hundred bytes.
+const BODY_BYTES_MAX: usize = 64 << 10;
+/// Silence of a stream after which it has a comment, so that a router notices a host that is gone. Source: as a
+/// worker's stream of tokens.
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
+
+/// What the handlers use.
+#[derive(Clone)]
+pub struct Api {
+    /// The owner of the models.
+    pub owner: mpsc::Sender<OwnerRequest>,
+    /// Its last summary.
+    pub summary: watch::Receiver<Arc<HostSummary>>,
+    /// Names by which clients may address the host.
+    pub hosts: AllowedHosts,
+    /// Cancelled when streams must end.
+    pub ends: CancellationToken,
+}
+
+/// Error in a response of a host.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// The request is refused as any server would.
+    #[error(transparent)]
+    Refusal(#[from] Refusal),
+    /// The body is not the expected JSON.
+    #[error("{reason}")]
+    Body {
+        /// Reason.
+        reason: String,
+    },
+    /// The catalogue has no such model.
+    #[error("the model `{model}` is not in the catalogue of this host")]
+    ModelUnknown {
+        /// Requested name.
+        model: String,
+    },
+    /// The model cannot be loaded.
+    #[error("the model `{model}` cannot be loaded: {reason}")]
+    ModelImpossible {
+        /// Name of the model.
+        model: String,
+        /// Reason.
+        reason: String,
+    },
+    /// The catalogue cannot be read; the former one stays.
+    #[error("the catalogue cannot be read: {reason}")]
+    Catalogue {
+        /// Reason.
+        reason: String,
+    },
+    /// The host ends.
+    #[error("this host is ending")]
+    Ending,
+}
+
+impl ApiError for HostError {
+    fn class(&self) -> Class {
+        match self {
+            Self::Refusal(refusal) => refusal.class(),
+            Self::Body { .. } | Self::Catalogue { .. } => Class::Client,
+            Self::ModelUnknown { .. } => Class::NotFound,
+            Self::ModelImpossible { .. } | Self::Ending => Class::Unavailable,
+        }
+    }
+
+    fn param(&self) -> Option<String> {
+        match self {
+            Self::Refusal(refusal) => refusal.param(),
+            Self::ModelUnknown { .. } | Self::ModelImpossible { .. } => Some("model".to_owned()),
+            Self::Body { .. } | Self::Catalogue { .. } | Self::Ending => None,
+        }
+    }
+
+    fn code(&self) -> Option<&'static str> {
+        match self {
+            Self::Refusal(refusal) => refusal.code(),
+            Self::ModelUnknown { .. } => Some("model_not_found"),
+            Self::ModelImpossible { .. } => Some("model_impossible"),
+            Self::Catalogue { .. } => Some("catalogue_invalid"),
+            Self::Body { .. } | Self::Ending => None,
+        }
+    }
+
+    fn excess(&self) -> Option<PromptExcess> {
+        None
+    }
+
+    fn retry_after(&self) -> Option<Duration> {
+        None
+    }
+}
+
+impl IntoResponse for HostError {
+    fn into_response(self) -> Response {
+        self.response()
+    }
+}
+
+type JsonBody<T> = Result<Json<T>, JsonRejection>;
+
+/// Returns the routes of a host.
+pub fn routes(api: Api) -> Router {
+    Router::new()
+        .route(SUMMARY_PATH, get(summary))
+        .route(EVENTS_PATH, get(events))
+        .route(DEMAND_PATH, post(demand))
+        .route(LOAD_PATH, post(load))
+        .route(UNLOAD_PATH, post(unload))
+        .route(RELOAD_PATH, post(reload))
+        .fallback(async |uri: Uri| HostError::from(Refusal::path(&uri)))
+        .method_not_allowed_fallback(async |uri: Uri, method: Method| HostError::from(Refusal::method(&uri, &method)))
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .layer(from_fn_with_state(api.clone(), check_host))
+        .with_state(api)
+}
+
+/// Passes a request on if its host is allowed: a web page of another site could reach the loopback interface.
+async fn check_host(State(api): State<Api>, request: Request, next: Next) -> Result<Response, HostError> {
+    api.hosts.check(&request).map_err(Refusal::from)?;
+    Ok(next.run(request).await)
+}
+
+async fn summary(State(api): State<Api>) -> Result<Json<HostSummary>, HostError> {
+    let (sender, receiver) = oneshot::channel();
+    ask(&api, OwnerRequest::Summary(sender), receiver).await.map(Json)
+}
+
+async fn events(State(api): State<Api>) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+    let event = |summary: Arc<HostSummary>| {
+        let text = serde_json::to_string(&*summary).expect("a summary has a JSON form");
+        Ok(Event::default().data(text))
+    };
+    let summaries = WatchStream::new(api.summary).map(event).take_until(api.ends.cancelled_owned());
+    Sse::new(summaries).keep_alive(KeepAlive::new().interval(KEEP_ALIVE))
+}
+
+async fn demand(State(api): State<Api>, body: JsonBody<Demand>) -> Result<Json<HostModel>, HostError> {
+    let demand = parsed(body)?;
+    wish(&api, demand.model.clone(), Wish::Demand(demand)).await
+}
+
+async fn load(State(api): State<Api>, body: JsonBody<ModelName>) -> Result<Json<HostModel>, HostError> {
+    let model = wish(&api, parsed(body)?.model, Wish::Load).await?;
+    let Json(HostModel { name, state, .. }) = &model;
+    match state {
+        ModelState::Impossible { reason, .. } => {
+            Err(HostError::ModelImpossible { model: name.clone(), reason: reason.clone() })
+        }
+        _ => Ok(model),
+    }
+}
+
+async fn unload(State(api): State<Api>, body: JsonBody<ModelName>) -> Result<Json<HostModel>, HostError> {
+    wish(&api, parsed(body)?.model, Wish::Unload).await
+}
+
+async fn reload(State(api): State<Api>) -> Result<Json<HostSummary>, HostError> {
+    let (sender, receiver) = oneshot::channel();
+    let read = ask(&api, OwnerRequest::Reload(sender), receiver).await?;
+    read.map(Json).map_err(|reason| HostError::Catalogue { reason })
+}
+
+async fn wish(api: &Api, model: String, wish: Wish) -> Result<Json<HostModel>, HostError> {
+    let (sender, receiver) = oneshot::channel();
+    let request = OwnerRequest::Model { name: model.clone(), wish, reply: sender };
+    ask(api, request, receiver).await?.map(Json).ok_or(HostError::ModelUnknown { model })
+}
+
+async fn ask<T>(api: &Api, request: OwnerRequest, reply: oneshot::Receiver<T>) -> Result<T, HostError> {
+    api.owner.send(request).await.map_err(|_| HostError::Ending)?;
+    reply.await.map_err(|_| HostError::Ending)
+}
+
+fn parsed<T>(body: JsonBody<T>) -> Result<T, HostError> {
+    body.map(|Json(value)| value).map_err(|rejection| HostError::Body { reason: rejection.body_text() })
+}

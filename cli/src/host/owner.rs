@@ -1,0 +1,357 @@
+//! The task that owns the models of a host: it tells the swaps what happens, does what they decide, and publishes the
+//! summary.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+use warmpath_common::host::{Demand, HostModel, HostSummary, MemoryProjection, ModelState, RAM};
+use warmpath_host_core::catalogue::Entry;
+use warmpath_host_core::memory::DeviceBytes;
+use warmpath_host_core::swaps::{Action, IDLE_GRACE_MS, Swaps};
+use warmpath_shell::log;
+
+use super::listing::CatalogueFiles;
+use super::projection::{self, Download};
+use super::worker_command::{self, WorkerCommands};
+use super::worker_process::{Order, Report, WorkerProcess, without_folders};
+
+/// Time between two steps while nothing happens. Source: own choice: times to live are seconds.
+const IDLE_STEP: Duration = Duration::from_secs(1);
+/// Time between two summaries while only times change: progress is shown to people. Source: own choice.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
+/// Models whose memory is projected at a time. Source: own choice: each takes a processor for a moment.
+const PROJECTIONS_MAX: usize = 2;
+/// Orders that a worker has not taken yet. Source: it gets two at most.
+const ORDERS_MAX: usize = 4;
+/// Requests and reports that wait for the owner. Source: own choice: it takes each within microseconds.
+pub const REQUESTS_MAX: usize = 256;
+
+/// A request to the owner.
+#[derive(Debug)]
+pub enum Request {
+    /// Returns the summary.
+    Summary(oneshot::Sender<HostSummary>),
+    /// Something about one model; returns the model, or nothing if there is none of this name.
+    Model {
+        /// Name, or an alias.
+        name: String,
+        /// What is wanted.
+        wish: Wish,
+        /// Receiver of the model.
+        reply: oneshot::Sender<Option<HostModel>>,
+    },
+    /// Reads the catalogue again; returns the summary, or the error in the catalogue.
+    Reload(oneshot::Sender<Result<HostSummary, String>>),
+}
+
+/// Something that is wanted of one model.
+#[derive(Debug)]
+pub enum Wish {
+    /// Requests wait for it.
+    Demand(Demand),
+    /// A person loads it.
+    Load,
+    /// A person unloads it.
+    Unload,
+}
+
+/// Something that has happened.
+enum Event {
+    Worker { model: String, report: Report },
+    Projected { entry: Box<Entry>, result: anyhow::Result<MemoryProjection> },
+}
+
+/// What a host is started with.
+pub struct OwnerOptions {
+    /// Name of the host, for people.
+    pub host: String,
+    /// Origins of the catalogue.
+    pub files: CatalogueFiles,
+    /// Commands of workers.
+    pub commands: WorkerCommands,
+    /// Whether requests load models.
+    pub autoload: Autoload,
+}
+
+/// Whether requests load models.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Autoload {
+    /// They do.
+    On,
+    /// They do not.
+    Off,
+}
+
+/// The owner of a host's models.
+pub struct Owner {
+    options: OwnerOptions,
+    swaps: Swaps,
+    start: Instant,
+    /// Orders to the workers, by model.
+    workers: BTreeMap<String, mpsc::Sender<Order>>,
+    /// Contexts of models whose default does not fit. Units: tokens.
+    ctx_sizes: BTreeMap<String, u32>,
+    http: reqwest::Client,
+    events: mpsc::Sender<Event>,
+    inbox: mpsc::Receiver<Event>,
+    projections: Arc<Semaphore>,
+    sequence: u64,
+    summary: watch::Sender<Arc<HostSummary>>,
+    published: Instant,
+}
+
+impl Owner {
+    /// Returns the owner and its summaries.
+    ///
+    /// Errors: the HTTP client cannot be made.
+    pub fn new(options: OwnerOptions, swaps: Swaps) -> anyhow::Result<(Self, watch::Receiver<Arc<HostSummary>>)> {
+        let http = reqwest::Client::builder().no_proxy().build()?;
+        let (events, inbox) = mpsc::channel(REQUESTS_MAX);
+        let empty = HostSummary { host: options.host.clone(), sequence: 0, memory: Vec::new(), models: Vec::new() };
+        let (summary, summaries) = watch::channel(Arc::new(empty));
+        let start = Instant::now();
+        let projections = Arc::new(Semaphore::new(PROJECTIONS_MAX));
+        let (workers, ctx_sizes) = (BTreeMap::new(), BTreeMap::new());
+        let owner = Self {
+            options,
+            swaps,
+            start,
+            workers,
+            ctx_sizes,
+            http,
+            events,
+            inbox,
+            projections,
+            sequence: 0,
+            summary,
+            published: start,
+        };
+        Ok((owner, summaries))
+    }
+
+    /// Returns the names of the models.
+    pub fn model_names(&self) -> Vec<String> {
+        self.summary_now().models.into_iter().map(|model| model.name).collect()
+    }
+
+    /// Owns the models until `ends`, and then until the last worker has ended; `kill` ends these at once.
+    pub async fn run(
+        mut self,
+        mut requests: mpsc::Receiver<Request>,
+        ends: CancellationToken,
+        kill: CancellationToken,
+    ) {
+        self.model_names().iter().for_each(|name| self.project(name, Download::Never));
+        self.publish();
+        loop {
+            let pause = if self.swaps.is_settling() { Duration::from_millis(IDLE_GRACE_MS) } else { IDLE_STEP };
+            tokio::select! {
+                Some(request) = requests.recv() => self.answer(request),
+                Some(event) = self.inbox.recv() => self.take(event),
+                () = tokio::time::sleep(pause) => {}
+                () = ends.cancelled() => break,
+            }
+            for action in self.swaps.step(self.now_ms()) {
+                self.execute(action);
+            }
+            self.publish_changes();
+        }
+        self.order_all(Order::Drain);
+        while !self.workers.is_empty() {
+            tokio::select! {
+                Some(event) = self.inbox.recv() => self.take(event),
+                () = kill.cancelled() => {
+                    self.order_all(Order::Kill);
+                    break;
+                }
+            }
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn answer(&mut self, request: Request) {
+        let now_ms = self.now_ms();
+        // A client that has gone needs no reply.
+        match request {
+            Request::Summary(reply) => drop(reply.send(self.summary_now())),
+            Request::Reload(reply) => drop(reply.send(self.reload())),
+            Request::Model { name, wish, reply } => {
+                let Some(name) = self.swaps.entry(&name).map(|entry| entry.name.clone()) else {
+                    drop(reply.send(None));
+                    return;
+                };
+                match wish {
+                    Wish::Demand(demand) => self.swaps.demand(&demand, now_ms),
+                    Wish::Load => self.swaps.load(&name, now_ms),
+                    Wish::Unload => self.swaps.unload(&name),
+                }
+                for action in self.swaps.step(now_ms) {
+                    self.execute(action);
+                }
+                drop(reply.send(self.summary_now().models.into_iter().find(|model| model.name == name)));
+            }
+        }
+    }
+
+    fn reload(&mut self) -> Result<HostSummary, String> {
+        let entries = self.options.files.read().map_err(|error| format!("{error:#}"))?;
+        let names: Vec<String> = entries.iter().map(|entry| entry.name.clone()).collect();
+        self.swaps.replace_catalogue(entries);
+        names
+            .iter()
+            .filter(|name| !self.workers.contains_key(*name))
+            .for_each(|name| self.project(name, Download::Never));
+        Ok(self.summary_now())
+    }
+
+    fn take(&mut self, event: Event) {
+        let now_ms = self.now_ms();
+        match event {
+            Event::Worker { model, report } => match report {
+                Report::Listening(url) => self.swaps.listening(&model, url),
+                Report::Progress(share) => self.swaps.progressed(&model, share),
+                Report::Ready(bytes) => {
+                    self.swaps.ready(&model, bytes.map(DeviceBytes::ram), now_ms);
+                    log::line(&format!("warmpath: {model} is loaded"));
+                }
+                Report::Running(n_running) => self.swaps.running(&model, n_running, now_ms),
+                Report::Measured(bytes) => self.swaps.measured(&model, DeviceBytes::ram(bytes)),
+                Report::Exited(reason) => {
+                    self.workers.remove(&model);
+                    log::line(&format!("warmpath: {model}: {reason}"));
+                    self.swaps.exited(&model, without_folders(&reason), now_ms);
+                }
+            },
+            Event::Projected { entry, result } => self.take_projection(&entry, result),
+        }
+    }
+
+    fn take_projection(&mut self, entry: &Entry, result: anyhow::Result<MemoryProjection>) {
+        // The catalogue may have changed meanwhile.
+        if self.swaps.entry(&entry.name).is_none_or(|known| known.flags != entry.flags) {
+            return;
+        }
+        match result {
+            Ok(MemoryProjection { is_local: false, .. }) => self.swaps.remote(&entry.name),
+            Ok(MemoryProjection { ctx_size, devices, .. }) => {
+                for device in devices.iter().filter(|device| device.device != RAM) {
+                    // A device that does not report its memory is not limited.
+                    self.swaps.know_device(&device.device, device.available_bytes.unwrap_or(u64::MAX));
+                }
+                match ctx_size {
+                    Some(tokens) => drop(self.ctx_sizes.insert(entry.name.clone(), tokens)),
+                    None => drop(self.ctx_sizes.remove(&entry.name)),
+                }
+                let bytes = devices.into_iter().map(|device| (device.device, device.bytes)).collect();
+                self.swaps.projected(&entry.name, bytes);
+            }
+            Err(error) => {
+                let reason = format!("{error:#}");
+                log::line(&format!("warmpath: {} cannot be loaded: {reason}", entry.name));
+                self.swaps.projection_failed(&entry.name, without_folders(&reason), self.now_ms());
+            }
+        }
+    }
+
+    fn execute(&mut self, action: Action) {
+        match action {
+            Action::Project(name) => self.project(&name, Download::Allowed),
+            Action::Start(name) => self.start(&name),
+            Action::Drain(name) => self.order(&name, Order::Drain),
+            Action::Kill(name) => self.order(&name, Order::Kill),
+        }
+    }
+
+    fn project(&self, name: &str, download: Download) {
+        let Some(entry) = self.swaps.entry(name).cloned() else { return };
+        let (program, args) = (self.options.commands.program.clone(), self.options.commands.print_memory(&entry));
+        let (events, places) = (self.events.clone(), Arc::clone(&self.projections));
+        tokio::spawn(async move {
+            // The semaphore is never closed.
+            let _place = places.acquire().await;
+            let result = projection::project(&program, args, download).await;
+            let _ = events.send(Event::Projected { entry: Box::new(entry), result }).await;
+        });
+    }
+
+    fn start(&mut self, name: &str) {
+        let Some(entry) = self.swaps.entry(name) else { return };
+        let address = match worker_command::free_address() {
+            Ok(address) => address,
+            Err(error) => {
+                let reason = format!("there is no free port: {error}");
+                return self.swaps.exited(name, reason, self.now_ms());
+            }
+        };
+        let program = self.options.commands.serve(entry, address, self.ctx_sizes.get(name).copied());
+        let (orders, worker_orders) = mpsc::channel(ORDERS_MAX);
+        let (reports, mut worker_reports) = mpsc::channel(ORDERS_MAX);
+        let (url, http) = (format!("http://{address}"), self.http.clone());
+        let worker = WorkerProcess { program, url, http, reports, orders: worker_orders };
+        let (events, model) = (self.events.clone(), name.to_owned());
+        tokio::spawn(worker.run());
+        tokio::spawn(async move {
+            while let Some(report) = worker_reports.recv().await {
+                let _ = events.send(Event::Worker { model: model.clone(), report }).await;
+            }
+        });
+        self.workers.insert(name.to_owned(), orders);
+        log::line(&format!("warmpath: loading {name}"));
+    }
+
+    fn order(&self, name: &str, order: Order) {
+        if let Some(orders) = self.workers.get(name) {
+            // A worker that has ended needs no order.
+            let _ = orders.try_send(order);
+        }
+    }
+
+    fn order_all(&self, order: Order) {
+        self.workers.keys().for_each(|name| self.order(name, order));
+    }
+
+    fn summary_now(&self) -> HostSummary {
+        let is_autoloaded = |_: &Entry| self.options.autoload == Autoload::On;
+        HostSummary {
+            host: self.options.host.clone(),
+            sequence: self.sequence,
+            memory: self.swaps.memory(),
+            models: self.swaps.models(is_autoloaded, self.now_ms()),
+        }
+    }
+
+    /// Publishes the summary if something has changed, or if people look at progress.
+    fn publish_changes(&mut self) {
+        let (now, before) = (self.summary_now(), Arc::clone(&self.summary.borrow()));
+        let is_timed = self.swaps.is_settling() && self.published.elapsed() >= PROGRESS_INTERVAL;
+        if is_timed || now.memory != before.memory || without_times(&now.models) != without_times(&before.models) {
+            self.publish();
+        }
+    }
+
+    fn publish(&mut self) {
+        self.sequence += 1;
+        self.published = Instant::now();
+        self.summary.send_replace(Arc::new(self.summary_now()));
+    }
+}
+
+/// Returns the models without what changes by itself.
+fn without_times(models: &[HostModel]) -> Vec<HostModel> {
+    let mut models = models.to_vec();
+    for model in &mut models {
+        match &mut model.state {
+            ModelState::Loaded { idle_ms, .. } => *idle_ms = 0,
+            ModelState::Loading { progress, remaining_ms, .. } => (*progress, *remaining_ms) = (0.0, 0),
+            ModelState::Impossible { retry_ms, .. } => *retry_ms = None,
+            ModelState::Unloading { .. } | ModelState::Loadable { .. } => {}
+        }
+    }
+    models
+}

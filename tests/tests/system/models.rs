@@ -1,0 +1,253 @@
+//! `warmpath host`: two models on one machine, with room for one.
+//!
+//! Not here: what is loaded when (`swaps` in the core).
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use serde_json::{Value, json};
+use tokio::io::AsyncReadExt as _;
+use tokio::process::{Child, Command};
+use warmpath_bench::client::{Answer, ChatClient, Message};
+use warmpath_bench::model::Preset;
+use warmpath_common::host::{
+    DEMAND_PATH, Demand, EVENTS_PATH, HostModel, HostSummary, LOAD_PATH, MemoryProjection, ModelName, ModelState, RAM,
+    RELOAD_PATH, SUMMARY_PATH, UNLOAD_PATH,
+};
+use warmpath_tests::rig::{bin_dir, made_model, poll_until};
+
+/// Longest time until a host reaches the state for which a test waits.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A running host of the models `a` and `b`, of which one is loaded at a time.
+struct Host {
+    child: Child,
+    url: String,
+    http: reqwest::Client,
+    dir: tempfile::TempDir,
+}
+
+impl Host {
+    async fn start(further_preset: &str) -> anyhow::Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let listen = free_address()?;
+        let mut command = warmpath("host", dir.path(), further_preset)?;
+        command.args(["--host-listen", &listen]);
+        let child = command.stdin(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true).spawn()?;
+        let http = reqwest::Client::builder().no_proxy().timeout(DEADLINE).build()?;
+        let host = Self { child, url: format!("http://{listen}"), http, dir };
+        host.until("it answers", async |_| Some(())).await?;
+        Ok(host)
+    }
+
+    async fn summary(&self) -> anyhow::Result<HostSummary> {
+        Ok(self.http.get(format!("{}{SUMMARY_PATH}", self.url)).send().await?.error_for_status()?.json().await?)
+    }
+
+    async fn post(&self, path: &str, body: &Value) -> anyhow::Result<reqwest::Response> {
+        Ok(self.http.post(format!("{}{path}", self.url)).json(body).send().await?)
+    }
+
+    /// Waits until the summary has what is looked for.
+    async fn until<T>(&self, what: &str, look: impl AsyncFn(&HostSummary) -> Option<T>) -> anyhow::Result<T> {
+        let found = poll_until(DEADLINE, async || look(&self.summary().await.ok()?).await).await;
+        found.with_context(|| format!("{what} never happened"))
+    }
+
+    async fn state(&self, model: &str) -> anyhow::Result<ModelState> {
+        Ok(self.summary().await?.model(model).context("it is listed")?.state.clone())
+    }
+
+    /// Demands a model, as a router does, until it is loaded; returns its worker's URL.
+    async fn loaded(&self, model: &str) -> anyhow::Result<String> {
+        let demand = demand(model);
+        let demand = async |_: &HostSummary| {
+            let model: HostModel = self.post(DEMAND_PATH, &demand).await.ok()?.json().await.ok()?;
+            match model.state {
+                ModelState::Loaded { worker_url, .. } => Some(worker_url),
+                _ => None,
+            }
+        };
+        self.until("the load", demand).await
+    }
+
+    async fn ask(&self, model: &str, messages: &[Message]) -> anyhow::Result<Answer> {
+        let client = ChatClient::new(&self.loaded(model).await?, Some(model.to_owned()))?;
+        client.ask(messages, 8).await
+    }
+
+    /// Kills a worker, as a crash would.
+    async fn crash(&self, model: &str) -> anyhow::Result<()> {
+        let id = self.child.id().context("it has ended")?.to_string();
+        let listed = Command::new("ps").args(["-o", "pid=", "--ppid", &id]).output().await?;
+        let pid = String::from_utf8(listed.stdout)?.trim().to_owned();
+        ensure!(pid.parse::<u32>().is_ok(), "one worker: {pid}");
+        ensure!(Command::new("kill").args(["-KILL", &pid]).status().await?.success());
+        let is_gone = async |summary: &HostSummary| summary.model(model)?.state.worker_url().is_none().then_some(());
+        self.until("the end of the worker", is_gone).await
+    }
+
+    /// Ends the host; returns its log.
+    async fn end(mut self) -> anyhow::Result<String> {
+        let id = self.child.id().context("it has ended")?.to_string();
+        ensure!(Command::new("kill").args(["-TERM", &id]).status().await?.success());
+        let mut log = String::new();
+        self.child.stderr.take().context("a stderr")?.read_to_string(&mut log).await?;
+        let status = tokio::time::timeout(DEADLINE, self.child.wait()).await??;
+        ensure!(status.success(), "{status}: {log}");
+        Ok(log)
+    }
+}
+
+/// Flags of every worker here.
+const FLAGS: [(&str, &str); 5] =
+    [("threads", "1"), ("ctx-size", "4096"), ("parallel", "1"), ("flash-attn", "off"), ("cache-ram", "64")];
+
+/// Returns the memory that a model takes of the machine. Units: bytes.
+fn memory_of(model: &Path) -> anyhow::Result<u64> {
+    let mut command = std::process::Command::new(bin_dir()?.join("warmpath-worker"));
+    command.args(FLAGS.map(|(flag, value)| format!("--{flag}={value}"))).arg("--print-memory").arg("-m").arg(model);
+    let projection: MemoryProjection = serde_json::from_slice(&command.output()?.stdout)?;
+    let ram = projection.devices.iter().find(|device| device.device == RAM);
+    Ok(ram.context("the machine's memory")?.bytes)
+}
+
+/// Returns a command with the models `a` and `b`, memory for one of them, and their files in a folder.
+fn warmpath(command: &str, dir: &Path, further_preset: &str) -> anyhow::Result<Command> {
+    let (a, b) = (made_model(Preset::Tiny, 1)?, made_model(Preset::TinyKeys, 1)?);
+    let flags = FLAGS.map(|(flag, value)| format!("{flag} = {value}\n")).concat();
+    let preset = format!(
+        "version = 1\n[*]\n{flags}[a]\nmodel = {}\nalias = first\n[b]\nmodel = {}\n{further_preset}",
+        a.display(),
+        b.display()
+    );
+    std::fs::write(dir.join("models.ini"), preset)?;
+    let mut warmpath = Command::new(bin_dir()?.join("warmpath"));
+    // Each of them fits, and both together do not.
+    let memory_mib = (memory_of(&a)?.max(memory_of(&b)?) * 3 / 2) >> 20;
+    warmpath.args([command, "--models-memory", &memory_mib.to_string(), "--models-preset"]).arg(dir.join("models.ini"));
+    warmpath.arg("--models-cache").arg(dir.join("kv"));
+    Ok(warmpath)
+}
+
+fn free_address() -> anyhow::Result<String> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string())
+}
+
+/// Returns the demand of a router with one request.
+fn demand(model: &str) -> Value {
+    json!(Demand { model: model.to_owned(), router: "test".to_owned(), n_waiting: 1, oldest_wait_ms: 0 })
+}
+
+/// Returns a conversation that begins with about a thousand tokens.
+fn conversation(topic: &str) -> Vec<Message> {
+    let text = (0..120).map(|n| format!("{topic} number {n} is one of many.")).collect::<Vec<_>>().join(" ");
+    vec![Message::new("user", text)]
+}
+
+fn has_temporary_files(folder: &Path) -> bool {
+    let name = |entry: walkdir::DirEntry| entry.file_name().to_string_lossy().into_owned();
+    walkdir::WalkDir::new(folder).into_iter().flatten().map(name).any(|name| name.ends_with(".tmp"))
+}
+
+#[tokio::test]
+async fn a_conversation_is_warm_after_its_model_has_left_for_another() -> anyhow::Result<()> {
+    let host = Host::start("").await?;
+    let mut messages = conversation("Bicycle");
+    let first = host.ask("first", &messages).await?;
+    ensure!(first.prompt_tokens > 500 && first.cached_tokens == 0, "{first:?}");
+    host.ask("b", &conversation("Library")).await?;
+    ensure!(host.state("a").await?.worker_url().is_none(), "one model is loaded at a time");
+    messages.push(Message::new("assistant", first.text));
+    messages.push(Message::new("user", "And the last one?"));
+    let second = host.ask("a", &messages).await?;
+    let reused = second.cached_tokens as f64 / first.prompt_tokens as f64;
+    ensure!(reused >= 0.95, "{} of {} tokens", second.cached_tokens, first.prompt_tokens);
+    let HostSummary { memory, models, .. } = host.summary().await?;
+    let ModelState::Loadable { memory_bytes, .. } = models[1].state else { anyhow::bail!("{models:?}") };
+    ensure!(memory[0].device == RAM && memory[0].free_bytes < memory_bytes, "both do not fit: {memory:?} {models:?}");
+    let kv = host.dir.path().join("kv");
+    ensure!(kv.join("a").is_dir() && kv.join("b").is_dir() && !has_temporary_files(&kv));
+    let log = host.end().await?;
+    ensure!(log.contains("warmpath: a is loaded") && !log.contains("some chunks were not written"), "{log}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_worker_that_crashes_is_reported_and_started_again() -> anyhow::Result<()> {
+    let host = Host::start("").await?;
+    let before = host.loaded("a").await?;
+    host.crash("a").await?;
+    let after = host.loaded("a").await?;
+    ensure!(before != after, "another process has another port");
+    host.ask("a", &conversation("Bicycle")).await?;
+    host.crash("a").await?;
+    let ModelState::Impossible { reason, retry_ms } = host.state("a").await? else {
+        anyhow::bail!("a second crash within a minute is followed by a pause");
+    };
+    ensure!(reason.contains("signal: 9") && retry_ms.is_some_and(|ms| ms <= 1_000), "{reason} {retry_ms:?}");
+    host.loaded("a").await?;
+    let log = host.end().await?;
+    ensure!(log.contains("warmpath: a: its worker ended: signal: 9"), "{log}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_model_that_cannot_be_loaded_says_why_and_disturbs_no_other() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let damaged = folder.path().join("damaged.gguf");
+    std::fs::write(&damaged, &std::fs::read(made_model(Preset::Tiny, 1)?)?[..1000])?;
+    let wrong_flag = format!("[wrong]\nmodel = {}\nslotz = 1", made_model(Preset::Tiny, 1)?.display());
+    let host = Host::start(&format!("[damaged]\nmodel = {}\n{wrong_flag}", damaged.display())).await?;
+    let worker = host.loaded("a").await?;
+    let impossible = async |name: &str| {
+        let reason = async |summary: &HostSummary| match &summary.model(name)?.state {
+            ModelState::Impossible { reason, .. } => Some(reason.clone()),
+            _ => None,
+        };
+        host.until("the refusal", reason).await
+    };
+    let reason = impossible("damaged").await?;
+    ensure!(reason.contains("damaged.gguf") && !reason.contains(&*folder.path().to_string_lossy()), "{reason}");
+    ensure!(impossible("wrong").await?.contains("slotz"));
+    ensure!(host.post(DEMAND_PATH, &demand("damaged")).await?.status().is_success());
+    ensure!(host.state("a").await?.worker_url() == Some(&worker), "nothing leaves for it");
+    let unknown = host.post(LOAD_PATH, &json!(ModelName { model: "c".to_owned() })).await?;
+    ensure!(unknown.status() == 404, "{unknown:?}");
+    let error: Value = unknown.json().await?;
+    ensure!(error["error"]["code"] == "model_not_found" && error["error"]["param"] == "model", "{error}");
+    host.end().await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn models_are_loaded_and_unloaded_by_hand_and_the_catalogue_is_read_again() -> anyhow::Result<()> {
+    let host = Host::start("").await?;
+    let mut events = host.http.get(format!("{}{EVENTS_PATH}", host.url)).send().await?.error_for_status()?;
+    let first = events.chunk().await?.context("an event")?;
+    ensure!(first.starts_with(b"data: {\"host\":"), "{first:?}");
+    let named = json!(ModelName { model: "first".to_owned() });
+    ensure!(host.post(LOAD_PATH, &named).await?.status().is_success());
+    let is_loaded =
+        async |summary: &HostSummary| matches!(summary.model("a")?.state, ModelState::Loaded { .. }).then_some(());
+    host.until("the load", is_loaded).await?;
+    ensure!(host.post(UNLOAD_PATH, &named).await?.status().is_success());
+    let is_unloaded =
+        async |summary: &HostSummary| matches!(summary.model("a")?.state, ModelState::Loadable { .. }).then_some(());
+    host.until("the end", is_unloaded).await?;
+    let preset = host.dir.path().join("models.ini");
+    let text = std::fs::read_to_string(&preset)?;
+    std::fs::write(&preset, text.clone() + "\n[c]\nttl = never")?;
+    let refused: Value = host.post(RELOAD_PATH, &Value::Null).await?.json().await?;
+    let message = refused["error"]["message"].as_str().unwrap_or_default();
+    ensure!(message.contains("section [c], key `ttl`") || message.contains("section [c]: it has neither"), "{refused}");
+    std::fs::write(&preset, text.replace("[b]", "[c]"))?;
+    let summary: HostSummary = host.post(RELOAD_PATH, &Value::Null).await?.json().await?;
+    ensure!(summary.model("b").is_none() && summary.model("c").is_some(), "{summary:?}");
+    host.loaded("c").await?;
+    host.end().await?;
+    Ok(())
+}
