@@ -127,10 +127,10 @@ pub async fn run(args: &BusyArgs) -> anyhow::Result<()> {
     for &scenario in scenarios {
         let cgroup = (scenario == Scenario::Limit).then(|| Cgroup::make(Controller::Processors)).transpose()?;
         for &n_streams in &args.streams {
-            measure(args, (scenario, n_streams), (&contenders, cgroup.as_ref()), &mut figures).await?;
+            measure(args, scenario, n_streams, &contenders, cgroup.as_ref(), &mut figures).await?;
         }
     }
-    args.figures.show(&figures, ("situation", "server"))
+    args.figures.show(&figures, "situation", "server")
 }
 
 /// Returns the servers to compare. The first start of a worker decides about attention and buffers, on the quiet
@@ -178,8 +178,10 @@ impl Contender {
 /// Measures all contenders alone and in a scenario.
 async fn measure(
     args: &BusyArgs,
-    (scenario, n_streams): (Scenario, u32),
-    (contenders, cgroup): (&[Contender], Option<&Cgroup>),
+    scenario: Scenario,
+    n_streams: u32,
+    contenders: &[Contender],
+    cgroup: Option<&Cgroup>,
     figures: &mut Figures,
 ) -> anyhow::Result<()> {
     let n_processors = std::thread::available_parallelism()?.get() as f64;
@@ -203,14 +205,14 @@ async fn measure(
     let (mut alone, mut busy) = (vec![Rates::default(); running.len()], vec![Rates::default(); running.len()]);
     for round in 0..args.rounds.max(1) {
         for (kind, rates) in running.iter().zip(&mut alone) {
-            rates.measure(&kind.clients[..1], (2 * round, n_streams)).await?;
+            rates.measure(&kind.clients[..1], 2 * round, n_streams).await?;
         }
         let loops = Loops::start(if scenario == Scenario::Loops { args.loops } else { 0 })?;
         if let Some(cgroup) = cgroup {
             cgroup.limit_processors(args.limit)?;
         }
         for (kind, rates) in running.iter().zip(&mut busy) {
-            rates.measure(&kind.clients, (2 * round + 1, n_streams)).await?;
+            rates.measure(&kind.clients, 2 * round + 1, n_streams).await?;
         }
         cgroup.map_or(Ok(()), Cgroup::lift_limit)?;
         drop(loops);
@@ -247,7 +249,7 @@ impl Rates {
     }
 
     /// Adds the rates of a server while all others of its kind compute the same. The prompts of each round are new.
-    async fn measure(&mut self, clients: &[ChatClient], (round, n_streams): (usize, u32)) -> anyhow::Result<()> {
+    async fn measure(&mut self, clients: &[ChatClient], round: usize, n_streams: u32) -> anyhow::Result<()> {
         let ask = async |client: &ChatClient, n_tokens, other_text| {
             let asked = (0..n_streams).map(|stream| async move {
                 let text = words(round as u64 * 1000 + other_text + u64::from(stream), PROMPT_WORDS);

@@ -83,7 +83,7 @@ const CALM: (f64, f64, f64) = (0.1, 6.0, 30.0);
 /// Errors: a broken invariant; a process that does not start; an interrupt.
 pub async fn run(args: &ChaosArgs) -> anyhow::Result<()> {
     let bin_dir = bin_dir(args.bin_dir.as_deref())?;
-    let network = Network::of(args.network, (args.workers.into(), args.routers.into()))?;
+    let network = Network::of(args.network, args.workers.into(), args.routers.into())?;
     let site = Site::prepare(network, bin_dir)?;
     let setting = tables::Setting::of(args, &site);
     let own = args.clone();
@@ -145,9 +145,9 @@ async fn drive(args: &ChaosArgs, site: Site) -> anyhow::Result<Verdict> {
     bar.set_message("reference");
     let began = Instant::now();
     let reference = site.start_reference().await?;
-    let scripts = cases::make(&reference, (args.seed, args.answer_tokens), &bar).await?;
+    let scripts = cases::make(&reference, args.seed, args.answer_tokens, &bar).await?;
     drop(reference);
-    let mut fleet = Fleet::start(site, (args.workers.into(), args.routers.into())).await?;
+    let mut fleet = Fleet::start(site, args.workers.into(), args.routers.into()).await?;
     let (n_cases, prepared_s) = (cases::n_cases(), began.elapsed().as_secs_f64());
     bar.suspend(|| eprintln!("{n_cases} reference answers, and a fleet, in {prepared_s:.0} s"));
     let start = Instant::now();
@@ -162,14 +162,14 @@ async fn drive(args: &ChaosArgs, site: Site) -> anyhow::Result<Verdict> {
     let total = calm * 2 + Duration::from_secs_f64(faulty_s);
     let showing = tokio::spawn(show(Arc::clone(&load), bar.clone(), total));
     let clients: Vec<_> =
-        (0..args.streams).map(|number| tokio::spawn(Arc::clone(&load).client((args.seed, number)))).collect();
+        (0..args.streams).map(|number| tokio::spawn(Arc::clone(&load).client(args.seed, number))).collect();
     let watching = tokio::spawn(gauges::watch(Arc::clone(&load)));
     tokio::time::sleep(calm).await;
     let from = Instant::now();
     let mut happened = Vec::new();
     let until = from + Duration::from_secs_f64(faulty_s);
     let mut striking = Striking { args, fleet: &mut fleet, load: &load };
-    let failure = striking.until((until, faults), &mut happened).await.err().map(|error| format!("{error:#}"));
+    let failure = striking.until(until, faults, &mut happened).await.err().map(|error| format!("{error:#}"));
     let to = Instant::now();
     tokio::time::sleep(calm).await;
     let end = Instant::now();
@@ -213,11 +213,7 @@ impl Striking<'_> {
     /// Causes one fault after the other, each kind as often as the others, in random order.
     ///
     /// Errors: a process ended by itself, or did not end or restart when it should.
-    async fn until(
-        &mut self,
-        (until, faults): (Instant, Vec<Fault>),
-        happened: &mut Vec<Happened>,
-    ) -> anyhow::Result<()> {
+    async fn until(&mut self, until: Instant, faults: Vec<Fault>, happened: &mut Vec<Happened>) -> anyhow::Result<()> {
         let mut rng = ChaCha8Rng::seed_from_u64(self.args.seed);
         let every = Duration::from_secs_f64(self.args.every);
         let mut deck: Vec<Fault> = Vec::new();

@@ -64,16 +64,15 @@ impl Answers {
     pub fn record(&self, fleet: &str, figures: &mut Figures) {
         let (row, summary) = (Row::new("", fleet), self.summary());
         let requests_per_s = self.answers.len() as f64 / self.took.as_secs_f64();
-        for (measure, value) in [
-            (Measure::higher("requests/s", Unit::RequestsPerS), requests_per_s),
-            (Measure::higher("prefix hit ratio", Unit::Share), summary.prefix_hit_ratio),
-            (Measure::lower("TTFT p50", Unit::Ms), summary.ttft_ms_p50),
-            (Measure::lower("TTFT p95", Unit::Ms), summary.ttft_ms_p95),
-            (Measure::lower("TTFT p99", Unit::Ms), summary.ttft_ms_p99),
-            (Measure::lower("TPOT p50", Unit::Ms), summary.tpot_ms_p50),
-        ] {
-            figures.add(&row, measure, &[value]);
-        }
+        let samples = [
+            Measure::higher("requests/s", Unit::RequestsPerS).sample(requests_per_s),
+            Measure::higher("prefix hit ratio", Unit::Share).sample(summary.prefix_hit_ratio),
+            Measure::lower("TTFT p50", Unit::Ms).sample(summary.ttft_ms_p50),
+            Measure::lower("TTFT p95", Unit::Ms).sample(summary.ttft_ms_p95),
+            Measure::lower("TTFT p99", Unit::Ms).sample(summary.ttft_ms_p99),
+            Measure::lower("TPOT p50", Unit::Ms).sample(summary.tpot_ms_p50),
+        ];
+        figures.add_samples(&row, samples);
         figures.answers.extend(self.answers.iter().map(|(at, answer)| Answered {
             fleet: fleet.to_owned(),
             at_s: at.as_secs_f64(),
@@ -104,7 +103,7 @@ pub async fn drive(clients: &[ChatClient], shape: &Shape) -> anyhow::Result<Answ
                     answers.push((started.elapsed(), answer));
                     bar.inc(1);
                 };
-                converse((shape, corpus), clients, (tenant, user), add).await?;
+                converse(shape, corpus, clients, tenant, user, add).await?;
                 anyhow::Ok(answers)
             }
         })
@@ -119,9 +118,11 @@ pub async fn drive(clients: &[ChatClient], shape: &Shape) -> anyhow::Result<Answ
 ///
 /// Errors: the first request that fails.
 pub(crate) async fn converse(
-    (shape, corpus): (&Shape, &Corpus),
+    shape: &Shape,
+    corpus: &Corpus,
     clients: &[ChatClient],
-    (tenant, user): (usize, usize),
+    tenant: usize,
+    user: usize,
     mut add: impl FnMut(Answer),
 ) -> anyhow::Result<()> {
     let seed = shape.seed * 1_000_000_000 + tenant as u64 * 10_000_000;

@@ -24,8 +24,8 @@ impl FiguresArgs {
     /// them to the file, if one is given.
     ///
     /// Errors: the file cannot be written.
-    pub fn show(&self, figures: &Figures, titles: (&str, &str)) -> anyhow::Result<()> {
-        figures.table(titles).print();
+    pub fn show(&self, figures: &Figures, case_title: &str, subject_title: &str) -> anyhow::Result<()> {
+        figures.table(case_title, subject_title).print();
         figures.notes.iter().for_each(|note| eprintln!("{note}"));
         self.write(figures)
     }
@@ -136,8 +136,8 @@ impl Row {
         Self { case: case.into(), size: None, subject: subject.into() }
     }
 
-    /// Returns the row of `subject` with a number of things, such as `("worker", 8)`.
-    pub fn of_size((thing, n): (&str, usize), subject: impl Into<String>) -> Self {
+    /// Returns the row of `subject` with a number of things, such as 8 `worker`s.
+    pub fn of_size(thing: &str, n: usize, subject: impl Into<String>) -> Self {
         let case = format!("{n} {thing}{}", if n == 1 { "" } else { "s" });
         Self { case, size: Some(n as f64), subject: subject.into() }
     }
@@ -165,11 +165,25 @@ impl Measure {
         Self { name: name.to_owned(), unit, better: Better::Higher }
     }
 
+    /// Returns a sample of the measure.
+    pub fn sample(self, value: f64) -> Sample {
+        Sample { measure: self, value }
+    }
+
     /// Returns the title of the column, with the unit.
     fn title(&self) -> String {
         let label = self.unit.label();
         if self.name.ends_with(label) { self.name.clone() } else { format!("{}, {label}", self.name) }
     }
+}
+
+/// Value of a measure in one round.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sample {
+    /// The measure.
+    pub measure: Measure,
+    /// Value, in the measure's unit.
+    pub value: f64,
 }
 
 /// Lowest and highest sample.
@@ -257,8 +271,13 @@ impl Figures {
         self.take(Figure::of(row.clone(), measure, samples));
     }
 
+    /// Adds a sample of each of several figures of a row.
+    pub fn add_samples(&mut self, row: &Row, samples: impl IntoIterator<Item = Sample>) {
+        samples.into_iter().for_each(|sample| self.add(row, sample.measure, &[sample.value]));
+    }
+
     /// Returns a table with a row for each case and subject, and a column for each measure.
-    pub fn table(&self, (case_title, subject_title): (&str, &str)) -> Table {
+    pub fn table(&self, case_title: &str, subject_title: &str) -> Table {
         let mut rows: Vec<&Row> = Vec::new();
         let mut measures: Vec<&Measure> = Vec::new();
         for figure in &self.figures {
@@ -320,7 +339,7 @@ mod tests {
 
     #[test]
     fn samples_of_one_figure_from_several_rounds_are_put_together() {
-        let (row, measure) = (Row::of_size(("worker", 8), "warmpath"), Measure::lower("look-up p50", Unit::Ns));
+        let (row, measure) = (Row::of_size("worker", 8, "warmpath"), Measure::lower("look-up p50", Unit::Ns));
         let mut figures = Figures::default();
         for samples in [[4.0, 1.0].as_slice(), &[f64::NAN], &[]] {
             let mut round = Figures { notes: vec!["quiet".to_owned()], ..Figures::default() };
@@ -332,7 +351,7 @@ mod tests {
         assert_eq!((figure.median, figure.samples.as_slice()), (3.0, [4.0, 1.0, 3.0].as_slice()));
         assert_eq!(figure.spread, Spread { lowest: 1.0, highest: 4.0 });
         assert_eq!((figure.row.case.as_str(), figures.notes.len()), ("8 workers", 1));
-        figures.add(&Row::of_size(("worker", 1), "warmpath"), measure, &[3.0]);
+        figures.add(&Row::of_size("worker", 1, "warmpath"), measure, &[3.0]);
         assert_eq!((figures.figures.len(), figures.figures[1].row.case.as_str()), (2, "1 worker"));
     }
 

@@ -10,7 +10,7 @@ mod changes;
 mod transfer;
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::Path;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
@@ -128,11 +128,11 @@ async fn compare(args: &FleetsArgs) -> anyhow::Result<()> {
         let shape = Shape { seed: args.shape.seed + round, ..args.shape.clone() };
         for contender in args.contenders() {
             let answers = match contender {
-                Contender::Warmpath { policy, n_routers } => ours(args, &shape, (policy, n_routers), &mut chosen).await,
+                Contender::Warmpath { policy, n_routers } => ours(args, &shape, policy, n_routers, &mut chosen).await,
                 Contender::LlamaServers(gateway) => {
                     let (llama_server, chosen) =
                         llama_server.as_ref().zip(chosen.as_ref()).context("ours ran first")?;
-                    theirs(args, &shape, (gateway, llama_server, chosen)).await
+                    theirs(args, &shape, gateway, llama_server, chosen).await
                 }
             };
             answers.with_context(|| contender.to_string())?.record(&contender.to_string(), &mut figures);
@@ -141,7 +141,7 @@ async fn compare(args: &FleetsArgs) -> anyhow::Result<()> {
     if let (Some(chosen), Some(_)) = (chosen, llama_server) {
         figures.notes.push(format!("llama-server gets {}", chosen.join(" ")));
     }
-    args.figures.show(&figures, ("", "fleet"))
+    args.figures.show(&figures, "", "fleet")
 }
 
 /// Returns the answers of our fleet, each turn through the next router, and stores the setting that its workers'
@@ -149,7 +149,8 @@ async fn compare(args: &FleetsArgs) -> anyhow::Result<()> {
 async fn ours(
     args: &FleetsArgs,
     shape: &Shape,
-    (policy, n_routers): (Policy, usize),
+    policy: Policy,
+    n_routers: usize,
     chosen: &mut Option<[String; 3]>,
 ) -> anyhow::Result<Answers> {
     let fleet = Fleet::start(args.fleet.spec(vec!["--policy".to_owned(), policy.to_string()])?).await?;
@@ -167,7 +168,9 @@ async fn ours(
 async fn theirs(
     args: &FleetsArgs,
     shape: &Shape,
-    (gateway, llama_server, chosen): (Gateway, &PathBuf, &[String]),
+    gateway: Gateway,
+    llama_server: &Path,
+    chosen: &[String],
 ) -> anyhow::Result<Answers> {
     let spec = args.fleet.spec(Vec::new())?;
     let flags = [&args.fleet.flags(), chosen].concat();

@@ -75,17 +75,17 @@ pub fn run(args: &IndexArgs) -> anyhow::Result<()> {
     let mut figures = Figures::default();
     rows.iter().for_each(|row| collect(row, &mut figures));
     args.figures.write(&figures)?;
-    let mut tables = figures.table(("fleet", "index")).to_string();
+    let mut tables = figures.table("fleet", "index").to_string();
     if args.resync_blocks > 0 {
         let resync = resync::measure(args.resync_blocks, args.seed);
-        tables.push_str(&format!("\n\n{}", resync_figures(&resync).table(("", "view"))));
+        tables.push_str(&format!("\n\n{}", resync_figures(&resync).table("", "view")));
     }
     args.output.print(&Report { rows }, &tables)
 }
 
 /// Adds one round's figures of an index with one fleet size.
 fn collect(row: &Row, figures: &mut Figures) {
-    let of = figures::Row::of_size(("worker", row.n_workers as usize), row.index.as_str());
+    let of = figures::Row::of_size("worker", row.n_workers as usize, row.index.as_str());
     let rate = |blocks_per_s: f64| [blocks_per_s / 1e6];
     figures.add(&of, Measure::lower("look-up p50", Unit::Ns), &[row.lookup_ns_p50 as f64]);
     figures.add(&of, Measure::lower("look-up p99", Unit::Ns), &[row.lookup_ns_p99 as f64]);

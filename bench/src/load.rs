@@ -166,7 +166,7 @@ pub async fn measure(args: &LoadArgs) -> anyhow::Result<Report> {
         Some(path) => Trace::read(path, args.block_tokens)?,
         None => args.shape.trace(MADE_REQUESTS, args.seed)?,
     };
-    let requests = Requests::new(trace, args.text.corpus()?, (args.scale, args.seed))?;
+    let requests = Requests::new(trace, args.text.corpus()?, args.scale, args.seed)?;
     let n_requests = match (args.requests, args.duration) {
         (Some(n), _) => Some(usize::try_from(n)?),
         (None, Some(_)) => None,
@@ -272,22 +272,22 @@ fn bar(n_requests: Option<usize>) -> anyhow::Result<ProgressBar> {
 }
 
 fn rate(text: &str) -> Result<f64, String> {
-    number(text, (0.001, 100_000.0))
+    number(text, 0.001, 100_000.0)
 }
 
 fn factor(text: &str) -> Result<f64, String> {
-    number(text, (0.0001, 10_000.0))
+    number(text, 0.0001, 10_000.0)
 }
 
 fn share(text: &str) -> Result<f64, String> {
-    number(text, (0.0001, 1.0))
+    number(text, 0.0001, 1.0)
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
-    number(text, (0.001, 1e7)).map(Duration::from_secs_f64)
+    number(text, 0.001, 1e7).map(Duration::from_secs_f64)
 }
 
-fn number(text: &str, (min, max): (f64, f64)) -> Result<f64, String> {
+fn number(text: &str, min: f64, max: f64) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|error| format!("{error}"))?;
     if (min..=max).contains(&number) { Ok(number) } else { Err(format!("it must be from {min} to {max}")) }
 }

@@ -84,6 +84,12 @@ impl fmt::Display for Freshness {
     }
 }
 
+/// A server that is measured.
+struct Target {
+    name: String,
+    url: String,
+}
+
 /// Figures that wrk reports.
 #[derive(Debug, Deserialize)]
 struct Measured {
@@ -118,17 +124,17 @@ pub async fn run(args: &OverheadArgs) -> anyhow::Result<()> {
     for gateway in &args.against {
         gateways.push((*gateway, gateway.start(&addresses).await.with_context(|| format!("starting {gateway}"))?));
     }
-    let mut targets =
-        vec![("nothing".to_owned(), workers[0].clone()), ("warmpath-router".to_owned(), router.base_url())];
+    let target = |name: &str, url: String| Target { name: name.to_owned(), url };
+    let mut targets = vec![target("nothing", workers[0].clone()), target("warmpath-router", router.base_url())];
     if let Some(router) = &without_failover {
-        targets.push((format!("warmpath-router {}", WITHOUT_FAILOVER.join(" ")), router.base_url()));
+        targets.push(target(&format!("warmpath-router {}", WITHOUT_FAILOVER.join(" ")), router.base_url()));
     }
-    targets.extend(gateways.iter().map(|(gateway, running)| (gateway.to_string(), running.base_url())));
-    let measured = measure_all(args, &targets, (likeness.model_name(), folder.path())).await;
+    targets.extend(gateways.iter().map(|(gateway, running)| target(&gateway.to_string(), running.base_url())));
+    let measured = measure_all(args, &targets, likeness.model_name(), folder.path()).await;
     for (_, running) in gateways {
         running.stop().await?;
     }
-    args.figures.show(&measured?, ("chat", "through"))
+    args.figures.show(&measured?, "chat", "through")
 }
 
 fn address(url: &str) -> anyhow::Result<SocketAddr> {
@@ -147,29 +153,24 @@ async fn start_router(bin_dir: &Path, workers: &[String], flags: &[&str]) -> any
     Ok(router)
 }
 
-async fn measure_all(
-    args: &OverheadArgs,
-    targets: &[(String, String)],
-    (model, folder): (&str, &Path),
-) -> anyhow::Result<Figures> {
+async fn measure_all(args: &OverheadArgs, targets: &[Target], model: &str, folder: &Path) -> anyhow::Result<Figures> {
     let mut figures = Figures::default();
     let corpus = args.text.corpus()?;
     for &kib in &args.sizes {
         for history in [Freshness::Seen, Freshness::New] {
             let script = folder.join(format!("{kib}-{history}.lua"));
-            std::fs::write(&script, lua_script(&body((model, args.stream_tokens), (kib << 10, history), &corpus)))?;
+            std::fs::write(&script, lua_script(&body(model, args.stream_tokens, kib << 10, history, &corpus)))?;
             for _ in 0..args.rounds.max(1) {
-                for (through, url) in targets {
-                    let measured = wrk(args, &script, url).await.with_context(|| format!("through {through}"))?;
-                    anyhow::ensure!(measured.n_failed == 0, "{} requests through {through} failed", measured.n_failed);
-                    let row = Row::new(format!("{kib} KiB, {history}"), through.as_str());
-                    for (measure, value) in [
-                        (Measure::higher("requests/s", Unit::RequestsPerS), measured.requests_per_s),
-                        (Measure::lower("latency p50", Unit::Ms), measured.latency_us_p50 / 1e3),
-                        (Measure::lower("latency p99", Unit::Ms), measured.latency_us_p99 / 1e3),
-                    ] {
-                        figures.add(&row, measure, &[value]);
-                    }
+                for Target { name, url } in targets {
+                    let measured = wrk(args, &script, url).await.with_context(|| format!("through {name}"))?;
+                    anyhow::ensure!(measured.n_failed == 0, "{} requests through {name} failed", measured.n_failed);
+                    let row = Row::new(format!("{kib} KiB, {history}"), name.as_str());
+                    let samples = [
+                        Measure::higher("requests/s", Unit::RequestsPerS).sample(measured.requests_per_s),
+                        Measure::lower("latency p50", Unit::Ms).sample(measured.latency_us_p50 / 1e3),
+                        Measure::lower("latency p99", Unit::Ms).sample(measured.latency_us_p99 / 1e3),
+                    ];
+                    figures.add_samples(&row, samples);
                 }
             }
         }
@@ -190,7 +191,7 @@ async fn wrk(args: &OverheadArgs, script: &Path, url: &str) -> anyhow::Result<Me
 
 /// Returns a chat of about `n_bytes`, with a placeholder where each request has new text; its answer is a stream of
 /// `stream_tokens` unless that is 0.
-fn body((model, stream_tokens): (&str, u32), (n_bytes, history): (usize, Freshness), corpus: &Corpus) -> String {
+fn body(model: &str, stream_tokens: u32, n_bytes: usize, history: Freshness, corpus: &Corpus) -> String {
     let n_messages = (n_bytes / MESSAGE_BYTES).max(2);
     let bytes_each = n_bytes / n_messages;
     let message = |n: usize| {
@@ -246,7 +247,7 @@ mod tests {
     fn a_chat_is_json_of_about_its_size_and_new_where_it_says() {
         for (history, n_new) in [(Freshness::Seen, 1), (Freshness::New, 16)] {
             let made = TextKind::Made.corpus().expect("nothing is fetched");
-            let body = body(("m", 0), (32 << 10, history), &made);
+            let body = body("m", 0, 32 << 10, history, &made);
             assert_eq!(body.matches(MARK).count(), n_new);
             assert!((24 << 10..36 << 10).contains(&body.len()), "{}", body.len());
             let body: Value = serde_json::from_str(&body.replace(MARK, "17")).expect("JSON");

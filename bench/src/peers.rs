@@ -196,8 +196,8 @@ impl Gateway {
         let address = free_address()?;
         let folder = tempfile::tempdir()?;
         let mut server = match self {
-            Self::NginxRoundRobin => nginx(address, folder.path(), ("", workers)).await?,
-            Self::NginxLeastConn => nginx(address, folder.path(), ("least_conn;", workers)).await?,
+            Self::NginxRoundRobin => nginx(address, folder.path(), "", workers).await?,
+            Self::NginxLeastConn => nginx(address, folder.path(), "least_conn;", workers).await?,
             Self::Smg => smg(address, workers).await?,
         };
         server.answers("/v1/models", READY_TIMEOUT).await?;
@@ -226,9 +226,9 @@ pub fn free_address() -> anyhow::Result<SocketAddr> {
     Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?)
 }
 
-async fn nginx(address: SocketAddr, folder: &Path, (policy, workers): (&str, &[SocketAddr])) -> anyhow::Result<Server> {
+async fn nginx(address: SocketAddr, folder: &Path, policy: &str, workers: &[SocketAddr]) -> anyhow::Result<Server> {
     let config = folder.join("nginx.conf");
-    std::fs::write(&config, nginx_config(address, folder, (policy, workers)))?;
+    std::fs::write(&config, nginx_config(address, folder, policy, workers))?;
     let args = ["-p", &folder.display().to_string(), "-c", &config.display().to_string()].map(str::to_owned);
     Server::start_at("nginx", &peer("nginx"), &args, address).await
 }
@@ -237,7 +237,7 @@ async fn nginx(address: SocketAddr, folder: &Path, (policy, workers): (&str, &[S
 ///
 /// llama-server closes a persistent connection after 5 s without a request; if nginx uses one at that moment, it tries
 /// again.
-fn nginx_config(address: SocketAddr, folder: &Path, (policy, workers): (&str, &[SocketAddr])) -> String {
+fn nginx_config(address: SocketAddr, folder: &Path, policy: &str, workers: &[SocketAddr]) -> String {
     let servers: String = workers.iter().map(|worker| format!("server {worker};")).collect();
     let folder = folder.display();
     format!(
@@ -313,7 +313,7 @@ mod tests {
         let addresses: Vec<SocketAddr> =
             ["127.0.0.1:1", "127.0.0.1:2"].iter().map(|address| address.parse().expect("an address")).collect();
         let config =
-            nginx_config("127.0.0.1:9".parse().expect("an address"), Path::new("/f"), ("least_conn;", &addresses));
+            nginx_config("127.0.0.1:9".parse().expect("an address"), Path::new("/f"), "least_conn;", &addresses);
         assert!(
             config.contains("upstream workers { least_conn; server 127.0.0.1:1;server 127.0.0.1:2; keepalive"),
             "{config}"

@@ -18,7 +18,7 @@ use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
 
 /// Returns the picture of a number.
-pub fn picture(seed: u64, (width, height): (u32, u32)) -> RgbImage {
+pub fn picture(seed: u64, width: u32, height: u32) -> RgbImage {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut picture = RgbImage::new(width, height);
     rng.fill_bytes(&mut picture);
@@ -52,12 +52,12 @@ impl PictureServer {
     /// Starts a server of pictures of one size.
     ///
     /// Errors: the system refuses a port.
-    pub async fn start(size: (u32, u32)) -> std::io::Result<Self> {
+    pub async fn start(width: u32, height: u32) -> std::io::Result<Self> {
         let n_served = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&n_served);
         let answer = async move |Path(seed): Path<u64>| {
             counted.fetch_add(1, Ordering::Relaxed);
-            png(&picture(seed, size))
+            png(&picture(seed, width, height))
         };
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let host = listener.local_addr()?.to_string();

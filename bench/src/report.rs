@@ -79,7 +79,7 @@ pub async fn run(args: &ReportArgs) -> anyhow::Result<()> {
         }
     };
     let comparison = old.as_ref().map(|old| compare::compare(old, &results));
-    let page = write_page(&folders(args.out.as_deref(), &results).page, (&results, &path), comparison.as_ref())?;
+    let page = write_page(&folders(args.out.as_deref(), &results).page, &results, &path, comparison.as_ref())?;
     announce(&page, &path, comparison.as_ref());
     let failures: Vec<&str> = results.parts.iter().flat_map(|part| &part.failures).map(String::as_str).collect();
     ensure!(args.from.is_some() || failures.is_empty(), "not everything could be measured: {}", failures.join("; "));
@@ -114,7 +114,8 @@ fn folders(out: Option<&Path>, results: &Results) -> Folders {
 /// Errors: a file cannot be written.
 fn write_page(
     folder: &Path,
-    (results, path): (&Results, &Path),
+    results: &Results,
+    path: &Path,
     comparison: Option<&Comparison>,
 ) -> anyhow::Result<PathBuf> {
     let plots = plots::plots(results);

@@ -174,7 +174,7 @@ pub fn simulate(args: &SimArgs, policies: &[Policy]) -> anyhow::Result<Vec<Outco
     let outcome = |policy: &Policy| -> anyhow::Result<Outcome> {
         let scene = scene(*policy)?;
         let history = world::run(&trace, &scene);
-        Ok(outcome::outcome(&trace, &scene, (&history, lru), limit))
+        Ok(outcome::outcome(&trace, &scene, &history, lru, limit))
     };
     policies.iter().map(outcome).collect()
 }

@@ -67,7 +67,7 @@ pub async fn run(args: &SpeculationArgs) -> anyhow::Result<()> {
         let contenders = start(args, &mut programs, n_streams).await?;
         for scenario in args.scenarios() {
             match scenario {
-                Scenario::Mix => mix::run(&contenders, (n_rounds, n_streams)).await?,
+                Scenario::Mix => mix::run(&contenders, n_rounds, n_streams).await?,
                 Scenario::Sessions => sessions::run(&contenders, n_rounds).await?,
             }
         }

@@ -33,7 +33,7 @@ use self::scenario::Scenario;
 use self::shapes::Texts;
 use self::traffic::{Pass, Traffic};
 use crate::client::Message;
-use crate::figures::{Figures, FiguresArgs, Measure, Row};
+use crate::figures::{Figures, FiguresArgs, Row, Sample};
 use crate::peers;
 use crate::prompts::words;
 
@@ -114,6 +114,12 @@ struct Bench {
     repeat: u64,
 }
 
+/// Figures of a server in a scenario, and whether it reached the goals.
+struct Assessment {
+    samples: Vec<Sample>,
+    verdicts: Vec<Verdict>,
+}
+
 impl Bench {
     /// Runs a scenario, shows its table and adds it to the outcome.
     async fn run(&self, scenario: Scenario, outcome: &mut Outcome) {
@@ -156,7 +162,8 @@ impl Bench {
         let mut figures = Figures::default();
         for (contender, passes) in &passes {
             for pass in passes {
-                record(&mut figures, (scenario, *contender), Measured::of(std::slice::from_ref(pass)).measures());
+                let measured = Measured::of(std::slice::from_ref(pass));
+                figures.add_samples(&row(scenario, *contender), measured.samples());
             }
         }
         let measured = passes.iter().map(|(&contender, passes)| (contender, Measured::of(passes))).collect();
@@ -164,7 +171,7 @@ impl Bench {
             eprintln!("  the servers' answers differ, and so do the prompts that contain them");
         }
         let verdicts = goals::judge(scenario, &measured);
-        outcome.add("Reuse of the warm prompts in one pass:", figures, (scenario, verdicts));
+        outcome.add("Reuse of the warm prompts in one pass:", figures, scenario, verdicts);
     }
 
     async fn pass(&self, scenario: Scenario, contender: Contender, pass_idx: u64) -> anyhow::Result<Pass> {
@@ -195,7 +202,7 @@ impl Bench {
                     let mut figures = Figures::default();
                     throughput::record(load, &rates, &mut figures);
                     let verdicts = throughput::verdicts(load, &rates);
-                    outcome.add(throughput::TITLE, figures, (Scenario::Throughput, verdicts));
+                    outcome.add(throughput::TITLE, figures, Scenario::Throughput, verdicts);
                 }
                 Err(error) => outcome.fail(Scenario::Throughput, Contender::Worker, &error),
             }
@@ -209,7 +216,7 @@ impl Bench {
                     let mut figures = Figures::default();
                     constrained::record(n, &rates, &mut figures);
                     let verdicts = constrained::verdicts(n, &rates);
-                    outcome.add(constrained::TITLE, figures, (Scenario::Constrained, verdicts));
+                    outcome.add(constrained::TITLE, figures, Scenario::Constrained, verdicts);
                 }
                 Err(error) => outcome.fail(Scenario::Constrained, Contender::Worker, &error),
             }
@@ -219,28 +226,28 @@ impl Bench {
     async fn long_prompt(&self, outcome: &mut Outcome) {
         let measure = async |contender| {
             let waits = long_prompt::measure(&self.programs, contender, self.texts(0)).await?;
-            Ok((waits.measures(), waits.verdicts(contender)))
+            Ok(Assessment { samples: waits.samples(), verdicts: waits.verdicts(contender) })
         };
         let title = "What waits for a prompt of 3,584 tokens that is alone:";
-        self.compare(outcome, (Scenario::LongPrompt, title), measure).await;
+        self.compare(outcome, Scenario::LongPrompt, title, measure).await;
     }
 
     async fn restart(&self, outcome: &mut Outcome) {
         let measure = async |contender| {
             let restart = state::restart(&self.programs, contender, self.texts(0)).await?;
-            Ok((restart.measures(), restart.verdicts(contender)))
+            Ok(Assessment { samples: restart.samples(), verdicts: restart.verdicts(contender) })
         };
         let title = "Restart, the same conversations before and after:";
-        self.compare(outcome, (Scenario::Restart, title), measure).await;
+        self.compare(outcome, Scenario::Restart, title, measure).await;
     }
 
     async fn footprint(&self, outcome: &mut Outcome) {
         let measure = async |contender| {
             let footprint = state::footprint(&self.programs, contender, self.texts(0)).await?;
-            Ok((footprint.measures(), footprint.verdicts()))
+            Ok(Assessment { samples: footprint.samples(), verdicts: footprint.verdicts() })
         };
         let title = "Memory of 50 conversations that share a prefix of 2,000 tokens:";
-        self.compare(outcome, (Scenario::SharedRam50, title), measure).await;
+        self.compare(outcome, Scenario::SharedRam50, title, measure).await;
     }
 
     async fn settings(&self, outcome: &mut Outcome) {
@@ -248,7 +255,7 @@ impl Bench {
             Ok(regret) => {
                 let mut figures = Figures::default();
                 regret.record(&mut figures);
-                outcome.add(settings::TITLE, figures, (Scenario::Settings, regret.verdicts()));
+                outcome.add(settings::TITLE, figures, Scenario::Settings, regret.verdicts());
             }
             Err(error) => outcome.fail(Scenario::Settings, Contender::Worker, &error),
         }
@@ -258,29 +265,25 @@ impl Bench {
     async fn compare(
         &self,
         outcome: &mut Outcome,
-        (scenario, title): (Scenario, &'static str),
-        measure: impl AsyncFn(Contender) -> anyhow::Result<(Vec<(Measure, f64)>, Vec<Verdict>)>,
+        scenario: Scenario,
+        title: &'static str,
+        measure: impl AsyncFn(Contender) -> anyhow::Result<Assessment>,
     ) {
-        let (mut figures, mut all) = (Figures::default(), Vec::new());
+        let (mut figures, mut verdicts) = (Figures::default(), Vec::new());
         for contender in self.contenders(scenario) {
             match measure(contender).await {
-                Ok((measures, verdicts)) => {
-                    record(&mut figures, (scenario, contender), measures);
-                    all.extend(verdicts);
+                Ok(assessment) => {
+                    figures.add_samples(&row(scenario, contender), assessment.samples);
+                    verdicts.extend(assessment.verdicts);
                 }
                 Err(error) => outcome.fail(scenario, contender, &error),
             }
         }
-        outcome.add(title, figures, (scenario, all));
+        outcome.add(title, figures, scenario, verdicts);
     }
 }
 
-/// Adds a sample of each figure of a server in a scenario.
-fn record(
-    figures: &mut Figures,
-    (scenario, contender): (Scenario, Contender),
-    measures: impl IntoIterator<Item = (Measure, f64)>,
-) {
-    let row = Row::new(scenario.name(), contender.name());
-    measures.into_iter().for_each(|(measure, value)| figures.add(&row, measure, &[value]));
+/// Returns the row of a server in a scenario.
+fn row(scenario: Scenario, contender: Contender) -> Row {
+    Row::new(scenario.name(), contender.name())
 }

@@ -86,7 +86,7 @@ impl Subject for Chain {
         found
     }
 
-    fn read(answer: Vec<(u32, u32)>) -> Vec<(u32, u32)> {
+    fn read(answer: Self::Answer) -> Vec<(u32, u32)> {
         answer
     }
 

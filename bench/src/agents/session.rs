@@ -255,10 +255,10 @@ impl Session {
     fn functions(&self, schema: &str) -> Vec<Value> {
         let of = |(idx, tool): (u64, &ToolSize)| {
             if tool.nested == 0 {
-                return self.function((format!("tool_{idx}"), 1000 + idx), tool.chars, schema);
+                return self.function(format!("tool_{idx}"), 1000 + idx, tool.chars, schema);
             }
             let nested = (0..u64::from(tool.nested)).map(|nth| {
-                let mut function = self.function((format!("nested_{nth}"), 2000 + nth), tool.chars, schema);
+                let mut function = self.function(format!("nested_{nth}"), 2000 + nth, tool.chars, schema);
                 function["type"] = json!("function");
                 function
             });
@@ -269,7 +269,7 @@ impl Session {
 
     /// Returns a function whose JSON has about `chars` characters: half of it describes the function, half its
     /// argument.
-    fn function(&self, (name, idx): (String, u64), chars: u32, schema: &str) -> Value {
+    fn function(&self, name: String, idx: u64, chars: u32, schema: &str) -> Value {
         /// Characters of a function's JSON without its texts.
         const FRAME_CHARS: u32 = 180;
         let half = chars.saturating_sub(FRAME_CHARS) / 2;

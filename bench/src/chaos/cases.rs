@@ -195,11 +195,7 @@ fn session(idx: usize, seed: u64) -> ShortSession {
 /// Makes the scripts of a seed and asks the reference worker for every answer.
 ///
 /// Errors: the reference fails, or breaks the schema.
-pub async fn make(
-    reference: &Server,
-    (seed, answer_tokens): (u64, u32),
-    bar: &ProgressBar,
-) -> anyhow::Result<Vec<Script>> {
+pub async fn make(reference: &Server, seed: u64, answer_tokens: u32, bar: &ProgressBar) -> anyhow::Result<Vec<Script>> {
     let http = reqwest::Client::builder().no_proxy().build()?;
     bar.set_length(n_cases());
     let mut scripts = Vec::new();
@@ -212,7 +208,8 @@ pub async fn make(
             for turn in 0..kind.n_turns(&history.session) {
                 let question = words(seed + 1 + turn as u64, USER_WORDS);
                 history.messages.push(json!({"role": "user", "content": question}));
-                let case = case(&http, (reference, kind), kind.request(&history, answer_tokens)).await?;
+                let (path, body) = kind.request(&history, answer_tokens);
+                let case = case(&http, reference, kind, path, body).await?;
                 history.messages.push(json!({"role": "assistant", "content": case.expected.texts.concat()}));
                 cases.push(case);
                 bar.inc(1);
@@ -232,8 +229,10 @@ pub fn n_cases() -> u64 {
 /// Asks the reference worker; the case is the same request, streamed if its kind is.
 async fn case(
     http: &reqwest::Client,
-    (reference, kind): (&Server, Kind),
-    (path, mut body): (&'static str, Value),
+    reference: &Server,
+    kind: Kind,
+    path: &'static str,
+    mut body: Value,
 ) -> anyhow::Result<Case> {
     let response = http.post(format!("{}{path}", reference.base_url())).json(&body).send().await?;
     let (status, text) = (response.status(), response.text().await?);

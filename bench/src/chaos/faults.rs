@@ -121,7 +121,7 @@ impl Fault {
             Self::Slow => slow_down(fleet, worker).await?,
             Self::Lie => {
                 let other = (worker + rng.random_range(1..fleet.workers.len())) % fleet.workers.len();
-                return lie(fleet, (worker, other)).await;
+                return lie(fleet, worker, other).await;
             }
             Self::LowMemory => return starve(fleet, worker).await,
             Self::RollWorkers => return roll_workers(fleet).await,
@@ -165,7 +165,7 @@ async fn slow_down(fleet: &Fleet, worker: usize) -> anyhow::Result<()> {
 }
 
 /// Puts a proxy at a worker's address that announces another worker's blocks, too.
-async fn lie(fleet: &mut Fleet, (worker, other): (usize, usize)) -> anyhow::Result<String> {
+async fn lie(fleet: &mut Fleet, worker: usize, other: usize) -> anyhow::Result<String> {
     let address = fleet.workers[worker].address();
     fleet.drain_worker(worker).await?;
     let listener = fleet.site.network.listen(Place::Worker(worker), address)?;

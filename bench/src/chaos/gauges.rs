@@ -24,8 +24,17 @@ pub struct Gauge {
     pub threads: u64,
 }
 
+/// Figures of a process and the time at which they were read.
+#[derive(Debug, Clone, Copy)]
+pub struct Sample {
+    /// Time.
+    pub at: Instant,
+    /// Figures.
+    pub gauge: Gauge,
+}
+
 /// Samples of each process, by its name.
-pub type Samples = BTreeMap<String, Vec<(Instant, Gauge)>>;
+pub type Samples = BTreeMap<String, Vec<Sample>>;
 
 /// Samples the running processes until the load is over.
 pub async fn watch(load: Arc<Load>) -> Samples {
@@ -35,7 +44,7 @@ pub async fn watch(load: Arc<Load>) -> Samples {
         ticks.tick().await;
         for (name, pid) in load.state.running() {
             if let Some(gauge) = read(pid) {
-                samples.entry(name).or_default().push((Instant::now(), gauge));
+                samples.entry(name).or_default().push(Sample { at: Instant::now(), gauge });
             }
         }
     }

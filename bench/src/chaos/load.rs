@@ -169,7 +169,7 @@ impl Load {
     /// Runs scripts until the load is over; the client's number and the seed choose them.
     ///
     /// Errors: no HTTP client can be made.
-    pub async fn client(self: Arc<Self>, (seed, number): (u64, usize)) -> anyhow::Result<()> {
+    pub async fn client(self: Arc<Self>, seed: u64, number: usize) -> anyhow::Result<()> {
         let mut rng = ChaCha8Rng::seed_from_u64(seed.wrapping_mul(1_000).wrapping_add(number as u64));
         let http = reqwest::Client::builder().no_proxy().build()?;
         while !self.is_over.load(Ordering::Relaxed) {
@@ -178,7 +178,7 @@ impl Load {
                 let n_events = rng.random_range(1..=EVENTS_BEFORE_LEAVING_MAX);
                 let leaves_after = if script.kind == Kind::Cancelled { n_events } else { usize::MAX };
                 let first_router = rng.random_range(0..self.state.routers.len());
-                let record = self.ask(&http, (script.kind, case), (leaves_after, first_router)).await;
+                let record = self.ask(&http, script.kind, case, leaves_after, first_router).await;
                 let is_good = record.outcome.is_good();
                 if !is_good {
                     self.bar.suspend(|| eprintln!("{}", record.complaint(self.start)));
@@ -196,8 +196,10 @@ impl Load {
     async fn ask(
         &self,
         http: &reqwest::Client,
-        (kind, case): (Kind, &Case),
-        (leaves_after, first_router): (usize, usize),
+        kind: Kind,
+        case: &Case,
+        leaves_after: usize,
+        first_router: usize,
     ) -> Record {
         let sent = Instant::now();
         let mut record = Record {
@@ -216,7 +218,7 @@ impl Load {
             let router = (first_router + record.n_passed_on as usize) % self.state.routers.len();
             let before = self.state.router(router);
             let url = self.state.routers[router].as_str();
-            let exchanging = exchange(http, (url, case), leaves_after, &mut record);
+            let exchanging = exchange(http, url, case, leaves_after, &mut record);
             let exchanged = timeout(DEADLINE.saturating_sub(sent.elapsed()), exchanging).await;
             let now = self.state.router(router);
             let is_killed = now.n_kills != before.n_kills;
@@ -256,7 +258,8 @@ fn judge(exchange: Exchange, expected: &Said) -> (Outcome, String) {
 /// Sends a request to one router and reads the response.
 async fn exchange(
     http: &reqwest::Client,
-    (router, case): (&str, &Case),
+    router: &str,
+    case: &Case,
     leaves_after: usize,
     record: &mut Record,
 ) -> Exchange {

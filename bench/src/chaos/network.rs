@@ -64,7 +64,7 @@ impl Network {
     /// Returns the network for this many processes.
     ///
     /// Errors: namespaces are requested and cannot be made.
-    pub fn of(choice: Choice, (n_workers, n_routers): (usize, usize)) -> anyhow::Result<Self> {
+    pub fn of(choice: Choice, n_workers: usize, n_routers: usize) -> anyhow::Result<Self> {
         let places = (0..n_workers).map(Place::Worker).chain((0..n_routers).map(Place::Router));
         let places: Vec<Place> = std::iter::once(Place::Reference).chain(places).collect();
         match choice {

@@ -97,7 +97,7 @@ impl Site {
     pub async fn start_reference(&self) -> anyhow::Result<Server> {
         let mut flags = self.worker_flags(Served::Fleets);
         flags.extend(["--slots", "1", "--ctx-size", "4096", "--disable-prefix-cache"].map(str::to_owned));
-        self.start(Place::Reference, ("warmpath-worker", flags), Start::default()).await
+        self.start(Place::Reference, "warmpath-worker", flags, Start::default()).await
     }
 
     /// Starts a worker.
@@ -110,7 +110,7 @@ impl Site {
         flags.extend(["--slots", "4", "--ctx-size", "16384", "--cache-ram", "64"].map(str::to_owned));
         flags.extend(["--drain-timeout", DRAIN_S, "--cache-disk-size", DISK_CACHE_MB].map(str::to_owned));
         flags.extend(["--cache-disk".to_owned(), disk, "--name".to_owned(), place.name()]);
-        self.start(place, ("warmpath-worker", flags), start).await
+        self.start(place, "warmpath-worker", flags, start).await
     }
 
     /// Starts a router of these workers, at its former address if it had one.
@@ -124,7 +124,7 @@ impl Site {
     ) -> anyhow::Result<Server> {
         let mut flags = ["--admin-listen", "127.0.0.1:0", "--drain-timeout", DRAIN_S].map(str::to_owned).to_vec();
         flags.extend(workers.iter().flat_map(|url| ["--worker".to_owned(), url.clone()]));
-        self.start(Place::Router(idx), ("warmpath-router", flags), Start { address, ..Start::default() }).await
+        self.start(Place::Router(idx), "warmpath-router", flags, Start { address, ..Start::default() }).await
     }
 
     fn worker_flags(&self, served: Served) -> Vec<String> {
@@ -142,7 +142,8 @@ impl Site {
     async fn start(
         &self,
         place: Place,
-        (program, flags): (&str, Vec<String>),
+        program: &str,
+        flags: Vec<String>,
         Start { address, cgroup, .. }: Start<'_>,
     ) -> anyhow::Result<Server> {
         let (mut program, mut args) = self.network.command(place, &self.bin_dir.join(program));
@@ -207,7 +208,7 @@ impl Fleet {
     /// Starts workers and routers.
     ///
     /// Errors: one of them does not start or get ready.
-    pub async fn start(site: Site, (n_workers, n_routers): (usize, usize)) -> anyhow::Result<Self> {
+    pub async fn start(site: Site, n_workers: usize, n_routers: usize) -> anyhow::Result<Self> {
         let mut workers = Vec::new();
         for idx in 0..n_workers {
             workers.push(site.start_worker(idx, Start::default()).await?);

@@ -8,7 +8,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::faults::Fault;
-use super::gauges::{Gauge, Samples};
+use super::gauges::{Gauge, Sample, Samples};
 use super::load::{Outcome, Record};
 use crate::summary::median;
 
@@ -146,7 +146,7 @@ impl Verdict {
         verdict.check_requests(observed);
         verdict.check_hit_ratio();
         for (name, of_process) in samples {
-            verdict.check_process(observed, (name, of_process));
+            verdict.check_process(observed, name, of_process);
         }
         verdict
     }
@@ -173,11 +173,11 @@ impl Verdict {
         }
     }
 
-    fn check_process(&mut self, observed: &Observed, (name, samples): (&str, &[(Instant, Gauge)])) {
+    fn check_process(&mut self, observed: &Observed, name: &str, samples: &[Sample]) {
         let (from, to) = observed.faulty;
         let quarter = (to - from) / 4;
         let most = |(from, to): (Instant, Instant), of: Figure| {
-            samples.iter().filter(|(at, _)| (from..to).contains(at)).map(|(_, gauge)| of(gauge)).max()
+            samples.iter().filter(|sample| (from..to).contains(&sample.at)).map(|sample| of(&sample.gauge)).max()
         };
         // A process that was just restarted uses less memory, and may later use as much as before.
         let growth_of = |of: Figure| most((from, to - quarter), of).zip(most((to - quarter, to), of));
@@ -198,7 +198,7 @@ impl Verdict {
                 self.broken.push(format!("{name} had {before} {what} before the last quarter and {last} in it"));
             }
         }
-        let max = |of: Figure| samples.iter().map(|(_, gauge)| of(gauge)).max().unwrap_or_default();
+        let max = |of: Figure| samples.iter().map(|sample| of(&sample.gauge)).max().unwrap_or_default();
         let process = Process {
             rss_bytes_max: max(|gauge| gauge.rss_bytes),
             rss_growth: growth,
@@ -291,7 +291,7 @@ mod tests {
         };
         observed.records[32].pauses = vec![(at(33), 7.0)];
         let gauge = Gauge { rss_bytes: 100 << 20, descriptors: 20, threads: 8 };
-        let samples = (0..140).map(|second| (at(second), gauge)).collect();
+        let samples = (0..140).map(|second| Sample { at: at(second), gauge }).collect();
         observed.samples.insert("router-0".to_owned(), samples);
         observed
     }
@@ -309,7 +309,7 @@ mod tests {
     fn a_restarted_process_may_use_as_much_memory_as_before() {
         let mut observed = observed();
         let samples = observed.samples.get_mut("router-0").expect("it was sampled");
-        samples[70..95].iter_mut().for_each(|(_, gauge)| gauge.rss_bytes = 50 << 20);
+        samples[70..95].iter_mut().for_each(|sample| sample.gauge.rss_bytes = 50 << 20);
         let verdict = Verdict::of(&observed);
         assert_eq!((verdict.broken.len(), verdict.processes["router-0"].rss_growth), (0, Some(0.0)));
     }
@@ -331,7 +331,7 @@ mod tests {
         check("no request", &|observed| observed.records.clear());
         check("gone", &|observed| observed.failure = Some("worker-1 is gone".to_owned()));
         let last = |observed: &mut Observed, spoil: fn(&mut Gauge)| {
-            spoil(&mut observed.samples.get_mut("router-0").expect("it was sampled")[110].1);
+            spoil(&mut observed.samples.get_mut("router-0").expect("it was sampled")[110].gauge);
         };
         check("grew", &|observed| last(observed, |gauge| gauge.rss_bytes = 120 << 20));
         check("descriptors", &|observed| last(observed, |gauge| gauge.descriptors = 99));

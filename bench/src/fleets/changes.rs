@@ -44,7 +44,7 @@ pub(super) async fn run(args: &FleetsArgs) -> anyhow::Result<()> {
         spec.worker_args.extend(worker_flag.map(str::to_owned));
         measure(args, spec, &Row::new("", transfers), &mut figures).await?;
     }
-    args.figures.show(&figures, ("", "transfers"))
+    args.figures.show(&figures, "", "transfers")
 }
 
 async fn measure(args: &FleetsArgs, spec: FleetSpec, row: &Row, figures: &mut Figures) -> anyhow::Result<()> {
@@ -143,9 +143,9 @@ impl Load {
                 let seen = || seen.lock().unwrap_or_else(PoisonError::into_inner);
                 for user in lane * 10_000.. {
                     let add = |answer| seen().0.push((started.elapsed(), answer));
-                    let place = (lane % shape.tenants.max(1), user);
-                    let held = converse((&shape, &corpus), std::slice::from_ref(&client), place, add).await;
-                    seen().1 += usize::from(held.is_err());
+                    let (clients, tenant) = (std::slice::from_ref(&client), lane % shape.tenants.max(1));
+                    let conversation = converse(&shape, &corpus, clients, tenant, user, add).await;
+                    seen().1 += usize::from(conversation.is_err());
                 }
             });
         }

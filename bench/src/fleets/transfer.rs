@@ -42,17 +42,16 @@ pub(super) async fn run(args: &FleetsArgs) -> anyhow::Result<()> {
         let (holder, held, computed) = measured.with_context(|| format!("in round {}", round + 1))?;
         let reused = hit_ratio(held.prompt_tokens, held.cached_tokens);
         let is_fetched = held.worker.is_some_and(|worker| worker != holder) && reused >= FETCHED_SHARE;
-        for (measure, value) in [
-            (Measure::higher("reused", Unit::Share), reused),
-            (Measure::higher("fetched", Unit::Share), f64::from(u8::from(is_fetched))),
-            (Measure::lower("TTFT", Unit::Ms), held.ttft_ms),
-            (Measure::lower("TTFT computed", Unit::Ms), computed.ttft_ms),
-            (Measure::lower("ratio", Unit::Share), held.ttft_ms / computed.ttft_ms),
-        ] {
-            figures.add(&row, measure, &[value]);
-        }
+        let samples = [
+            Measure::higher("reused", Unit::Share).sample(reused),
+            Measure::higher("fetched", Unit::Share).sample(f64::from(u8::from(is_fetched))),
+            Measure::lower("TTFT", Unit::Ms).sample(held.ttft_ms),
+            Measure::lower("TTFT computed", Unit::Ms).sample(computed.ttft_ms),
+            Measure::lower("ratio", Unit::Share).sample(held.ttft_ms / computed.ttft_ms),
+        ];
+        figures.add_samples(&row, samples);
     }
-    args.figures.show(&figures, ("", "fleet"))
+    args.figures.show(&figures, "", "fleet")
 }
 
 /// Returns the worker that holds a prefix, and the answers with this prefix and with a new one.
@@ -67,7 +66,7 @@ async fn measure(shape: &Shape, fleet: &Fleet, round: u64) -> anyhow::Result<(St
     let holder = first.worker.clone().context("the response names no worker")?;
     let holder_idx = fleet.worker_idx(&holder).context("an unknown worker")?;
     let idle = ChatClient::new(&fleet.workers[(holder_idx + 1) % fleet.workers.len()].base_url(), None)?;
-    let busy = occupy(fleet, (holder_idx, &holder), seed).await?;
+    let busy = occupy(fleet, holder_idx, &holder, seed).await?;
     let (held, computed) = (chat(1, 3), chat(4, 5));
     // The order alternates, so that neither is always the first on an idle worker.
     let (held, computed) = if round.is_multiple_of(2) {
@@ -87,7 +86,8 @@ async fn measure(shape: &Shape, fleet: &Fleet, round: u64) -> anyhow::Result<(St
 /// Errors: a request fails, or the router does not report the slots as busy in time.
 async fn occupy(
     fleet: &Fleet,
-    (worker_idx, worker): (usize, &str),
+    worker_idx: usize,
+    worker: &str,
     seed: u64,
 ) -> anyhow::Result<JoinSet<anyhow::Result<Answer>>> {
     let client = ChatClient::new(&fleet.workers[worker_idx].base_url(), None)?;

@@ -5,6 +5,7 @@
 //! of keys.
 
 use std::collections::{HashSet, VecDeque};
+use std::ops::RangeInclusive;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
@@ -12,13 +13,13 @@ use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
 /// Number of different system prompts.
 const N_SYSTEM_PROMPTS: usize = 16;
 /// Shortest and longest system prompt: 256 to 4,096 tokens in blocks of 16. Units: blocks.
-const SYSTEM_BLOCKS: (usize, usize) = (16, 256);
+const SYSTEM_BLOCKS: RangeInclusive<usize> = 16..=256;
 /// Longest prompt: 32,768 tokens in blocks of 16. Units: blocks.
 const CHAIN_BLOCKS_MAX: usize = 2_048;
 /// Shortest part of a conversation after the system prompt. Units: blocks.
 const OWN_BLOCKS_MIN: usize = 16;
 /// Shortest and longest turn, question and response together. Units: blocks.
-const TURN_BLOCKS: (usize, usize) = (4, 64);
+const TURN_BLOCKS: RangeInclusive<usize> = 4..=64;
 /// Number of conversations that a worker holds at the same time: its slots.
 const N_SLOTS: usize = 4;
 /// Maximum number of blocks of one removal.
@@ -101,7 +102,7 @@ impl Fleet {
         let system = &systems[self.below(systems.len()).min(self.below(systems.len()))];
         let doublings = (CHAIN_BLOCKS_MAX / OWN_BLOCKS_MIN).ilog2() as usize;
         let shortest = OWN_BLOCKS_MIN << self.below(doublings);
-        let n_own = self.between((shortest, 2 * shortest)).min(CHAIN_BLOCKS_MAX - system.len());
+        let n_own = self.between(shortest..=2 * shortest).min(CHAIN_BLOCKS_MAX - system.len());
         let mut chain = system.clone();
         chain.extend(self.keys(n_own));
         self.chains.push(chain);
@@ -241,8 +242,8 @@ impl Fleet {
         (0..n).map(|_| self.rng.next_u64()).collect()
     }
 
-    fn between(&mut self, (least, most): (usize, usize)) -> usize {
-        least + self.below(most - least + 1)
+    fn between(&mut self, range: RangeInclusive<usize>) -> usize {
+        range.start() + self.below(range.end() - range.start() + 1)
     }
 
     /// Returns a number below `n`; the bias is negligible, since `n` is small against 2^64.

@@ -56,7 +56,7 @@ impl Requests {
     /// `corpus`.
     ///
     /// Errors: a trace that lasts for months.
-    pub fn new(trace: Trace, corpus: Corpus, (scale, seed): (f64, u64)) -> anyhow::Result<Self> {
+    pub fn new(trace: Trace, corpus: Corpus, scale: f64, seed: u64) -> anyhow::Result<Self> {
         let duration_s = trace.duration_s();
         ensure!(duration_s <= TRACE_S_MAX, "the trace lasts {duration_s} s, more than {TRACE_S_MAX} s");
         Ok(Self { trace, corpus: Arc::new(corpus), scale, seed })
@@ -134,7 +134,7 @@ mod tests {
         };
         let lines = vec![line(500.0, 20, &[0, 1, 2]), line(2500.0, 12, &[0, 3])];
         let corpus = TextKind::Made.corpus().expect("nothing is fetched");
-        Requests::new(Trace::new(lines, 8).expect("the trace is valid"), corpus, (scale, 1)).expect("it is short")
+        Requests::new(Trace::new(lines, 8).expect("the trace is valid"), corpus, scale, 1).expect("it is short")
     }
 
     fn texts(requests: Requests, n: usize) -> Vec<Vec<String>> {

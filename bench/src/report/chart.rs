@@ -12,7 +12,7 @@ use plotters::prelude::{
     IntoLogRange, LineSeries, PathElement, RGBColor, Ranged, SVGBackend, ShapeStyle, Text, TextStyle,
 };
 
-use super::plots::{Axis, Plot, Scale, Series};
+use super::plots::{Axis, Plot, Point, Scale, Series};
 
 /// Size of a plot. Units: pixels.
 const SIZE: (u32, u32) = (800, 440);
@@ -35,21 +35,21 @@ struct Colour {
     dark: &'static str,
 }
 
-const fn colour(light: (u8, u8, u8), dark: &'static str) -> Colour {
-    Colour { light: RGBColor(light.0, light.1, light.2), dark }
+const fn colour(light: RGBColor, dark: &'static str) -> Colour {
+    Colour { light, dark }
 }
 
-const PAPER: Colour = colour((255, 255, 255), "#0d1117");
-const INK: Colour = colour((31, 35, 40), "#e6edf3");
-const GRID: Colour = colour((209, 217, 224), "#3d444d");
+const PAPER: Colour = colour(RGBColor(255, 255, 255), "#0d1117");
+const INK: Colour = colour(RGBColor(31, 35, 40), "#e6edf3");
+const GRID: Colour = colour(RGBColor(209, 217, 224), "#3d444d");
 /// Colours of lines, used in turn.
 const LINES: [Colour; 6] = [
-    colour((9, 105, 218), "#4493f8"),
-    colour((188, 76, 0), "#db6d28"),
-    colour((26, 127, 55), "#3fb950"),
-    colour((130, 80, 223), "#ab7df8"),
-    colour((207, 34, 46), "#f85149"),
-    colour((89, 99, 110), "#9198a1"),
+    colour(RGBColor(9, 105, 218), "#4493f8"),
+    colour(RGBColor(188, 76, 0), "#db6d28"),
+    colour(RGBColor(26, 127, 55), "#3fb950"),
+    colour(RGBColor(130, 80, 223), "#ab7df8"),
+    colour(RGBColor(207, 34, 46), "#f85149"),
+    colour(RGBColor(89, 99, 110), "#9198a1"),
 ];
 
 /// Returns the plot as an SVG document.
@@ -67,11 +67,11 @@ pub fn svg(plot: &Plot) -> anyhow::Result<String> {
         let x = range(&plot.x, points(plot).map(|point| point.0));
         let y = range(&plot.y, points(plot).map(|point| point.1));
         let log_x = |x: Range<f64>| {
-            let ticks = ticks(&x, plot.series.iter().map(|series| series.points.as_slice()));
+            let ticks = ticks(&x, &plot.series);
             x.log_scale().with_key_points(ticks)
         };
         let log_y = |y: Range<f64>| {
-            let ticks = ticks(&y, []);
+            let ticks = ticks(&y, &[]);
             y.log_scale().with_key_points(ticks)
         };
         match (plot.x.scale, plot.y.scale) {
@@ -93,12 +93,12 @@ fn line_style(idx: usize) -> ShapeStyle {
     LINES[idx % LINES.len()].light.filled().stroke_width(2)
 }
 
-fn points(plot: &Plot) -> impl Iterator<Item = (f64, f64)> {
+fn points(plot: &Plot) -> impl Iterator<Item = Point> {
     plot.series.iter().flat_map(|series| shown_points(plot, series))
 }
 
 /// Returns the points that the axes can show: a logarithmic one has no 0.
-fn shown_points<'a>(plot: &'a Plot, series: &'a Series) -> impl Iterator<Item = (f64, f64)> + 'a {
+fn shown_points<'a>(plot: &'a Plot, series: &'a Series) -> impl Iterator<Item = Point> + 'a {
     let is_shown = |axis: &Axis, value: f64| value.is_finite() && (axis.scale == Scale::Linear || value > 0.0);
     series.points.iter().copied().filter(move |point| is_shown(&plot.x, point.0) && is_shown(&plot.y, point.1))
 }
@@ -138,8 +138,9 @@ fn range(axis: &Axis, values: impl Iterator<Item = f64>) -> Range<f64> {
 
 /// Returns the ticks of a logarithmic axis: the few values that all series have in common, or else 1, 2 and 5 of each
 /// power of ten.
-fn ticks<'a>(range: &Range<f64>, series: impl IntoIterator<Item = &'a [(f64, f64)]>) -> Vec<f64> {
-    let values: Vec<Vec<f64>> = series.into_iter().map(|points| points.iter().map(|point| point.0).collect()).collect();
+fn ticks(range: &Range<f64>, series: &[Series]) -> Vec<f64> {
+    let values: Vec<Vec<f64>> =
+        series.iter().map(|series| series.points.iter().map(|point| point.0).collect()).collect();
     if let Some(first) = values.first().filter(|first| first.len() <= MARKED_MAX)
         && values.iter().all(|values| values == first)
     {
@@ -264,7 +265,7 @@ mod tests {
     fn strange_names_and_values_are_drawn_all_the_same() {
         let axis = |scale| Axis { label: "x < y & \"z\"".to_owned(), scale };
         for (x, y) in [(Scale::Linear, Scale::Log), (Scale::Log, Scale::Log), (Scale::Log, Scale::Linear)] {
-            let series = |points: Vec<(f64, f64)>| Series { name: "<b> & c".to_owned(), points };
+            let series = |points: Vec<Point>| Series { name: "<b> & c".to_owned(), points };
             let points = vec![(0.0, 0.0), (1.0, 5.0), (1.0, f64::NAN), (2.0, 0.0)];
             let plot = Plot {
                 part: Part::Index,
@@ -282,10 +283,11 @@ mod tests {
 
     #[test]
     fn the_ticks_of_a_logarithmic_axis_are_its_sizes_or_round_numbers() {
-        let sizes: &[(f64, f64)] = &[(8.0, 1.0), (64.0, 2.0)];
-        assert_eq!(ticks(&(8.0..64.0), [sizes, sizes]), [8.0, 64.0]);
-        assert_eq!(ticks(&(8.0..64.0), [sizes, &sizes[..1]]), [10.0, 20.0, 50.0]);
-        assert_eq!(ticks(&(0.4..11.0), []), [0.5, 1.0, 2.0, 5.0, 10.0]);
+        let series = |points: &[Point]| Series { name: String::new(), points: points.to_vec() };
+        let (two, one) = (series(&[(8.0, 1.0), (64.0, 2.0)]), series(&[(8.0, 1.0)]));
+        assert_eq!(ticks(&(8.0..64.0), &[two.clone(), two.clone()]), [8.0, 64.0]);
+        assert_eq!(ticks(&(8.0..64.0), &[two, one]), [10.0, 20.0, 50.0]);
+        assert_eq!(ticks(&(0.4..11.0), &[]), [0.5, 1.0, 2.0, 5.0, 10.0]);
     }
 
     #[test]

@@ -48,7 +48,8 @@ fn section(part: &PartResults, plots: &[Plot]) -> String {
         part.commands.iter().map(|line| command(line)).collect::<Vec<_>>().join("\n")
     ));
     if !part.figures.figures.is_empty() {
-        text.push_str(&format!("\n\n{}", part.figures.table(part.part.row_titles())));
+        let (case_title, subject_title) = part.part.row_titles();
+        text.push_str(&format!("\n\n{}", part.figures.table(case_title, subject_title)));
     }
     let remarks = part.failures.iter().map(|failure| format!("- **Failed:** {failure}"));
     let remarks = remarks.chain(part.figures.notes.iter().map(|note| format!("- {note}")));

@@ -25,13 +25,16 @@ pub struct Axis {
     pub scale: Scale,
 }
 
+/// Point of a line, as plotters takes it: its place on the horizontal and on the vertical axis.
+pub type Point = (f64, f64);
+
 /// A line of a plot.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Series {
     /// Name in the legend.
     pub name: String,
     /// Points, from left to right.
-    pub points: Vec<(f64, f64)>,
+    pub points: Vec<Point>,
 }
 
 /// A plot.
@@ -70,44 +73,45 @@ fn axis(label: &str, scale: Scale) -> Axis {
     Axis { label: label.to_owned(), scale }
 }
 
-fn plot(part: Part, (what, title): (&str, &str), (x, y): (Axis, Axis), series: Vec<Series>) -> Plot {
+fn plot(part: Part, what: &str, title: &str, x: Axis, y: Axis, series: Vec<Series>) -> Plot {
     Plot { part, file: format!("report-{part}-{what}.svg"), title: title.to_owned(), x, y, series }
 }
 
 fn ttft(part: &PartResults) -> Plot {
-    let axes = (axis("TTFT, ms", Scale::Log), axis("answers, %", Scale::Linear));
+    let (x, y) = (axis("TTFT, ms", Scale::Log), axis("answers, %", Scale::Linear));
     let series = by_fleet(part, |answers| {
         let mut ttft_ms: Vec<f64> = answers.iter().map(|answered| answered.ttft_ms).collect();
         distribution(&mut ttft_ms)
     });
-    plot(part.part, ("ttft", "TTFT of each fleet"), axes, series)
+    plot(part.part, "ttft", "TTFT of each fleet", x, y, series)
 }
 
 fn hits_over_time(part: &PartResults) -> Plot {
-    let axes = (axis("time since the start of the load, s", Scale::Linear), axis("prefix hit ratio, %", Scale::Linear));
+    let (x, y) =
+        (axis("time since the start of the load, s", Scale::Linear), axis("prefix hit ratio, %", Scale::Linear));
     let end_s = part.figures.answers.iter().map(|answered| answered.at_s).fold(0.0, f64::max);
     let series = by_fleet(part, |answers| ratio_over_time(answers, end_s));
-    plot(part.part, ("hit-ratio", "Prefix hit ratio of each fleet over time"), axes, series)
+    plot(part.part, "hit-ratio", "Prefix hit ratio of each fleet over time", x, y, series)
 }
 
 fn look_ups(part: &PartResults) -> Plot {
-    let axes = (axis("workers", Scale::Log), axis("look-up p50, ns", Scale::Log));
-    plot(part.part, ("look-ups", "Cost of a look-up by the fleet's size"), axes, by_size(part, "look-up p50", 1.0))
+    let (x, y) = (axis("workers", Scale::Log), axis("look-up p50, ns", Scale::Log));
+    plot(part.part, "look-ups", "Cost of a look-up by the fleet's size", x, y, by_size(part, "look-up p50", 1.0))
 }
 
 fn hits_by_routers(part: &PartResults) -> Plot {
-    let axes = (axis("routers", Scale::Log), axis("prefix hit ratio, %", Scale::Linear));
+    let (x, y) = (axis("routers", Scale::Log), axis("prefix hit ratio, %", Scale::Linear));
     let series = by_size(part, "prefix hit ratio", 100.0);
-    plot(part.part, ("hit-ratio", "Prefix hit ratio by the number of routers"), axes, series)
+    plot(part.part, "hit-ratio", "Prefix hit ratio by the number of routers", x, y, series)
 }
 
 fn ttft_by_routers(part: &PartResults) -> Plot {
-    let axes = (axis("routers", Scale::Log), axis("TTFT p99, s", Scale::Linear));
-    plot(part.part, ("ttft", "TTFT p99 by the number of routers"), axes, by_size(part, "TTFT p99", 1e-3))
+    let (x, y) = (axis("routers", Scale::Log), axis("TTFT p99, s", Scale::Linear));
+    plot(part.part, "ttft", "TTFT p99 by the number of routers", x, y, by_size(part, "TTFT p99", 1e-3))
 }
 
 /// Returns a line for each fleet, in the order of the table.
-fn by_fleet(part: &PartResults, points: impl Fn(&[&Answered]) -> Vec<(f64, f64)>) -> Vec<Series> {
+fn by_fleet(part: &PartResults, points: impl Fn(&[&Answered]) -> Vec<Point>) -> Vec<Series> {
     let mut fleets: Vec<&str> = Vec::new();
     for answered in &part.figures.answers {
         if !fleets.contains(&answered.fleet.as_str()) {
@@ -137,14 +141,14 @@ fn by_size(part: &PartResults, measure: &str, factor: f64) -> Vec<Series> {
 }
 
 /// Returns the share of the values, in percent, that are at most each of them.
-fn distribution(values: &mut [f64]) -> Vec<(f64, f64)> {
+fn distribution(values: &mut [f64]) -> Vec<Point> {
     values.sort_unstable_by(f64::total_cmp);
     let n = values.len() as f64;
     values.iter().enumerate().map(|(idx, &value)| (value, (idx + 1) as f64 / n * 100.0)).collect()
 }
 
 /// Returns the hit ratio, in percent, of the answers that ended in each part of the time until `end_s`.
-fn ratio_over_time(answers: &[&Answered], end_s: f64) -> Vec<(f64, f64)> {
+fn ratio_over_time(answers: &[&Answered], end_s: f64) -> Vec<Point> {
     let bin_s = end_s / TIME_BINS as f64;
     let ratio = |bin: usize| {
         let is_in = |answered: &&&Answered| ((answered.at_s / bin_s).ceil() as usize).clamp(1, TIME_BINS) == bin + 1;

@@ -65,7 +65,7 @@ pub(super) fn results() -> Results {
         ["Warmpath", "SMG"].iter().flat_map(|fleet| (0..8).map(move |n| (*fleet, n))).map(answered).collect();
     fleets.notes = vec!["llama-server gets --flash-attn off".to_owned()];
     let look_up = |(n, subject, ns): (usize, &str, f64)| {
-        (Row::of_size(("worker", n), subject), Measure::lower("look-up p50", Unit::Ns), vec![ns])
+        (Row::of_size("worker", n, subject), Measure::lower("look-up p50", Unit::Ns), vec![ns])
     };
     let look_ups = [(8, "warmpath", 471.0), (8, "kv-index", 626.0), (64, "warmpath", 452.0), (64, "kv-index", 624.0)];
     let index = results_of(Part::Index, look_ups.into_iter().map(look_up).collect());
@@ -81,7 +81,7 @@ fn a_page_is_written_beside_its_plots_and_links_to_its_results() {
     let path = kept.join("r.json");
     let results = results();
     results.write(&path).expect("the results are written");
-    let page = write_page(&docs, (&results, &path), None).expect("the page is written");
+    let page = write_page(&docs, &results, &path, None).expect("the page is written");
     assert_eq!(page, docs.join("report.md"));
     let text = std::fs::read_to_string(&page).expect("it is there");
     assert!(text.contains(&format!("]({})", path.display())), "{text}");
@@ -90,7 +90,7 @@ fn a_page_is_written_beside_its_plots_and_links_to_its_results() {
     }
     let beside = root.path().join("docs/r.json");
     results.write(&beside).expect("the results are written");
-    write_page(&docs, (&results, &beside), None).expect("the page is written");
+    write_page(&docs, &results, &beside, None).expect("the page is written");
     assert!(std::fs::read_to_string(&page).expect("it is there").contains("[r.json](r.json)"));
 }
 

@@ -35,7 +35,7 @@ impl Network {
     }
 
     /// Takes the links of two workers for `bytes`; returns when the last byte arrives.
-    pub fn transfer(&self, (to, from): (&mut Links, &mut Links), bytes: u64, now: Duration) -> Duration {
+    pub fn transfer(&self, to: &mut Links, from: &mut Links, bytes: u64, now: Duration) -> Duration {
         let starts = now.max(to.fetches_until).max(from.sends_until);
         let ends = starts + Duration::from_secs_f64(bytes as f64 / self.bytes_per_ms / 1e3);
         (to.fetches_until, from.sends_until) = (ends, ends);
@@ -52,9 +52,9 @@ mod tests {
         let network = Network { bytes_per_ms: 1000.0, bytes_per_token: 10 };
         let ms = Duration::from_millis;
         let (mut a, mut b, mut c) = (Links::default(), Links::default(), Links::default());
-        assert_eq!(network.transfer((&mut a, &mut b), network.bytes(1000), ms(5)), ms(20));
-        assert_eq!(network.transfer((&mut c, &mut b), 10_000, ms(6)), ms(30), "b is sending");
-        assert_eq!(network.transfer((&mut b, &mut a), 10_000, ms(6)), ms(21), "the other direction is free");
-        assert_eq!(network.transfer((&mut a, &mut c), 10_000, ms(100)), ms(115));
+        assert_eq!(network.transfer(&mut a, &mut b, network.bytes(1000), ms(5)), ms(20));
+        assert_eq!(network.transfer(&mut c, &mut b, 10_000, ms(6)), ms(30), "b is sending");
+        assert_eq!(network.transfer(&mut b, &mut a, 10_000, ms(6)), ms(21), "the other direction is free");
+        assert_eq!(network.transfer(&mut a, &mut c, 10_000, ms(100)), ms(115));
     }
 }

@@ -95,7 +95,7 @@ fn follow_ups(trace: &Trace, scene: &Scene, history: &History) -> Option<[Follow
 }
 
 /// Returns the outcome of a run.
-pub fn outcome(trace: &Trace, scene: &Scene, (history, lru): (&History, LruHits), ttft_limit: Duration) -> Outcome {
+pub fn outcome(trace: &Trace, scene: &Scene, history: &History, lru: LruHits, ttft_limit: Duration) -> Outcome {
     let served: Vec<Served> = history.served.iter().flatten().copied().collect();
     let n_blocks: usize = trace.requests.iter().map(|request| request.ids().len()).sum();
     let cached_tokens: u64 = served.iter().map(|served| u64::from(served.cached_tokens)).sum();
@@ -195,17 +195,16 @@ fn table(outcomes: &[Outcome]) -> Table {
 pub fn figures(outcomes: &[Outcome], n_routers: usize) -> Figures {
     let mut figures = Figures::default();
     for outcome in outcomes {
-        let row = Row::of_size(("router", n_routers), outcome.policy.as_str());
-        for (measure, value) in [
-            (Measure::higher("prefix hit ratio", Unit::Share), outcome.token_hit_ratio),
-            (Measure::lower("TTFT mean", Unit::Ms), outcome.ttft_ms_mean),
-            (Measure::lower("TTFT p50", Unit::Ms), outcome.ttft_ms_p50),
-            (Measure::lower("TTFT p99", Unit::Ms), outcome.ttft_ms_p99),
-            (Measure::higher("TTFT within limit", Unit::Share), outcome.within_limit),
-            (Measure::lower("computed", Unit::Tokens), outcome.computed_tokens as f64),
-        ] {
-            figures.add(&row, measure, &[value]);
-        }
+        let row = Row::of_size("router", n_routers, outcome.policy.as_str());
+        let samples = [
+            Measure::higher("prefix hit ratio", Unit::Share).sample(outcome.token_hit_ratio),
+            Measure::lower("TTFT mean", Unit::Ms).sample(outcome.ttft_ms_mean),
+            Measure::lower("TTFT p50", Unit::Ms).sample(outcome.ttft_ms_p50),
+            Measure::lower("TTFT p99", Unit::Ms).sample(outcome.ttft_ms_p99),
+            Measure::higher("TTFT within limit", Unit::Share).sample(outcome.within_limit),
+            Measure::lower("computed", Unit::Tokens).sample(outcome.computed_tokens as f64),
+        ];
+        figures.add_samples(&row, samples);
     }
     figures
 }

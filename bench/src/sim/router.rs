@@ -147,29 +147,24 @@ impl Router {
         let keys = request.reusable_keys(*block_tokens);
         let matches = index.matches(keys);
         let prompt = PromptView::Known { n_tokens: request.prompt_tokens, keys, matches: &matches, media: &[] };
-        ledger.backoff(fleet, &ask((id, *start + now), model, prompt), rng)
+        ledger.backoff(fleet, &ask(id, *start + now, model, prompt), rng)
     }
 
     /// Returns whether a request that is held back may continue to wait.
     pub fn may_back_off(&self, request: &Request, id: &RequestId, now: Duration) -> bool {
         let Books::Own { ledger, .. } = &self.books else { return false };
         let prompt = PromptView::Estimated { n_tokens: request.prompt_tokens };
-        ledger.may_back_off(&self.fleet, &ask((id, self.start + now), &self.model, prompt))
+        ledger.may_back_off(&self.fleet, &ask(id, self.start + now, &self.model, prompt))
     }
 
     /// Chooses a worker for a request that has failed at `tried`; `None` if no worker is available.
-    pub fn choose(
-        &mut self,
-        request: &Request,
-        (id, tried): (&RequestId, &[WorkerIdx]),
-        now: Duration,
-    ) -> Option<Sent> {
+    pub fn choose(&mut self, request: &Request, id: &RequestId, tried: &[WorkerIdx], now: Duration) -> Option<Sent> {
         let keys = request.reusable_keys(self.block_tokens);
         let matches = self.index.matches(keys);
         let prompt = PromptView::Known { n_tokens: request.prompt_tokens, keys, matches: &matches, media: &[] };
         match &mut self.books {
             Books::Own { ledger, rule } => {
-                let ask = RouteRequest { tried, ..ask((id, self.start + now), &self.model, prompt) };
+                let ask = RouteRequest { tried, ..ask(id, self.start + now, &self.model, prompt) };
                 let choice = match *rule {
                     Rule::Offered => ledger.choose(&self.fleet, &ask),
                     Rule::Without(term) => ablation::choose(term, ledger, &self.fleet, &ask),
@@ -195,13 +190,17 @@ impl Router {
         }
     }
 
-    /// Records the bytes and milliseconds of what a worker fetched from a peer; `None` if it fetched nothing.
-    pub fn fetched(&mut self, pair: (WorkerIdx, WorkerIdx), measured: Option<(u64, f64)>, now: Duration) {
+    /// Records that a worker fetched `bytes` of KV state from a peer in `took_ms`.
+    pub fn fetched(&mut self, worker: WorkerIdx, peer: WorkerIdx, bytes: u64, took_ms: f64, now: Duration) {
         if let Books::Own { ledger, .. } = &mut self.books {
-            match measured {
-                Some((bytes, ms)) => ledger.transfer_rates.fetched(pair.0, pair.1, bytes, ms, self.start + now),
-                None => ledger.transfer_rates.failed(pair.0, pair.1, self.start + now),
-            }
+            ledger.transfer_rates.fetched(worker, peer, bytes, took_ms, self.start + now);
+        }
+    }
+
+    /// Records that a worker could not fetch what a peer was to have.
+    pub fn fetch_failed(&mut self, worker: WorkerIdx, peer: WorkerIdx, now: Duration) {
+        if let Books::Own { ledger, .. } = &mut self.books {
+            ledger.transfer_rates.failed(worker, peer, self.start + now);
         }
     }
 
@@ -227,7 +226,7 @@ impl Router {
     }
 
     /// Takes a worker's load, with the requests that it now counts.
-    pub fn apply_load(&mut self, worker: WorkerIdx, (load, counted): (&Load, &[Change]), now: Duration) {
+    pub fn apply_load(&mut self, worker: WorkerIdx, load: &Load, counted: &[Change], now: Duration) {
         for change in counted {
             let Change::Accepted(id) = change else { continue };
             match &mut self.books {
@@ -268,11 +267,7 @@ fn model(shape: FleetShape) -> ModelInfo {
 }
 
 /// Returns the routing request of a first attempt.
-fn ask<'a>(
-    (request_id, now): (&'a RequestId, Instant),
-    model: &'a ModelInfo,
-    prompt: PromptView<'a>,
-) -> RouteRequest<'a> {
+fn ask<'a>(request_id: &'a RequestId, now: Instant, model: &'a ModelInfo, prompt: PromptView<'a>) -> RouteRequest<'a> {
     let (model_name, account, wanted) = (None, None, None);
     let (tried, awaited, n_sequences) = (&[], &[], 1);
     RouteRequest { request_id, model_name, account, model, wanted, prompt, tried, awaited, n_sequences, now }

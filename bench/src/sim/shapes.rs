@@ -42,7 +42,9 @@ impl TraceShape {
             Self::Chat | Self::Agent | Self::Tenants => {
                 let enough = n_requests + n_requests / 4;
                 // The last dialogues are cut off, so more are made than needed.
-                maker.dialogues(self.sessions(), DIALOGUE_INTERVAL_S, |maker, _| maker.lines.len() < enough);
+                let (system_prompts, dialogue) = self.sessions();
+                let goes_on = |maker: &Maker, _| maker.lines.len() < enough;
+                maker.dialogues(&system_prompts, dialogue, DIALOGUE_INTERVAL_S, goes_on);
             }
         }
         maker.lines.truncate(n_requests);
@@ -55,18 +57,22 @@ impl TraceShape {
     pub fn trace_of_sessions(self, sessions_per_s: f64, seconds: f64, seed: u64) -> anyhow::Result<Trace> {
         let is_dialogue = matches!(self, Self::Chat | Self::Agent | Self::Tenants);
         anyhow::ensure!(is_dialogue, "the shape {} has no sessions", names::name(self));
-        let mut maker = Maker::new(seed);
-        maker.dialogues(self.sessions(), 1.0 / sessions_per_s, |_, start_s| start_s < seconds);
+        let (mut maker, (system_prompts, dialogue)) = (Maker::new(seed), self.sessions());
+        maker.dialogues(&system_prompts, dialogue, 1.0 / sessions_per_s, |_, start_s| start_s < seconds);
         maker.lines.retain(|line| line.timestamp < seconds * 1e3);
         Trace::new(maker.lines, BLOCK_TOKENS)
     }
 
-    /// Returns the system prompts by weight and length, and the course of the dialogues after them.
-    fn sessions(self) -> (Vec<(f64, u32)>, Dialogue) {
+    /// Returns the system prompts, and the course of the dialogues after them.
+    fn sessions(self) -> (Vec<SystemPrompt>, Dialogue) {
+        let system_prompt = |weight, n_tokens| SystemPrompt { weight, n_tokens };
         match self {
-            Self::Agent => (vec![(1.0, 4096)], AGENT),
-            Self::Tenants => ((0..40).map(|n| (1.0 / f64::from(n + 1), 1024 + n * 64)).collect(), CHAT),
-            Self::Chat | Self::SharedPrefix | Self::Rag => (vec![(1.0, 512)], CHAT),
+            Self::Agent => (vec![system_prompt(1.0, 4096)], AGENT),
+            Self::Tenants => {
+                let system_prompts = (0..40).map(|n| system_prompt(1.0 / f64::from(n + 1), 1024 + n * 64));
+                (system_prompts.collect(), CHAT)
+            }
+            Self::Chat | Self::SharedPrefix | Self::Rag => (vec![system_prompt(1.0, 512)], CHAT),
         }
     }
 }
@@ -97,6 +103,13 @@ const DIALOGUE_INTERVAL_S: f64 = 2.0;
 /// Longest prompt. Units: tokens.
 const PROMPT_TOKENS_MAX: u32 = 128_000;
 
+/// A system prompt with which dialogues begin.
+struct SystemPrompt {
+    /// Share of the dialogues that begin with it, relative to the other weights.
+    weight: f64,
+    n_tokens: u32,
+}
+
 struct Maker {
     rng: ChaCha8Rng,
     next_id: u32,
@@ -108,34 +121,34 @@ impl Maker {
         Self { rng: ChaCha8Rng::seed_from_u64(seed), next_id: 0, lines: Vec::new() }
     }
 
-    /// Makes dialogues after system prompts, which are given by weight and length, as long as `goes_on` returns true
-    /// for the start of the last one.
+    /// Makes dialogues after system prompts as long as `goes_on` returns true for the start of the last one.
     fn dialogues(
         &mut self,
-        (systems, dialogue): (Vec<(f64, u32)>, Dialogue),
+        system_prompts: &[SystemPrompt],
+        dialogue: Dialogue,
         interval_s: f64,
         goes_on: impl Fn(&Self, f64) -> bool,
     ) {
-        let prompts: Vec<Vec<u32>> =
-            systems.iter().map(|(_, tokens)| self.blocks(tokens.div_ceil(BLOCK_TOKENS))).collect();
-        let total: f64 = systems.iter().map(|(weight, _)| weight).sum();
+        let block_ids: Vec<Vec<u32>> =
+            system_prompts.iter().map(|prompt| self.blocks(prompt.n_tokens.div_ceil(BLOCK_TOKENS))).collect();
+        let total: f64 = system_prompts.iter().map(|prompt| prompt.weight).sum();
         let mut start_s = 0.0;
         while goes_on(self, start_s) {
             start_s += self.exponential(interval_s);
             let mut draw = self.unit() * total;
-            let chosen = systems.iter().position(|(weight, _)| {
-                draw -= weight;
+            let position = system_prompts.iter().position(|prompt| {
+                draw -= prompt.weight;
                 draw < 0.0
             });
-            let system = chosen.unwrap_or(0);
-            let n_shared = systems[system].1 / BLOCK_TOKENS;
-            let shared = prompts[system][..n_shared as usize].to_vec();
-            self.dialogue((shared, systems[system].1), start_s, dialogue);
+            let idx = position.unwrap_or(0);
+            let n_tokens = system_prompts[idx].n_tokens;
+            let prefix = block_ids[idx][..(n_tokens / BLOCK_TOKENS) as usize].to_vec();
+            self.dialogue(prefix, n_tokens, start_s, dialogue);
         }
         self.lines.sort_by(|a, b| a.timestamp.total_cmp(&b.timestamp));
     }
 
-    fn dialogue(&mut self, (mut ids, mut n_tokens): (Vec<u32>, u32), start_s: f64, dialogue: Dialogue) {
+    fn dialogue(&mut self, mut ids: Vec<u32>, mut n_tokens: u32, start_s: f64, dialogue: Dialogue) {
         let (mut at_s, mut previous_blocks) = (start_s, None);
         n_tokens += self.tokens(dialogue.first_tokens);
         loop {

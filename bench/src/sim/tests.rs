@@ -287,7 +287,7 @@ fn an_outcome_is_counted_from_what_was_served() {
     let served = vec![answer(0, 1000, 0), answer(1, 100, 900)];
     let history = History { served, n_cut_off: 0, ended: Duration::from_secs(2) };
     let lru = lru::hits(&trace, 100);
-    let outcome = outcome(&trace, &scene("random", 2), (&history, lru), Duration::from_millis(500));
+    let outcome = outcome(&trace, &scene("random", 2), &history, lru, Duration::from_millis(500));
     assert_eq!((outcome.block_hit_ratio, outcome.token_hit_ratio, outcome.lru_share), (0.45, 0.45, 1.0));
     assert_eq!((outcome.computed_tokens, outcome.ttft_ms_p50, outcome.ttft_ms_p99), (1100, 100.0, 1000.0));
     assert!((outcome.imbalance - 1000.0 / 550.0).abs() < 1e-9, "{outcome:?}");

@@ -111,13 +111,13 @@ impl Worker {
 
     /// Takes a request; returns the end of the running step if that has changed.
     pub fn submit(&mut self, trace: &Trace, request: usize, id: RequestId, now: Duration) -> Option<Duration> {
-        self.announcements.arrive(&trace.requests[request], (request, id), 0, self.block_tokens);
+        self.announcements.arrive(&trace.requests[request], request, id, 0, self.block_tokens);
         self.enter(trace, request, now)
     }
 
     /// Takes a request that waits for state of its first `n_blocks` from another worker ([`Worker::fetched`]).
     pub fn fetch(&mut self, trace: &Trace, request: usize, id: RequestId, n_blocks: usize) {
-        self.announcements.arrive(&trace.requests[request], (request, id), n_blocks, self.block_tokens);
+        self.announcements.arrive(&trace.requests[request], request, id, n_blocks, self.block_tokens);
         self.fetching.push(request);
     }
 

@@ -212,7 +212,7 @@ impl World<'_> {
     fn begin(&mut self) {
         for (idx, host) in self.hosts.iter().enumerate().filter(|(_, host)| host.is_up) {
             let load = host.worker.load();
-            self.routers.iter_mut().for_each(|router| router.apply_load(worker_idx(idx), (&load, &[]), Duration::ZERO));
+            self.routers.iter_mut().for_each(|router| router.apply_load(worker_idx(idx), &load, &[], Duration::ZERO));
         }
         for change in &self.scene.changes {
             self.schedule(change.at, Event::Fleet(*change));
@@ -237,7 +237,7 @@ impl World<'_> {
             Event::LoadArrives { worker, boot, load } if self.hosts[worker].boot == boot => {
                 let (load, counted) = &*load;
                 let now = self.now;
-                self.routers.iter_mut().for_each(|router| router.apply_load(worker_idx(worker), (load, counted), now));
+                self.routers.iter_mut().for_each(|router| router.apply_load(worker_idx(worker), load, counted, now));
             }
             Event::Fetched { worker, boot, request, n_blocks } if self.hosts[worker].boot == boot => {
                 let end = self.hosts[worker].worker.fetched(self.trace, request, n_blocks, self.now);
@@ -270,8 +270,8 @@ impl World<'_> {
                 return self.schedule(until.min(now + BACKOFF_POLL), Event::Arrive { request });
             }
         }
-        let asked = (&id, &state.tried[..]);
-        let Some(sent) = self.routers[state.router].choose(&self.trace.requests[request], asked, self.now) else {
+        let router = &mut self.routers[state.router];
+        let Some(sent) = router.choose(&self.trace.requests[request], &id, &state.tried, self.now) else {
             return;
         };
         let worker = sent.worker.0 as usize;
@@ -306,7 +306,7 @@ impl World<'_> {
         let n_tokens = (n_blocks - n_own) as u32 * self.trace.block_tokens;
         let bytes = network.bytes(u64::from(n_tokens));
         let (mut to, mut from) = (self.hosts[worker].links, self.hosts[peer].links);
-        let at = network.transfer((&mut to, &mut from), bytes, self.now);
+        let at = network.transfer(&mut to, &mut from, bytes, self.now);
         (self.hosts[worker].links, self.hosts[peer].links) = (to, from);
         let measured = (bytes, (at - self.now).as_secs_f64() * 1e3);
         self.states[request].fetched = Some(Fetched { n_tokens, measured });
@@ -342,10 +342,12 @@ impl World<'_> {
         self.served[request] =
             Some(Served { worker, ttft, cached_tokens, fetched_tokens, predicted_tokens, n_retries });
         if let Some(Transfer { peer, .. }) = state.hinted {
-            let is_less = cached_tokens < predicted_tokens;
-            let measured = fetched.map(|fetched| fetched.measured).filter(|_| !is_less);
-            if measured.is_some() || is_less {
-                self.routers[router].fetched((worker_idx(worker), peer), measured, self.now);
+            let router = &mut self.routers[router];
+            if cached_tokens < predicted_tokens {
+                router.fetch_failed(worker_idx(worker), peer, self.now);
+            } else if let Some(fetched) = fetched {
+                let (bytes, took_ms) = fetched.measured;
+                router.fetched(worker_idx(worker), peer, bytes, took_ms, self.now);
             }
         }
         self.routers[state.router].first_token(worker_idx(worker), &name(request));
@@ -399,7 +401,7 @@ impl World<'_> {
                 let load = host.worker.load();
                 self.routers
                     .iter_mut()
-                    .for_each(|router| router.apply_load(worker_idx(change.worker), (&load, &[]), now));
+                    .for_each(|router| router.apply_load(worker_idx(change.worker), &load, &[], now));
                 self.warm(change.worker);
             }
             FleetEvent::Slows => host.worker.slow_down(SLOWDOWN),

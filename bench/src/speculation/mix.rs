@@ -11,12 +11,12 @@ use crate::client::Answer;
 /// Measures every task on every server and prints the table.
 ///
 /// Errors: a server that does not answer.
-pub(super) async fn run(contenders: &[Contender], (n_rounds, n_streams): (usize, u16)) -> anyhow::Result<()> {
+pub(super) async fn run(contenders: &[Contender], n_rounds: usize, n_streams: u16) -> anyhow::Result<()> {
     let mut rates = vec![Rates::default(); contenders.len()];
     for round in 0..n_rounds {
         for task in Task::ALL {
             for (contender, rates) in contenders.iter().zip(&mut rates) {
-                rates.add(task.name(), measure(contender, task, (round, n_streams)).await?);
+                rates.add(task.name(), measure(contender, task, round, n_streams).await?);
             }
         }
         eprintln!("{n_streams} at a time: round {} of {n_rounds}", round + 1);
@@ -26,9 +26,9 @@ pub(super) async fn run(contenders: &[Contender], (n_rounds, n_streams): (usize,
 }
 
 /// Asks for the answers of a round at the same time and returns their rate.
-async fn measure(contender: &Contender, task: Task, (round, n_streams): (usize, u16)) -> anyhow::Result<f64> {
+async fn measure(contender: &Contender, task: Task, round: usize, n_streams: u16) -> anyhow::Result<f64> {
     let asked = task
-        .of_round((round, n_streams))
+        .of_round(round, n_streams)
         .map(|messages| async move { contender.server.client.ask(&messages, ANSWER_TOKENS).await });
     let answers = try_join_all(asked).await.with_context(|| format!("{}, {}", contender.name, task.name()))?;
     Ok(rate(&answers))

@@ -92,7 +92,7 @@ impl Task {
     }
 
     /// Returns the conversations of a round's requests, which run at the same time.
-    pub fn of_round(self, (round, n_streams): (usize, u16)) -> impl Iterator<Item = Vec<Message>> {
+    pub fn of_round(self, round: usize, n_streams: u16) -> impl Iterator<Item = Vec<Message>> {
         let n_streams = usize::from(n_streams);
         (round * n_streams..).take(n_streams).map(move |idx| self.messages(idx))
     }

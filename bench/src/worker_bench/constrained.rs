@@ -89,7 +89,7 @@ pub async fn measure(programs: &Programs, texts: Texts, n: u32) -> anyhow::Resul
         // The first round prefills the prompts and is not counted.
         for round in 0..=ROUNDS {
             for rule in Rule::ALL {
-                let ask = async || answers(&server, texts, (n, rule)).await;
+                let ask = async || answers(&server, texts, n, rule).await;
                 if round == 0 {
                     ask().await?;
                 } else {
@@ -103,7 +103,7 @@ pub async fn measure(programs: &Programs, texts: Texts, n: u32) -> anyhow::Resul
     Ok(rates)
 }
 
-async fn answers(server: &Running, texts: Texts, (n, rule): (u32, Rule)) -> anyhow::Result<Vec<Streamed>> {
+async fn answers(server: &Running, texts: Texts, n: u32, rule: Rule) -> anyhow::Result<Vec<Streamed>> {
     let asked = (0..n).map(|sequence| async move {
         let messages = texts.user(u64::from(sequence), PROMPT_TOKENS);
         let sent = Instant::now();
@@ -158,7 +158,7 @@ pub fn verdicts(n: u32, rates: &BTreeMap<Contender, Rates>) -> Vec<Verdict> {
     let verdict = |rule: Rule| {
         let rate = |rule: Rule| rates.get(&Contender::Worker)?.get(&rule).and_then(|rates| median(rates));
         let ratio = rate(rule)? / rate(Rule::Nothing)?;
-        Some(Verdict::at_least(&format!("{n} x {}", rule.name()), goal, (ratio, minimum)))
+        Some(Verdict::at_least(&format!("{n} x {}", rule.name()), goal, ratio, minimum))
     };
     [Rule::Schema, Rule::Grammar].into_iter().filter_map(verdict).collect()
 }

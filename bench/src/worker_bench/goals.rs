@@ -23,12 +23,12 @@ pub struct Verdict {
 
 impl Verdict {
     /// Returns the verdict for a share or ratio that must be at least `goal`.
-    pub fn at_least(what: &str, goal: &str, (reached, minimum): (f64, f64)) -> Self {
+    pub fn at_least(what: &str, goal: &str, reached: f64, minimum: f64) -> Self {
         Self { goal: format!("{what} at least {goal}"), reached: shown(reached, goal), passed: reached >= minimum }
     }
 
     /// Returns the verdict for a share or ratio that must be at most `goal`.
-    pub fn at_most(what: &str, goal: &str, (reached, maximum): (f64, f64)) -> Self {
+    pub fn at_most(what: &str, goal: &str, reached: f64, maximum: f64) -> Self {
         Self { goal: format!("{what} at most {goal}"), reached: shown(reached, goal), passed: reached <= maximum }
     }
 
@@ -49,7 +49,7 @@ const REPEAT_MS_MAX: f64 = 3.0;
 /// Returns the verdicts on the worker in a reuse scenario; none where it was not measured.
 pub fn judge(scenario: Scenario, measured: &BTreeMap<Contender, Measured>) -> Vec<Verdict> {
     let Some(worker) = measured.get(&Contender::Worker) else { return Vec::new() };
-    let share = |goal: &str, minimum: f64| vec![Verdict::at_least("reused", goal, (worker.reused(), minimum))];
+    let share = |goal: &str, minimum: f64| vec![Verdict::at_least("reused", goal, worker.reused(), minimum)];
     match scenario {
         Scenario::ExactRepeat => vec![Verdict {
             goal: format!("warm TTFT at most one step + {REPEAT_MS_MAX:.0} ms"),
@@ -58,18 +58,18 @@ pub fn judge(scenario: Scenario, measured: &BTreeMap<Contender, Measured>) -> Ve
         }],
         Scenario::GrownPrompt => {
             let ratio = worker.worst_round_to_cold().unwrap_or(f64::INFINITY);
-            let rounds = Verdict::at_most("warm/cold in every round", "4 %", (ratio, 0.04));
+            let rounds = Verdict::at_most("warm/cold in every round", "4 %", ratio, 0.04);
             no_more_computed(measured, worker).into_iter().chain([rounds]).collect()
         }
         Scenario::SixTurnChat => {
             let uncached = measured.get(&Contender::WorkerUncached);
             let faster = uncached.map(|uncached| uncached.warm_ttft_ms_mean / worker.warm_ttft_ms_mean);
-            let faster = faster.map(|ratio| Verdict::at_least("TTFT faster than uncached", "1.31x", (ratio, 1.31)));
+            let faster = faster.map(|ratio| Verdict::at_least("TTFT faster than uncached", "1.31x", ratio, 1.31));
             no_more_computed(measured, worker).into_iter().chain(faster).collect()
         }
         Scenario::SharedSystem8 => {
             let ratio = worker.warm_to_cold().unwrap_or(f64::INFINITY);
-            share("96 %", 0.96).into_iter().chain([Verdict::at_most("warm/cold", "0.7x", (ratio, 0.7))]).collect()
+            share("96 %", 0.96).into_iter().chain([Verdict::at_most("warm/cold", "0.7x", ratio, 0.7)]).collect()
         }
         Scenario::Interleaved12 => no_more_computed(measured, worker).into_iter().collect(),
         Scenario::Shared4k => share("96.9 %", 0.969),

@@ -12,7 +12,7 @@ use super::contender::{Contender, Programs, Running, Setup};
 use super::goals::Verdict;
 use super::shapes::Texts;
 use crate::client::Answer;
-use crate::figures::{Measure, Unit};
+use crate::figures::{Measure, Sample, Unit};
 use crate::summary::median;
 
 /// Number of slots of the servers.
@@ -139,15 +139,15 @@ impl Beside<'_> {
 }
 
 impl Waits {
-    /// Returns the figures and their values.
-    pub fn measures(&self) -> Vec<(Measure, f64)> {
+    /// Returns a sample of each figure.
+    pub fn samples(&self) -> Vec<Sample> {
         let cache = self.cache_ms.map(|ms| ("/cache", ms));
         let waits = [
             ("long prompt alone", self.alone_ms),
             ("short TTFT", self.short_ms),
             ("cancelled slot free", self.cancelled_ms),
         ];
-        waits.into_iter().chain(cache).map(|(name, ms)| (Measure::lower(name, Unit::Ms), ms)).collect()
+        waits.into_iter().chain(cache).map(|(name, ms)| Measure::lower(name, Unit::Ms).sample(ms)).collect()
     }
 
     fn micro_batches(&self, ms: f64) -> f64 {
@@ -160,7 +160,7 @@ impl Waits {
             return Vec::new();
         }
         let verdict = |what: &str, ms, (goal, maximum)| {
-            Verdict::at_most(&format!("{what} / micro-batch"), goal, (self.micro_batches(ms), maximum))
+            Verdict::at_most(&format!("{what} / micro-batch"), goal, self.micro_batches(ms), maximum)
         };
         vec![
             verdict("short TTFT", self.short_ms, SHORT_MAX),

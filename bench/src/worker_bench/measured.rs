@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use super::contender::Contender;
 use super::traffic::Pass;
 use crate::client::Answer;
-use crate::figures::{Measure, Unit};
+use crate::figures::{Measure, Sample, Unit};
 use crate::summary::median;
 
 /// Figures of one server in one scenario; all 0 without responses.
@@ -53,11 +53,11 @@ impl Measured {
         }
     }
 
-    /// Returns the figures and their values.
-    pub fn measures(&self) -> impl Iterator<Item = (Measure, f64)> {
-        let cold = self.cold_ttft_ms.map(|ms| (Measure::lower("TTFT cold", Unit::Ms), ms));
-        let warm = (Measure::lower("TTFT warm", Unit::Ms), self.warm_ttft_ms);
-        let computed = (Measure::lower("computed", Unit::Tokens), self.computed_tokens as f64);
+    /// Returns a sample of each figure.
+    pub fn samples(&self) -> impl Iterator<Item = Sample> {
+        let cold = self.cold_ttft_ms.map(|ms| Measure::lower("TTFT cold", Unit::Ms).sample(ms));
+        let warm = Measure::lower("TTFT warm", Unit::Ms).sample(self.warm_ttft_ms);
+        let computed = Measure::lower("computed", Unit::Tokens).sample(self.computed_tokens as f64);
         [computed, warm].into_iter().chain(cold)
     }
 
@@ -112,7 +112,7 @@ pub(super) mod tests {
         assert_eq!(measured.warm_ttft_ms, 20.0);
         assert_eq!(measured.worst_round_to_cold(), Some(0.2));
         assert_eq!(measured.step_ms, 5.0);
-        let values: Vec<_> = measured.measures().map(|(measure, value)| (measure.name, value)).collect();
+        let values: Vec<_> = measured.samples().map(|sample| (sample.measure.name, sample.value)).collect();
         let expected = [("computed", 20.0), ("TTFT warm", 20.0), ("TTFT cold", 100.0)];
         assert_eq!(values, expected.map(|(name, value)| (name.to_owned(), value)));
         assert!((measured.reused() - 210.0 / 230.0).abs() < 1e-9);

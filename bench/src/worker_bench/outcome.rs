@@ -25,13 +25,10 @@ pub struct Outcome {
     failures: Vec<String>,
 }
 
-/// Titles of the columns of case and subject.
-const ROW_TITLES: (&str, &str) = ("scenario", "server");
-
 impl Outcome {
     /// Prints the figures of a scenario and the verdicts on it, and keeps both.
-    pub fn add(&mut self, title: &'static str, figures: Figures, (scenario, verdicts): (Scenario, Vec<Verdict>)) {
-        figures.table(ROW_TITLES).print();
+    pub fn add(&mut self, title: &'static str, figures: Figures, scenario: Scenario, verdicts: Vec<Verdict>) {
+        table(&figures).print();
         for verdict in &verdicts {
             eprintln!("  {}: {} ({})", verdict.word(), verdict.reached, verdict.goal);
         }
@@ -63,13 +60,13 @@ impl Outcome {
 
     /// Returns all tables as Markdown, the summary, and the first line of each failure.
     pub fn page(&self) -> String {
-        let table = |(title, figures): &(&str, Figures)| format!("{title}\n\n{}\n\n", figures.table(ROW_TITLES));
         let mut goals = Table::new(&["scenario", "goal of the worker", "reached", ""]);
         for (scenario, verdict) in &self.verdicts {
             let Verdict { goal, reached, .. } = verdict.clone();
             goals.add([scenario.name(), goal, reached, verdict.word().to_owned()]);
         }
-        let tables: String = self.tables.iter().map(table).collect();
+        let titled = |(title, figures): &(&str, Figures)| format!("{title}\n\n{}\n\n", table(figures));
+        let tables: String = self.tables.iter().map(titled).collect();
         let first_lines = self.failures.iter().filter_map(|failure| failure.lines().next());
         let failures = first_lines.map(|line| format!("\n\nNot measured: {line}")).collect::<String>();
         format!("{tables}{goals}\n\n{}{failures}", self.summary())
@@ -84,6 +81,11 @@ impl Outcome {
         }
         text
     }
+}
+
+/// Returns figures as a table with a row for each scenario and server.
+fn table(figures: &Figures) -> Table {
+    figures.table("scenario", "server")
 }
 
 /// Returns `page` with `tables` between the two markers, which are added at its end where it has none.
@@ -110,8 +112,8 @@ mod tests {
             let mut figures = Figures::default();
             let row = Row::new(scenario.name(), Contender::Worker.name());
             figures.add(&row, Measure::higher("reused", Unit::Share), &[share]);
-            let verdict = Verdict::at_least("reused", "93 %", (share, 0.93));
-            outcome.add("Reuse:", figures, (scenario, vec![verdict]));
+            let verdict = Verdict::at_least("reused", "93 %", share, 0.93);
+            outcome.add("Reuse:", figures, scenario, vec![verdict]);
         }
         let error = anyhow::anyhow!("it did not start; its log:\nlines");
         outcome.fail(Scenario::Restart, Contender::Worker, &error);

@@ -183,9 +183,9 @@ impl Regret {
     pub fn verdicts(&self) -> Vec<Verdict> {
         let n_same = self.chosen.values().max().copied().unwrap_or_default();
         let (goal, maximum) = REGRET;
-        let regret = self.mean().map(|mean| Verdict::at_most("regret", goal, (mean, maximum)));
-        let same = (n_same as f64 / STARTS as f64, SAME_MIN as f64 / STARTS as f64);
-        let same = Verdict::at_least("starts with the same setting", "90 %", same);
+        let regret = self.mean().map(|mean| Verdict::at_most("regret", goal, mean, maximum));
+        let share = |n: usize| n as f64 / STARTS as f64;
+        let same = Verdict::at_least("starts with the same setting", "90 %", share(n_same), share(SAME_MIN));
         regret.into_iter().chain([same]).collect()
     }
 

@@ -12,7 +12,7 @@ use super::contender::{Contender, Programs, Running, Setup};
 use super::goals::Verdict;
 use super::shapes::Texts;
 use crate::client::{Answer, Message};
-use crate::figures::{Measure, Unit};
+use crate::figures::{Measure, Sample, Unit};
 use crate::summary::median;
 
 /// Number of slots of the servers.
@@ -103,18 +103,18 @@ impl Restart {
         self.came_back_tokens as f64 / self.held_tokens.max(1) as f64
     }
 
-    /// Returns the figures and their values.
-    pub fn measures(&self) -> Vec<(Measure, f64)> {
+    /// Returns a sample of each figure.
+    pub fn samples(&self) -> Vec<Sample> {
         vec![
-            (Measure::higher("came back", Unit::Share), self.share()),
-            (Measure::lower("TTFT cold", Unit::Ms), self.cold_ttft_ms),
-            (Measure::lower("TTFT after the restart", Unit::Ms), self.after_ttft_ms),
+            Measure::higher("came back", Unit::Share).sample(self.share()),
+            Measure::lower("TTFT cold", Unit::Ms).sample(self.cold_ttft_ms),
+            Measure::lower("TTFT after the restart", Unit::Ms).sample(self.after_ttft_ms),
         ]
     }
 
     /// Returns the verdict; none for other servers than the worker.
     pub fn verdicts(&self, contender: Contender) -> Vec<Verdict> {
-        let verdict = Verdict::at_least("came back", "95 %", (self.share(), COME_BACK_MIN));
+        let verdict = Verdict::at_least("came back", "95 %", self.share(), COME_BACK_MIN);
         if contender == Contender::Worker { vec![verdict] } else { Vec::new() }
     }
 }
@@ -181,20 +181,20 @@ impl Footprint {
         (self.distinct_tokens * self.token_bytes) as f64
     }
 
-    /// Returns the figures and their values.
-    pub fn measures(&self) -> Vec<(Measure, f64)> {
+    /// Returns a sample of each figure.
+    pub fn samples(&self) -> Vec<Sample> {
         let cache = self.cache_bytes.map(|bytes| ("cache", bytes as f64));
         let grown = self.rss_growth_bytes.map(|bytes| ("process growth", bytes as f64));
-        let sizes = cache.into_iter().chain(grown).map(|(name, bytes)| (Measure::lower(name, Unit::Bytes), bytes));
-        sizes.chain([(Measure::higher("own tokens kept", Unit::Share), self.own_reused)]).collect()
+        let sizes = cache.into_iter().chain(grown).map(|(name, bytes)| Measure::lower(name, Unit::Bytes).sample(bytes));
+        sizes.chain([Measure::higher("own tokens kept", Unit::Share).sample(self.own_reused)]).collect()
     }
 
     /// Returns the verdicts on the worker: a small size counts only if the state is used.
     pub fn verdicts(&self) -> Vec<Verdict> {
         let Some(cache_bytes) = self.cache_bytes else { return Vec::new() };
         let ratio = cache_bytes as f64 / self.distinct_bytes();
-        let bytes = Verdict::at_most("cache to distinct tokens", "1.1x", (ratio, BYTES_MAX));
-        vec![bytes, Verdict::at_least("own tokens kept", "85 %", (self.own_reused, OWN_REUSED_MIN))]
+        let bytes = Verdict::at_most("cache to distinct tokens", "1.1x", ratio, BYTES_MAX);
+        vec![bytes, Verdict::at_least("own tokens kept", "85 %", self.own_reused, OWN_REUSED_MIN)]
     }
 }
 

@@ -270,7 +270,7 @@ pub fn verdicts(load: Load, rates: &BTreeMap<Contender, Rates>) -> Vec<Verdict> 
         let rate = |contender: &Contender| rates.get(contender).and_then(|rates| median(phase.of(rates)));
         let fastest = load.against.contenders().iter().filter_map(rate).max_by(f64::total_cmp)?;
         let ratio = rate(&Contender::Worker)? / fastest;
-        Some(Verdict::at_least(&format!("{}, {}", load.describe(), phase.name()), goal, (ratio, minimum)))
+        Some(Verdict::at_least(&format!("{}, {}", load.describe(), phase.name()), goal, ratio, minimum))
     };
     phases.iter().filter_map(verdict).collect()
 }

@@ -23,7 +23,7 @@ fn part(medium: u64) -> Value {
     if medium % 2 == 1 {
         return audio_part(medium, 40 + medium as usize);
     }
-    let url = data_url(&picture(medium, (90 + medium as u32, 60)));
+    let url = data_url(&picture(medium, 90 + medium as u32, 60));
     json!({"type": "image_url", "image_url": {"url": url}})
 }
 
@@ -124,7 +124,7 @@ async fn routers_send_raw_prompts_with_media_to_the_worker_that_has_them() -> an
 
 #[tokio::test]
 async fn routers_fetch_images_for_workers_that_fetch_none() -> anyhow::Result<()> {
-    let pictures = PictureServer::start((90, 60)).await?;
+    let pictures = PictureServer::start(90, 60).await?;
     let projector = tiny_projector()?;
     let projector = ["--mmproj", projector.to_str().unwrap_or_default()];
     let rig = Rig::start_with(2, &projector, &["--image-url-host", &pictures.host]).await?;
@@ -132,7 +132,7 @@ async fn routers_fetch_images_for_workers_that_fetch_none() -> anyhow::Result<()
     let content = |image: Value| json!([{"type": "text", "text": text}, image]);
     let image = |url: String| json!({"type": "image_url", "image_url": {"url": url}});
     let body = |content: Value| json!({"messages": [{"role": "user", "content": content}], "max_tokens": 1});
-    let first = rig.chat(&body(content(image(data_url(&picture(1, (90, 60))))))).await?;
+    let first = rig.chat(&body(content(image(data_url(&picture(1, 90, 60)))))).await?;
     assert_eq!(first.status, 200, "{}", first.text);
     rig.settled().await?;
     let n_prompt = first.json()["usage"]["prompt_tokens"].as_u64().unwrap_or_default();

@@ -74,7 +74,7 @@ pub(super) fn text(text: &str) -> Value {
 
 /// Returns a message part with the image of a seed.
 pub(super) fn image(seed: u64) -> Value {
-    json!({"type": "image_url", "image_url": {"url": data_url(&picture(seed, (64, 48)))}})
+    json!({"type": "image_url", "image_url": {"url": data_url(&picture(seed, 64, 48))}})
 }
 
 pub(super) fn user(parts: &[Value]) -> Value {
@@ -97,7 +97,7 @@ fn by_mtmd(text: &str, seeds: &[u64]) -> (Vec<Token>, usize) {
 
 /// Returns an image as llama.cpp has it.
 pub(super) fn bitmap(seed: u64) -> MtmdBitmap {
-    let picture = picture(seed, (64, 48));
+    let picture = picture(seed, 64, 48);
     MtmdBitmap::from_image_data(picture.width(), picture.height(), &picture).unwrap()
 }
 
@@ -174,7 +174,7 @@ async fn raw_prompts_with_images_are_those_of_llama_cpp_too() {
         ("What is this: <__media__>\n", vec![2]),
         ("<|im_start|>user\nA<__media__><__media__> B <|im_end|><__media__> end", vec![3, 4, 3]),
     ] {
-        let file = |seed: &u64| data_url(&picture(*seed, (64, 48))).split_once(";base64,").unwrap().1.to_owned();
+        let file = |seed: &u64| data_url(&picture(*seed, 64, 48)).split_once(";base64,").unwrap().1.to_owned();
         let media = MediaPrompt { text: text.to_owned(), media: seeds.iter().map(file).collect() };
         let made = maker.raw(&RawPrompt::Media(media), 2048, Scope::default()).unwrap().whole().unwrap();
         let asked = Ask { runs: made.runs.clone(), ..ask(&made.tokens, N_ANSWER) };
@@ -353,7 +353,7 @@ async fn answers_stay_the_same_with_media_where_state_resumes_at_checkpoints() {
 async fn prompts_share_no_state_after_images_that_differ_by_a_byte() {
     let (engine, _updates) = start(seeing());
     let maker = prompts(&engine);
-    let first = picture(1, (64, 48));
+    let first = picture(1, 64, 48);
     let mut other = first.clone();
     other.get_pixel_mut(63, 47).0[2] ^= 1;
     let of = |picture| json!({"type": "image_url", "image_url": {"url": data_url(picture)}});

@@ -31,7 +31,7 @@ fn with(parts: &[Value]) -> Value {
 }
 
 fn image_part() -> Value {
-    json!({"type": "image_url", "image_url": {"url": data_url(&picture(1, (80, 60)))}})
+    json!({"type": "image_url", "image_url": {"url": data_url(&picture(1, 80, 60))}})
 }
 
 #[tokio::test]

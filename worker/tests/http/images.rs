@@ -28,7 +28,7 @@ async fn seeing(flags: &str) -> TestWorker {
 }
 
 fn url(seed: u64) -> String {
-    data_url(&picture(seed, (80, 60)))
+    data_url(&picture(seed, 80, 60))
 }
 
 /// Returns an image's file in base64.
@@ -169,7 +169,7 @@ async fn a_worker_reports_its_support_of_images() {
 
 #[tokio::test]
 async fn images_by_url_are_fetched_from_listed_hosts_alone() {
-    let pictures = PictureServer::start((80, 60)).await.expect("a port is free");
+    let pictures = PictureServer::start(80, 60).await.expect("a port is free");
     let worker = seeing(&format!("--image-url-host {}", pictures.host)).await;
     let first = worker.ask(CHAT, chat(1)).await;
     let n_prompt = first["usage"]["prompt_tokens"].as_u64().expect("a count");

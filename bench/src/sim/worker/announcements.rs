@@ -29,13 +29,7 @@ pub(super) struct Announcements {
 
 impl Announcements {
     /// Announces the blocks that a new request will compute or fetch; it fetches the first `n_fetched`.
-    pub(super) fn arrive(
-        &mut self,
-        request: &Request,
-        (idx, id): (usize, RequestId),
-        n_fetched: usize,
-        block_tokens: u32,
-    ) {
+    pub(super) fn arrive(&mut self, request: &Request, idx: usize, id: RequestId, n_fetched: usize, block_tokens: u32) {
         let announcement = AnnouncementId(idx as u64);
         let n_announced = request.keys.iter().take_while(|key| self.blocks.contains(*key)).count();
         let n_cached = n_announced.max(n_fetched).min(request.reusable_blocks(block_tokens)) as u32;

@@ -40,7 +40,7 @@ impl World<'_> {
             let Some(n_blocks) = n_blocks.filter(|_| self.hosts[peer].is_up) else { continue };
             let bytes = network.bytes(n_blocks as u64 * u64::from(self.trace.block_tokens));
             let (mut to, mut from) = (self.hosts[worker].links, self.hosts[peer].links);
-            let at = network.transfer((&mut to, &mut from), bytes, self.now);
+            let at = network.transfer(&mut to, &mut from, bytes, self.now);
             (self.hosts[worker].links, self.hosts[peer].links) = (to, from);
             let boot = self.hosts[worker].boot;
             let pause = at - self.now;
