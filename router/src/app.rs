@@ -152,7 +152,7 @@ impl App {
         sender: &Sender,
     ) -> Result<Bytes, RequestError> {
         match self.resources.image_urls.as_ref().filter(|_| endpoint.may_have_images()) {
-            Some(image_urls) => Ok(self.unless_draining(image_urls.inline(body, (&*self.bodies, sender))).await??),
+            Some(image_urls) => Ok(self.unless_draining(image_urls.inline(body, &self.bodies, sender)).await??),
             None => Ok(body),
         }
     }

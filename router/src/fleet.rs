@@ -32,6 +32,7 @@ use warmpath_common::model::ModelInfo;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::{ConnectionState, FleetView, WorkerView};
 use warmpath_router_core::index::{IndexOptions, IndexWriter, PrefixIndex};
+use warmpath_router_core::ledger::health::FailedAttempt;
 use warmpath_router_core::ledger::{Ledger, NoWorker, Ticket};
 use warmpath_router_core::overload::admission::CapacityForecast;
 use warmpath_router_core::overload::retry::{Terms, WorkerFailure};
@@ -356,7 +357,7 @@ pub struct InFlightGuard {
 
 impl InFlightGuard {
     /// Records that the worker completed the request, after these other workers had failed it.
-    pub fn answered(&self, failures: &[(WorkerIdx, WorkerFailure)]) {
+    pub fn answered(&self, failures: &[FailedAttempt]) {
         self.fleet.ledger().health.answered(self.worker, failures, Instant::now());
     }
 

@@ -99,7 +99,7 @@ async fn prepare(
         let raw_request = RawRequest { endpoint, body, salt, any_model_name, reports_prefix, session };
         let start = Instant::now();
         let prepared = app.preparing.prepare(&app.fleet, app.fleet.view(), raw_request).await;
-        request.span.part("router.prepare", (start, Instant::now()), Vec::new());
+        request.span.part("router.prepare", start, Instant::now(), Vec::new());
         match prepared {
             Err(RequestError::Lookup(error)) => {
                 let is_generation = endpoint.is_generation();

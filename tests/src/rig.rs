@@ -185,7 +185,7 @@ impl Rig {
     ///
     /// Errors: a process does not start or does not become ready; its log is in the message.
     pub async fn start_with(n_workers: usize, worker_args: &[&str], router_args: &[&str]) -> anyhow::Result<Self> {
-        Self::start_file(tiny_model()?, (n_workers, worker_args), router_args).await
+        Self::start_file(tiny_model()?, n_workers, worker_args, router_args).await
     }
 
     /// Starts workers as [`Self::start_with`] does, with the model of a file.
@@ -193,7 +193,8 @@ impl Rig {
     /// Errors: as [`Self::start_with`].
     pub async fn start_file(
         model: PathBuf,
-        (n_workers, worker_args): (usize, &[&str]),
+        n_workers: usize,
+        worker_args: &[&str],
         router_args: &[&str],
     ) -> anyhow::Result<Self> {
         let context_tokens = (N_SLOTS * SLOT_CONTEXT_TOKENS).to_string();

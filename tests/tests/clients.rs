@@ -111,7 +111,7 @@ async fn check_coding_agent(name: &str) -> anyhow::Result<()> {
     install("coding").await?;
     // These prompts have tens of thousands of tokens, which take a recurrent model the least time.
     let flags = ["--slots", "1", "--ctx-size", "65536", "--override-kv", "mamba.context_length=int:65536"];
-    let rig = Rig::start_file(made_model(Preset::TinyRecurrent, 1)?, (2, &flags), &[]).await?;
+    let rig = Rig::start_file(made_model(Preset::TinyRecurrent, 1)?, 2, &flags, &[]).await?;
     let mut command = Command::new("python3");
     command.arg(root().join("tests/clients/test_coding_agents.py")).arg(name).arg(root().join("target/clients/coding"));
     check_unittest(command.arg(rig.router_url())).await

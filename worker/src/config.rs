@@ -331,7 +331,7 @@ fn engine_config(flags: &Flags, source: &ModelSource) -> Result<EngineConfig, Co
         shifts: shift_config(flags),
         adapters: adapters::files(flags)?,
         speculation: speculation::config(&flags.speculation)?,
-        draft_model: speculation::draft_model(&flags.speculation, (threads, flags.threads_batch)),
+        draft_model: speculation::draft_model(&flags.speculation, threads, flags.threads_batch),
         ..EngineConfig::default()
     })
 }

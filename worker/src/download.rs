@@ -89,7 +89,7 @@ async fn fetch_from_hub(
     for file in wanted {
         let url = hub::file_url(&hub.endpoint, &model.repo, &commit, &file.path);
         let remote = Remote { url, token: hub.token.as_ref(), size: Some(file.size), sha256: file.sha256 };
-        match ensure(&web, (&repository, &commit, file), remote, progress).await {
+        match ensure(&web, &repository, &commit, file, remote, progress).await {
             Err(error @ DownloadError::Room { .. }) if projector.as_ref() == Some(&file.path) => {
                 warn!(%error, "the repository's projector is not downloaded, so the model reads only text");
                 projector = None;
@@ -139,7 +139,9 @@ fn choose<'a>(paths: impl Iterator<Item = &'a str> + Clone, model: &HubModel) ->
 /// Brings one file of the hub into its cache.
 async fn ensure(
     web: &Web,
-    (repository, commit, file): (&Repository, &str, &HubFile),
+    repository: &Repository,
+    commit: &str,
+    file: &HubFile,
     remote: Remote<'_>,
     progress: &mut DownloadProgress,
 ) -> Result<(), DownloadError> {

@@ -22,7 +22,7 @@ use warmpath_common::model::Fingerprint;
 use warmpath_shell::fleet_token::FleetTokens;
 use warmpath_shell::tls::CurrentClient;
 
-pub use ahead::TooManyPrefetches;
+pub use ahead::{PeerPrefix, TooManyPrefetches};
 pub use hint::PeerHint;
 pub use peer::SHORTER_MAX;
 use peer::{FetchError, FetchProgress, Peer};
@@ -122,7 +122,7 @@ impl StateFetcher {
         if let Some(peer) = self.peers.get(name) {
             return Some(peer);
         }
-        let peer = Arc::new(Peer::new(hint.url(), (&self.tls, self.peer_name.clone()))?);
+        let peer = Arc::new(Peer::new(hint.url(), &self.tls, self.peer_name.clone())?);
         self.peers.insert(name.to_owned(), Arc::clone(&peer));
         Some(peer)
     }
@@ -144,7 +144,7 @@ impl Fetch {
         let began = Instant::now();
         let mut progress = FetchProgress::new(&order);
         let tokens = self.tokens.as_deref();
-        let fetched = self.peer.fetch((&order, self.layout, tokens), &mut progress, &self.engine);
+        let fetched = self.peer.fetch(&order, self.layout, tokens, &mut progress, &self.engine);
         let fetched = tokio::select! {
             fetched = tokio::time::timeout_at(order.deadline.into(), fetched) => {
                 fetched.unwrap_or(Err(FetchError::Late))
@@ -156,14 +156,14 @@ impl Fetch {
         };
         let took = began.elapsed();
         // Counted before the request continues, so that a client with its response sees the new count.
-        self.peer.learn(&fetched, (&progress, took), Instant::now());
-        self.count((&fetched, &progress), took, metrics);
+        self.peer.learn(&fetched, &progress, took, Instant::now());
+        self.count(&fetched, &progress, took, metrics);
         order.inbox.end(took);
         self.engine.wake();
         (fetched, progress)
     }
 
-    fn count(&self, (fetched, progress): (&Result<(), FetchError>, &FetchProgress), took: Duration, metrics: &Metrics) {
+    fn count(&self, fetched: &Result<(), FetchError>, progress: &FetchProgress, took: Duration, metrics: &Metrics) {
         let result = fetched.as_ref().err().map_or("ok", FetchError::name);
         let direction = self.direction;
         metrics.kv_transfers.with_label_values(&[direction, result]).inc();

@@ -277,7 +277,7 @@ fn submit(generator: &Generator, mut request: PreparedRequest) -> Result<Vec<Sub
                 EngineError::Shift(obstacle) => RequestError::field("cache_reuse", obstacle.to_string()),
                 error => error.into(),
             })?;
-            submitted.push((ChoiceState::new((prompt.tokens.len(), n_past), k), receiver));
+            submitted.push((ChoiceState::new(prompt.tokens.len(), n_past, k), receiver));
         }
     }
     Ok(submitted)

@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use futures::{StreamExt as _, stream};
 use tokio::sync::broadcast;
 use warmpath_common::summary::{
-    self, Change, Digest, Frame, FrameBody, Load, ReplayBuffer, ReplayLimits, Snapshot, Stamp, with_length,
+    self, Change, Digest, Frame, FrameBody, Load, ReplayBuffer, ReplayLimits, SizedUpdate, Snapshot, Stamp, with_length,
 };
 
 /// Limits of the replay buffer.
@@ -50,9 +50,8 @@ impl FakeSummary {
         }
         let bytes = self.replay_buffer.push(|stamp| {
             let body = FrameBody::Update { changes, load, digest };
-            let bytes = Bytes::from(with_length(&Frame { stamp, body }.encode()));
-            let n_bytes = bytes.len();
-            (bytes, n_bytes)
+            let update = Bytes::from(with_length(&Frame { stamp, body }.encode()));
+            SizedUpdate { n_bytes: update.len(), update }
         });
         self.snapshot.stamp = self.replay_buffer.last();
         self.send_raw(bytes);

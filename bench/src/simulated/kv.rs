@@ -16,7 +16,9 @@ use warmpath_worker_core::slots::slot_plan::{
     self, PlanInputs, PrefixSource, Reuse, SlotDecision, SlotPlan, SlotRequest,
 };
 use warmpath_worker_core::slots::slot_table::{Acquire, AfterUse, SlotSizes, SlotTable};
-use warmpath_worker_core::store::chunk_index::{ChunkId, ChunkIndex, NewChunk, Prefix, StoreLimits, StoreOrder};
+use warmpath_worker_core::store::chunk_index::{
+    ChunkId, ChunkIndex, NewChunk, Prefix, StoreLimits, StoreOrder, UsedChunk,
+};
 use warmpath_worker_core::store::restore_costs::Costs;
 use warmpath_worker_core::tenants::{Tenant, TenantId};
 
@@ -159,7 +161,7 @@ impl Kv {
     /// Starts a request in the slot of its plan, with the state of the plan.
     pub fn start(&mut self, prompt: &Prompt, plan: &SlotPlan, now_ms: u64) {
         let n_start = plan.start.n_tokens() as usize;
-        let (used, n_stored) = self.touch(prompt, n_start.div_ceil(self.block_cells), now_ms);
+        let (chunks, n_stored) = self.touch(prompt, n_start.div_ceil(self.block_cells), now_ms);
         let source = match plan.start {
             PrefixSource::Cold => Vec::new(),
             PrefixSource::Keep { .. } => self.cells(plan.slot).to_vec(),
@@ -170,8 +172,8 @@ impl Kv {
                 self.cells(from).to_vec()
             }
             PrefixSource::Import { .. } => {
-                let cells = |(id, n_blocks): &(ChunkId, usize)| &self.chunks[id].cells[..n_blocks * self.block_cells];
-                used.iter().flat_map(cells).copied().collect()
+                let cells = |chunk: &UsedChunk| &self.chunks[&chunk.id].cells[..chunk.n_blocks * self.block_cells];
+                chunks.iter().flat_map(cells).copied().collect()
             }
         };
         assert!(source.len() >= n_start, "{:?} takes {n_start} cells where {} are", plan.start, source.len());
@@ -222,7 +224,7 @@ impl Kv {
         let prefix = prompt.first(n_blocks, self.block_cells);
         self.store(prefix, prefix.tokens, now_ms);
         self.take_orders();
-        let chunks: Vec<ChunkId> = self.index.find(&prefix).first(n_blocks).map(|(id, _)| id).collect();
+        let chunks: Vec<ChunkId> = self.index.find(&prefix).first(n_blocks).map(|chunk| chunk.id).collect();
         chunks.iter().for_each(|id| self.index.hold(*id));
         chunks
     }
@@ -314,13 +316,12 @@ impl Kv {
         }
     }
 
-    /// Records a use of the prompt's first `n_blocks`; returns the chunks with them, each with the number of its
-    /// blocks, and how many of the prompt's blocks are stored.
-    fn touch(&mut self, prompt: &Prompt, n_blocks: usize, now_ms: u64) -> (Vec<(ChunkId, usize)>, usize) {
+    /// Records a use of the prompt's first `n_blocks`; returns the chunks with them, and how many of the prompt's blocks are stored.
+    fn touch(&mut self, prompt: &Prompt, n_blocks: usize, now_ms: u64) -> (Vec<UsedChunk>, usize) {
         let stored = self.index.find(&prompt.slot_request().prefix());
-        let used: Vec<(ChunkId, usize)> = stored.first(n_blocks).collect();
-        self.index.touch(&used, TENANT, now_ms);
-        (used, stored.n_blocks)
+        let chunks: Vec<UsedChunk> = stored.first(n_blocks).collect();
+        self.index.touch(&chunks, TENANT, now_ms);
+        (chunks, stored.n_blocks)
     }
 
     fn inputs(&self) -> PlanInputs<'_> {

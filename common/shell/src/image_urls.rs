@@ -97,11 +97,7 @@ impl ImageUrls {
     ///
     /// A body without such URLs, or that is not valid JSON, is returned unchanged. Cost: a search in the body; if it
     /// may name images, parsing and writing it on a thread for long work. Errors: `Body`, `Field`.
-    pub async fn inline(
-        self: &Arc<Self>,
-        body: Bytes,
-        (bodies, sender): (&BodyLimits, &Sender),
-    ) -> Result<Bytes, Refusal> {
+    pub async fn inline(self: &Arc<Self>, body: Bytes, bodies: &BodyLimits, sender: &Sender) -> Result<Bytes, Refusal> {
         if !may_name_images(&body) {
             return Ok(body);
         }
@@ -113,7 +109,7 @@ impl ImageUrls {
             return Err(Refusal::field(param, reason));
         }
         let has_new = wanted.iter().any(|image| image.is_new);
-        let fetched = tokio::time::timeout(self.limits.request_timeout, self.fetch_all(wanted, (bodies, sender))).await;
+        let fetched = tokio::time::timeout(self.limits.request_timeout, self.fetch_all(wanted, bodies, sender)).await;
         let fetched = match fetched {
             Ok(fetched) => fetched?,
             Err(_) if !has_new => HashMap::new(),
@@ -122,7 +118,7 @@ impl ImageUrls {
         let (n_bytes, bytes_max) = (body.len(), bodies.bytes_max);
         // The new body takes the place of the old one and of the files.
         drop(body);
-        let written = blocking(move || write(fields, &fetched, (n_bytes, bytes_max))).await??;
+        let written = blocking(move || write(fields, &fetched, n_bytes, bytes_max)).await??;
         Ok(BodyRoom::claimed(&bodies.room, sender, written)?)
     }
 
@@ -130,7 +126,8 @@ impl ImageUrls {
     async fn fetch_all(
         self: &Arc<Self>,
         wanted: Vec<WantedImage>,
-        (bodies, sender): (&BodyLimits, &Sender),
+        bodies: &BodyLimits,
+        sender: &Sender,
     ) -> Result<HashMap<String, FetchedImage>, Refusal> {
         let mut wanted = wanted.into_iter();
         let (mut running, mut fetched) = (FuturesUnordered::new(), HashMap::new());
@@ -166,7 +163,8 @@ fn parse(body: &[u8]) -> Option<(Map<String, Value>, Vec<WantedImage>)> {
 fn write(
     mut fields: Map<String, Value>,
     fetched: &HashMap<String, FetchedImage>,
-    (mut n_bytes, bytes_max): (usize, usize),
+    mut n_bytes: usize,
+    bytes_max: usize,
 ) -> Result<Bytes, BodyError> {
     each_part(&mut fields, &mut |_, part| {
         let Some(image) = url_of(part).and_then(|url| fetched.get(url)) else { return };

@@ -56,6 +56,15 @@ pub enum AttributeValue {
     Count(u64),
 }
 
+/// Attribute of a span.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Attribute {
+    /// Name.
+    pub key: &'static str,
+    /// Value.
+    pub value: AttributeValue,
+}
+
 /// Source of spans; without a collector it records none.
 #[derive(Debug, Clone, Default)]
 pub struct Tracer(Option<Arc<Recorder>>);
@@ -79,7 +88,7 @@ pub(crate) struct SpanRecord {
     kind: SpanKind,
     start: Instant,
     end: Instant,
-    values: Vec<(&'static str, AttributeValue)>,
+    attributes: Vec<Attribute>,
     failure: Option<&'static str>,
 }
 
@@ -122,7 +131,7 @@ impl Tracer {
             kind: SpanKind::Server,
             start: arrived,
             end: arrived,
-            values: Vec::new(),
+            attributes: Vec::new(),
             failure: None,
         };
         Span(Some(Box::new(Open { record, recorder: is_sampled.then(|| Arc::clone(recorder)) })))
@@ -149,14 +158,14 @@ impl Span {
     pub fn child(&self, name: &'static str, kind: SpanKind) -> Self {
         let Some(open) = &self.0 else { return Self(None) };
         let now = Instant::now();
-        let record = open.record.part((name, kind), (now, now));
+        let record = open.record.part(name, kind, now, now);
         Self(Some(Box::new(Open { record, recorder: open.recorder.clone() })))
     }
 
     /// Records a child span that has ended.
-    pub fn part(&self, name: &'static str, times: (Instant, Instant), values: Vec<(&'static str, AttributeValue)>) {
+    pub fn part(&self, name: &'static str, start: Instant, end: Instant, attributes: Vec<Attribute>) {
         if let Some(Open { record, recorder: Some(recorder) }) = self.0.as_deref() {
-            recorder.take(SpanRecord { values, ..record.part((name, SpanKind::Internal), times) });
+            recorder.take(SpanRecord { attributes, ..record.part(name, SpanKind::Internal, start, end) });
         }
     }
 
@@ -172,7 +181,7 @@ impl Span {
 
     fn set(&mut self, key: &'static str, value: impl FnOnce() -> AttributeValue) {
         if let Some(Open { record, recorder: Some(_) }) = self.0.as_deref_mut() {
-            record.values.push((key, value()));
+            record.attributes.push(Attribute { key, value: value() });
         }
     }
 
@@ -199,7 +208,7 @@ impl Span {
 
 impl SpanRecord {
     /// Returns a child of this span.
-    fn part(&self, (name, kind): (&'static str, SpanKind), (start, end): (Instant, Instant)) -> Self {
+    fn part(&self, name: &'static str, kind: SpanKind, start: Instant, end: Instant) -> Self {
         Self {
             trace: self.trace,
             id: rand::random_range(1..=u64::MAX),
@@ -209,7 +218,7 @@ impl SpanRecord {
             kind,
             start,
             end,
-            values: Vec::new(),
+            attributes: Vec::new(),
             failure: None,
         }
     }

@@ -15,7 +15,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 pub use self::digest::Digest;
-pub use self::replay_buffer::{ReplayBuffer, ReplayLimits};
+pub use self::replay_buffer::{ReplayBuffer, ReplayLimits, SizedUpdate};
 
 use crate::hash::block_hash::BlockKey;
 use crate::ids::{RequestId, SlotId, WorkerUid};

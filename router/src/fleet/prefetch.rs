@@ -19,7 +19,7 @@ use warmpath_common::prefetch::{
 };
 use warmpath_common::summary::KV_PATH;
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::routing::prefetch::{self, FleetChange};
+use warmpath_router_core::routing::prefetch::{self, FleetChange, HotPrefixes, Receiver};
 use warmpath_shell::chain;
 
 use super::Fleet;
@@ -74,7 +74,7 @@ impl Fleet {
             match list {
                 Ok((size, prefixes)) => {
                     block_size_tokens = size;
-                    read.push((source, prefixes));
+                    read.push(HotPrefixes { worker: source, prefixes });
                 }
                 Err(error) => self.note(source, &error),
             }
@@ -96,8 +96,8 @@ impl Fleet {
             Err(error) => return self.note(worker, &error),
         };
         let names: Vec<String> = receivers.iter().map(|receiver| self.member(*receiver).name()).collect();
-        let named: Vec<_> = receivers.iter().copied().zip(names.iter().map(String::as_str)).collect();
-        let shares = prefetch::divide(prefixes, (&named, block_size_tokens), |keys| self.index().matches(keys));
+        let receivers: Vec<_> = receivers.into_iter().zip(&names).map(|(idx, name)| Receiver { idx, name }).collect();
+        let shares = prefetch::divide(prefixes, &receivers, block_size_tokens, |keys| self.index().matches(keys));
         let told = shares.into_iter().map(|(receiver, share)| {
             let share = share.into_iter().map(|prefix| (worker, prefix)).collect();
             self.tell(metrics::DRAIN, (receiver, block_size_tokens), share)

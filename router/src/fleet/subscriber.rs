@@ -334,7 +334,7 @@ async fn unless_lost<T>(
     silence_max: Duration,
 ) -> Result<T, StreamError> {
     let mut next = std::pin::pin!(next);
-    let mut watch = SilenceWatch::new((silence_max, SILENT_HEARTBEATS_MAX), SUMMARY_IDLE_MAX, now());
+    let mut watch = SilenceWatch::new(silence_max, SILENT_HEARTBEATS_MAX, SUMMARY_IDLE_MAX, now());
     loop {
         if let Ok(next) = tokio::time::timeout_at(watch.due().into(), &mut next).await {
             return Ok(next);

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use axum::response::Response;
 use warmpath_router_core::diagnostics::decision_log::DecisionOutcome;
+use warmpath_router_core::ledger::health::FailedAttempt;
 use warmpath_router_core::overload::retry::{Terms, WorkerFailure};
 
 use super::attempt_target::AttemptTarget;
@@ -96,7 +97,7 @@ impl Attempts<'_> {
             }
             note_failure(app, request, &mut target, failure);
             if !is_full {
-                retry_state.failures.push((worker, failure));
+                retry_state.failures.push(FailedAttempt { worker, failure });
             }
             retry_state.failed(failure, refusal);
             // Whether another attempt follows.

@@ -66,7 +66,7 @@ pub(super) async fn choose_when_possible(
     match admitted {
         Ok((target, place)) => {
             if place.is_some() {
-                request.span.part("router.queue", (start, Instant::now()), Vec::new());
+                request.span.part("router.queue", start, Instant::now(), Vec::new());
             }
             retry_state.place = place;
             Ok(target)
@@ -216,6 +216,6 @@ pub(super) async fn back_off(app: &App, request: &IncomingRequest, prepared: &Pr
             }
         }
         app.metrics.backoff.observe(start.elapsed().as_secs_f64());
-        request.span.part("router.backoff", (start, Instant::now()), Vec::new());
+        request.span.part("router.backoff", start, Instant::now(), Vec::new());
     }
 }

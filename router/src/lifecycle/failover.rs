@@ -13,6 +13,7 @@ use bytes::Bytes;
 use warmpath_common::headers::JOURNAL;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::diagnostics::decision_log::DecisionOutcome;
+use warmpath_router_core::ledger::health::FailedAttempt;
 use warmpath_router_core::overload::retry::WorkerFailure;
 
 use super::attempt_target::AttemptTarget;
@@ -93,7 +94,7 @@ impl Failover {
         request.queued_from = start;
         let past = PartialResponse { lines, n_ended_choices, cached_tokens: self.cached_tokens };
         let continued = self.attempt(request, past, worker, failure, start).await;
-        request.span.part("router.failover", (start, Instant::now()), Vec::new());
+        request.span.part("router.failover", start, Instant::now(), Vec::new());
         let result = if continued.is_some() { metrics::CONTINUED } else { metrics::FAILED };
         self.app.metrics.failovers.with_label_values(&[result]).inc();
         continued
@@ -122,7 +123,7 @@ impl Failover {
         match response {
             UpstreamResponse::Stream { head, first, rest } if head.headers.contains_key(JOURNAL) => {
                 // Earlier failures have been proven by earlier continuations.
-                target.in_flight.answered(&[(worker, failure)]);
+                target.in_flight.answered(&[FailedAttempt { worker, failure }]);
                 let member = app.fleet.member(target.decision.worker);
                 tracing::info!(request_id = %request.id, worker = %member.url, "answer continues at another worker");
                 let name = member.shown_name().to_string();

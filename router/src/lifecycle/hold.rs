@@ -49,7 +49,7 @@ impl Hold {
             }
         }
         request.queued_from = Instant::now();
-        request.span.part("router.hold", (start, Instant::now()), Vec::new());
+        request.span.part("router.hold", start, Instant::now(), Vec::new());
         Ok(has_changed)
     }
 }

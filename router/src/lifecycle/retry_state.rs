@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use axum::response::Response;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::{FleetView, WorkerView};
+use warmpath_router_core::ledger::health::FailedAttempt;
 use warmpath_router_core::overload::admission_queue::WaiterId;
 use warmpath_router_core::overload::retry::{RetryDecision, WorkerFailure};
 
@@ -21,7 +22,7 @@ pub(super) struct RetryState {
     pub(super) n_attempts: u32,
     /// Workers that failed the request, and how. A worker that was only full is paused instead, and may get the request
     /// later.
-    pub(super) failures: Vec<(WorkerIdx, WorkerFailure)>,
+    pub(super) failures: Vec<FailedAttempt>,
     /// Workers that cannot take it.
     pub(super) excluded: Vec<WorkerIdx>,
     /// Response so far, from other workers' journals; `None` for a new response.
@@ -58,7 +59,7 @@ impl RetryState {
 
     /// Returns the workers that cannot take the request.
     pub(super) fn tried(&self) -> Vec<WorkerIdx> {
-        let failed_workers = self.failures.iter().map(|(worker, _)| *worker);
+        let failed_workers = self.failures.iter().map(|failed| failed.worker);
         failed_workers.chain(self.excluded.iter().copied()).collect()
     }
 

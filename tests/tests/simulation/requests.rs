@@ -12,6 +12,7 @@ use warmpath_common::ids::{RequestId, Token};
 use warmpath_common::model::{Fingerprint, ModelInfo};
 use warmpath_router::fleet::members::Loss;
 use warmpath_router_core::WorkerIdx;
+use warmpath_router_core::ledger::health::FailedAttempt;
 use warmpath_router_core::ledger::stale_blocks::PredictionOutcome;
 use warmpath_router_core::ledger::{RouteRequest, Ticket};
 use warmpath_router_core::overload::retry::{RetryDecision, RetryOptions, Terms, WorkerFailure};
@@ -96,7 +97,7 @@ pub struct Request {
     boot: u64,
     arrived: Instant,
     n_attempts: u32,
-    failures: Vec<(WorkerIdx, WorkerFailure)>,
+    failures: Vec<FailedAttempt>,
     failing_since: Option<Instant>,
     attempt: Option<Attempt>,
 }
@@ -187,7 +188,7 @@ impl World {
         };
         let (keys, tokens) = (keys(&model, &request.tokens), request.tokens.len() as u32);
         let matches = router.fleet.index().matches(&keys);
-        let tried: Vec<WorkerIdx> = request.failures.iter().map(|(worker, _)| *worker).collect();
+        let tried: Vec<WorkerIdx> = request.failures.iter().map(|failed| failed.worker).collect();
         let ask = RouteRequest {
             request_id: &request.request_id,
             model_name: Some(name),
@@ -354,7 +355,7 @@ impl World {
         let request = self.requests.get_mut(&id).expect("only running requests fail");
         let worker = request.attempt.as_ref().map(|attempt| attempt.worker);
         if let Some(worker) = worker.filter(|_| failure != WorkerFailure::Full) {
-            request.failures.push((worker, failure));
+            request.failures.push(FailedAttempt { worker, failure });
         }
         let since = *request.failing_since.get_or_insert(now);
         let (n_attempts, idx, boot) = (request.n_attempts, request.router, request.boot);

@@ -187,5 +187,5 @@ impl Router {
 
 /// Returns the watch over a silence that begins now.
 pub fn watch(silence_max: Duration, now: Instant) -> SilenceWatch {
-    SilenceWatch::new((silence_max, SILENT_HEARTBEATS_MAX), SUMMARY_IDLE_MAX, now)
+    SilenceWatch::new(silence_max, SILENT_HEARTBEATS_MAX, SUMMARY_IDLE_MAX, now)
 }

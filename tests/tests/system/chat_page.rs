@@ -31,7 +31,7 @@ async fn the_picture_of_the_chat_page() -> anyhow::Result<()> {
     let chromium = tools::chromium()?.context("no Chromium")?;
     let model = root().join("target/models/SmolLM2-135M-Instruct.Q4_1.gguf");
     ensure!(model.exists(), "{} is missing: make models", model.display());
-    let rig = Rig::start_file(model, (2, &[]), &["--ui"]).await?;
+    let rig = Rig::start_file(model, 2, &[], &["--ui"]).await?;
     let picture = root().join("docs/images/chat.png").display().to_string();
     let args = [chromium.display().to_string(), rig.router_url(), picture];
     tools::python("tests/python/picture_chat.py", &args).await.map(drop)

@@ -161,7 +161,7 @@ async fn streams_that_outlast_a_worker_s_drain_end_as_if_nothing_had_happened() 
 #[tokio::test]
 async fn workers_that_compute_long_prompts_on_every_processor_are_not_lost() -> anyhow::Result<()> {
     // More threads than there are processors, each of which computes all the time.
-    let rig = Rig::start_file(smollm2()?, (2, &["--threads-batch", "8"]), &[]).await?;
+    let rig = Rig::start_file(smollm2()?, 2, &["--threads-batch", "8"], &[]).await?;
     let ask = async |n: u64| {
         let body = json!({"prompt": words(n, 1500), "max_tokens": 1, "temperature": 0});
         rig.post(&format!("{}/v1/completions", rig.router_url()), &body).await

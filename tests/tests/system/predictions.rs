@@ -123,7 +123,7 @@ async fn many_at_once(rig: &Rig) -> anyhow::Result<()> {
 
 /// Starts workers with a model whose state cannot be cut back everywhere.
 async fn start_of(preset: Preset) -> anyhow::Result<Rig> {
-    Rig::start_file(made_model(preset, 1)?, (N_WORKERS, &[]), &[]).await
+    Rig::start_file(made_model(preset, 1)?, N_WORKERS, &[], &[]).await
 }
 
 #[tokio::test]

@@ -87,7 +87,7 @@ async fn check(rig: &Rig, misses: &[(u64, u64)]) -> anyhow::Result<()> {
 
 #[tokio::test]
 async fn predictions_are_right_with_real_weights() -> anyhow::Result<()> {
-    let rig = Rig::start_file(smollm2()?, (N_WORKERS, &[]), &[]).await?;
+    let rig = Rig::start_file(smollm2()?, N_WORKERS, &[], &[]).await?;
     let lengths = Lengths { system_words: 150, question_words: 15, answer_tokens: 12 };
     let mut misses = one_after_the_other(&rig, lengths).await?;
     misses.extend(several_at_once(&rig, lengths).await?);
@@ -96,7 +96,7 @@ async fn predictions_are_right_with_real_weights() -> anyhow::Result<()> {
 
 #[tokio::test]
 async fn predictions_are_right_with_real_weights_and_a_sliding_window() -> anyhow::Result<()> {
-    let rig = Rig::start_file(gemma3()?, (N_WORKERS, &[]), &[]).await?;
+    let rig = Rig::start_file(gemma3()?, N_WORKERS, &[], &[]).await?;
     let lengths = Lengths { system_words: 480, question_words: 10, answer_tokens: 6 };
     let misses = one_after_the_other(&rig, lengths).await?;
     check(&rig, &misses).await

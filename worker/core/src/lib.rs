@@ -6,6 +6,7 @@
 //! from values, so each can be tested against a naive model.
 
 pub mod batches;
+pub mod curve;
 pub mod drafting;
 pub mod reports;
 pub mod slots;

@@ -77,7 +77,7 @@ fn try_products(cpu: &Cpu, memory: &WeightMemory, kind: sys::ggml_type) -> Resul
     for (n_tokens, n_behind) in INPUTS {
         let inputs = reference::numbers(WIDTH * n_tokens * n_behind, 2);
         let shape = ggml::Product { kind, width: WIDTH, rows: ROWS, n_tokens, n_behind };
-        let Some(result) = cpu.product(memory, &shape, (&stored, &inputs)) else { continue };
+        let Some(result) = cpu.product(memory, &shape, &stored, &inputs) else { continue };
         let what = format!("{} times {n_tokens} x {n_behind} tokens in {memory}", ggml::type_name(kind));
         compare(what, &result, &reference::product(&weights, &inputs, WIDTH))?;
     }
@@ -90,9 +90,9 @@ fn try_attention(cpu: &Cpu, n_tokens: usize) -> Result<(), KernelFault> {
     let kept = shape.width * shape.n_kv_heads * shape.n_kept;
     let half = |seed| ggml::quantized(sys::GGML_TYPE_F16, &reference::numbers(kept, seed), shape.width);
     let (keys, values) = (half(4), half(5));
-    let result = cpu.attention(&shape, &queries, (&keys, &values));
+    let result = cpu.attention(&shape, &queries, &keys, &values);
     let floats = |stored| ggml::floats(sys::GGML_TYPE_F16, stored, kept);
-    let expected = reference::attention(&shape, &queries, (&floats(&keys), &floats(&values)));
+    let expected = reference::attention(&shape, &queries, &floats(&keys), &floats(&values));
     compare(format!("attention of {n_tokens} tokens"), &result, &expected)
 }
 

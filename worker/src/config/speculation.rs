@@ -141,7 +141,8 @@ pub(super) fn config(flags: &SpeculationFlags) -> Result<Option<SpeculationConfi
 /// served model.
 pub(super) fn draft_model(
     flags: &SpeculationFlags,
-    (threads, threads_batch): (u16, Option<u16>),
+    threads: u16,
+    threads_batch: Option<u16>,
 ) -> Option<DraftModelConfig> {
     let path = flags.spec_draft_model.clone().filter(|_| flags.settled_type() >= SpecType::Auto)?;
     let own_threads = flags.spec_draft_threads.unwrap_or(threads);
@@ -192,7 +193,7 @@ mod tests {
     fn the_type_decides_whether_the_draft_model_is_used() {
         let used = |line: &str| {
             let flags = flags(line);
-            (config(&flags).map(|config| config.is_some()).ok(), draft_model(&flags, (2, None)).is_some())
+            (config(&flags).map(|config| config.is_some()).ok(), draft_model(&flags, 2, None).is_some())
         };
         assert_eq!(used(""), (Some(false), false));
         assert_eq!(used("--spec-type auto"), (Some(true), false));
@@ -206,7 +207,7 @@ mod tests {
 
     #[test]
     fn the_draft_model_has_its_own_settings() {
-        let settings = |line: &str| draft_model(&flags(&format!("-md d.gguf {line}")), (3, Some(5))).expect("a model");
+        let settings = |line: &str| draft_model(&flags(&format!("-md d.gguf {line}")), 3, Some(5)).expect("a model");
         let plain = settings("");
         assert_eq!(
             plain,

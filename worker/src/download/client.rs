@@ -292,7 +292,7 @@ impl Attempts {
     /// Waits until the next attempt is due.
     ///
     /// Errors: the failure itself if it is final; `Broken` after the last attempt.
-    pub async fn again(&mut self, failure: AttemptFailure, (host, what): (&str, &str)) -> Result<(), DownloadError> {
+    pub async fn again(&mut self, failure: AttemptFailure, host: &str, what: &str) -> Result<(), DownloadError> {
         let (reason, pause) = match failure {
             AttemptFailure::Final(error) => return Err(error),
             AttemptFailure::Transient { reason, pause } => (reason, pause),

@@ -73,7 +73,7 @@ struct Large {
 pub async fn list(web: &Web, hub: &HubConfig, model: &HubModel) -> Result<CommitFiles, DownloadError> {
     let what = format!("{} (revision {})", model.repo, model.revision);
     let url = address(&hub.endpoint, &["api", "models", &model.repo, "revision"], &[&model.revision]);
-    let (Revision { sha: commit }, _) = ask(web, hub, (url, &what)).await?;
+    let (Revision { sha: commit }, _) = ask(web, hub, url, &what).await?;
     let unusable = |reason: &str| {
         let reason = reason.to_owned();
         DownloadError::Answer { host: host(&hub.endpoint), what: what.clone(), reason }
@@ -85,7 +85,7 @@ pub async fn list(web: &Web, hub: &HubConfig, model: &HubModel) -> Result<Commit
     page.set_query(Some("recursive=true"));
     let mut files = Vec::new();
     for _ in 0..PAGES_MAX {
-        let (entries, next): (Vec<RepositoryFile>, _) = ask(web, hub, (page, &what)).await?;
+        let (entries, next): (Vec<RepositoryFile>, _) = ask(web, hub, page, &what).await?;
         files.extend(entries.into_iter().filter_map(HubFile::new));
         let Some(next) = next else { return Ok(CommitFiles { commit, files }) };
         // The request carries the token, so the next page must be on the same host.
@@ -136,7 +136,8 @@ fn address(endpoint: &Url, paths: &[&str], texts: &[&str]) -> Url {
 async fn ask<T: DeserializeOwned>(
     web: &Web,
     hub: &HubConfig,
-    (url, what): (Url, &str),
+    url: Url,
+    what: &str,
 ) -> Result<(T, Option<Url>), DownloadError> {
     let host = host(&url);
     let headers = vec![(header::ACCEPT, "application/json".to_owned())];
@@ -145,7 +146,7 @@ async fn ask<T: DeserializeOwned>(
     loop {
         match answered(web, &ask).await {
             Ok(answer) => return Ok(answer),
-            Err(failure) => attempts.again(failure, (&host, what)).await?,
+            Err(failure) => attempts.again(failure, &host, what).await?,
         }
     }
 }

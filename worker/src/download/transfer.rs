@@ -102,7 +102,7 @@ pub async fn transfer(
     partial: &Path,
     progress: &mut DownloadProgress,
 ) -> Result<(), DownloadError> {
-    transfer_version(web, remote, (partial, None), progress).await.map(drop)
+    transfer_version(web, remote, partial, None, progress).await.map(drop)
 }
 
 /// Downloads a file that may change to `partial`, unless the complete local file is up to date.
@@ -111,17 +111,19 @@ pub async fn transfer(
 pub async fn transfer_if_changed(
     web: &Web,
     remote: &Remote<'_>,
-    (partial, validators): (&Path, &mut Validators),
+    partial: &Path,
+    validators: &mut Validators,
     progress: &mut DownloadProgress,
 ) -> Result<Transferred, DownloadError> {
-    transfer_version(web, remote, (partial, Some(validators)), progress).await
+    transfer_version(web, remote, partial, Some(validators), progress).await
 }
 
 /// Downloads a file to `path`; it may change if there are `validators`.
 async fn transfer_version(
     web: &Web,
     remote: &Remote<'_>,
-    (path, mut validators): (&Path, Option<&mut Validators>),
+    path: &Path,
+    mut validators: Option<&mut Validators>,
     progress: &mut DownloadProgress,
 ) -> Result<Transferred, DownloadError> {
     let host = host(&remote.url);
@@ -151,7 +153,7 @@ async fn transfer_version(
                 if partial.len > before {
                     attempts.progressed();
                 }
-                attempts.again(failure, (&host, &what)).await?;
+                attempts.again(failure, &host, &what).await?;
             }
         }
     }

@@ -66,7 +66,7 @@ async fn ensure(web: &Web, url: Url, path: &Path, progress: &mut DownloadProgres
     }
     progress.begin(&path.file_name().unwrap_or_default().to_string_lossy(), 0);
     let remote = Remote { url, token: None, size: None, sha256: None };
-    let transferred = transfer_if_changed(web, &remote, (&partial, &mut validators), progress).await;
+    let transferred = transfer_if_changed(web, &remote, &partial, &mut validators, progress).await;
     let keep = |from: &Path, to: &Path| fs::rename(from, to).map_err(|source| DownloadError::file("keep", to, source));
     match transferred {
         Ok(Transferred::Whole(new)) => {

@@ -19,7 +19,7 @@ mod tests;
 
 pub use assemble::{PayloadPart, StateFrame};
 pub use export::ParsedState;
-pub use join::join;
+pub use join::{ExportPart, join};
 pub use layout::{Sections, StateLayout};
 
 /// First bytes of every export. Source: `io_magic` in `llama-context.cpp`.

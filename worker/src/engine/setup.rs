@@ -10,7 +10,8 @@ use tracing::{info, warn};
 use warmpath_common::model::MemoryKind;
 use warmpath_worker_core::batches::batch_plan::{BatchLimits, Passes};
 use warmpath_worker_core::batches::decode_groups::DecodeGroups;
-use warmpath_worker_core::drafting::step_costs::{Curve, DepthCost, StepCosts};
+use warmpath_worker_core::curve::Curve;
+use warmpath_worker_core::drafting::step_costs::{DepthCost, StepCosts};
 use warmpath_worker_core::slots::checkpoints::{CheckpointNeed, CheckpointPolicy};
 use warmpath_worker_core::slots::slot_table::{SlotSizes, SlotTable};
 use warmpath_worker_core::store::chunk_index::StoreLimits;
@@ -323,7 +324,7 @@ fn passes(config: &EngineConfig) -> Passes {
 /// group.
 fn decode_groups(report: Option<&SelfTestReport>) -> DecodeGroups {
     let chosen = report.and_then(SelfTestReport::chosen);
-    DecodeGroups::fastest(&chosen.map_or(Vec::new(), |chosen| chosen.figures.decode_ms()))
+    DecodeGroups::fastest(&chosen.map_or(Curve::default(), |chosen| chosen.figures.decode_ms()))
 }
 
 /// Returns the time that an idle cell adds to a step, as measured: zero if every slot has its own cells or keeps its
@@ -346,9 +347,8 @@ fn step_costs(config: &EngineConfig, report: Option<&SelfTestReport>) -> StepCos
     let is_like_gpu = config.speculation.is_some_and(|speculation| speculation.costs == DraftCosts::LikeGpu);
     let chosen = report.filter(|_| !is_like_gpu).and_then(SelfTestReport::chosen);
     let figures = chosen.map(|chosen| &chosen.figures);
-    let tokens = Curve::new(figures.map_or(Vec::new(), |figures| figures.tokens_ms()));
-    let decode_ms = figures.map_or(Vec::new(), |figures| figures.decode_ms());
-    let streams = Curve::new(decode_ms.into_iter().map(|(n, ms)| (n.into(), ms)));
+    let tokens = figures.map_or(Curve::default(), self_test::Figures::tokens_ms);
+    let streams = figures.map_or(Curve::default(), self_test::Figures::decode_ms);
     let is_gpu = config.placement.is_offloaded() || is_like_gpu;
     let (tokens, streams) = match (tokens.is_measured(), streams.is_measured(), is_gpu) {
         (true, true, _) => (tokens, streams),

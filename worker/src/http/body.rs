@@ -27,7 +27,7 @@ impl FromRequest<App> for Body {
         let sender = client.map_or(Sender::Unknown, |client| Sender::at(client.0));
         let body = app.bodies.read(&mut parts.headers, body, sender.clone()).await.map_err(Refusal::from)?;
         match &app.image_urls {
-            Some(image_urls) => Ok(Self(image_urls.inline(body, (&*app.bodies, &sender)).await?)),
+            Some(image_urls) => Ok(Self(image_urls.inline(body, &app.bodies, &sender).await?)),
             None => Ok(Self(body)),
         }
     }

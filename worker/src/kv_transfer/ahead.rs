@@ -63,6 +63,15 @@ const LOOK: Duration = Duration::from_millis(100);
 #[error("this worker is fetching {LISTS_MAX} lists of prefixes already")]
 pub struct TooManyPrefetches;
 
+/// A prefix, and the worker from which it is fetched.
+#[derive(Debug, Clone)]
+pub struct PeerPrefix {
+    /// The other worker, and how many of the prefix's blocks it has.
+    pub hint: PeerHint,
+    /// The prefix.
+    pub prefix: HotPrefix,
+}
+
 impl StateFetcher {
     /// Returns whether all clients that can reach this worker may see each other's prompts.
     pub fn is_private(&self) -> bool {
@@ -74,7 +83,7 @@ impl StateFetcher {
     /// Errors: [`TooManyPrefetches`].
     pub fn prefetch(
         self: &Arc<Self>,
-        prefixes: Vec<(PeerHint, HotPrefix)>,
+        prefixes: Vec<PeerPrefix>,
         engine: &EngineHandle,
     ) -> Result<(), TooManyPrefetches> {
         let place = Arc::clone(&self.lists).try_acquire_owned().map_err(|_| TooManyPrefetches)?;
@@ -90,15 +99,15 @@ impl StateFetcher {
         Ok(())
     }
 
-    async fn fetch_all(&self, prefixes: Vec<(PeerHint, HotPrefix)>, engine: &EngineHandle) {
+    async fn fetch_all(&self, prefixes: Vec<PeerPrefix>, engine: &EngineHandle) {
         let Some(exchange) = engine.facts().exchange else { return };
         let n_stored = engine.cache_totals().ram.n_bytes;
         let room_bytes = exchange.ram_bytes.saturating_sub(n_stored).max(exchange.ram_bytes / ROOM_PART);
         let (began, mut n_left, mut n_fetched) = (Instant::now(), room_bytes, 0);
         let n_prefixes = prefixes.len();
-        for (hint, prefix) in prefixes {
+        for PeerPrefix { hint, prefix } in prefixes {
             let started = Instant::now();
-            let Some(progress) = self.fetch_ahead(&hint, prefix, (n_left, engine)).await else { continue };
+            let Some(progress) = self.fetch_ahead(&hint, prefix, n_left, engine).await else { continue };
             // The engine has stored the verified blocks of a failed run, too.
             n_left = n_left.saturating_sub(progress.state_bytes());
             n_fetched += usize::from(progress.n_blocks() > 0);
@@ -116,7 +125,8 @@ impl StateFetcher {
         &self,
         hint: &PeerHint,
         prefix: HotPrefix,
-        (room, engine): (u64, &EngineHandle),
+        room: u64,
+        engine: &EngineHandle,
     ) -> Option<FetchProgress> {
         let exchange = engine.facts().exchange?;
         let peer = self.peer(hint)?;

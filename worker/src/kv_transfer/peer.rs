@@ -191,7 +191,7 @@ impl KnownPeer {
     }
 
     /// Updates the speed by a fetch that took this long from the request on.
-    fn measure(&mut self, (progress, took): (&FetchProgress, Duration), now: Instant) {
+    fn measure(&mut self, progress: &FetchProgress, took: Duration, now: Instant) {
         let Some((latency, _)) = progress.head.filter(|_| progress.n_bytes > 0) else { return };
         let mut speed = self.speed(now);
         speed.latency_ms += NEWEST_WEIGHT * (latency.as_secs_f64() * 1e3 - speed.latency_ms);
@@ -210,7 +210,7 @@ impl KnownPeer {
 impl Peer {
     /// Returns the worker at a base URL, whose certificate must have `name`, or without one the URL's host; `None` if
     /// no certificate can have it.
-    pub fn new(base: &Url, (tls, name): (&CurrentClient, Option<ServerName<'static>>)) -> Option<Self> {
+    pub fn new(base: &Url, tls: &CurrentClient, name: Option<ServerName<'static>>) -> Option<Self> {
         let host = base.host_str()?.trim_matches(['[', ']']).to_owned();
         let secured = match base.scheme() {
             "https" => {
@@ -239,12 +239,12 @@ impl Peer {
     }
 
     /// Updates the speed, or starts a pause, by the outcome of a fetch.
-    pub fn learn(&self, fetched: &Result<(), FetchError>, (progress, took): (&FetchProgress, Duration), now: Instant) {
+    pub fn learn(&self, fetched: &Result<(), FetchError>, progress: &FetchProgress, took: Duration, now: Instant) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if fetched.as_ref().is_err_and(FetchError::is_fault) {
             known.paused_until = Some(now + PAUSE);
         }
-        known.measure((progress, took), now);
+        known.measure(progress, took, now);
     }
 
     /// Fetches a run and gives the engine each of its records.
@@ -252,7 +252,9 @@ impl Peer {
     /// Errors: all except `Late` and `NotWanted`, which the caller detects.
     pub async fn fetch(
         &self,
-        (order, layout, tokens): (&FetchOrder, Fingerprint, Option<&FleetTokens>),
+        order: &FetchOrder,
+        layout: Fingerprint,
+        tokens: Option<&FleetTokens>,
         progress: &mut FetchProgress,
         engine: &EngineHandle,
     ) -> Result<(), FetchError> {
@@ -368,10 +370,10 @@ mod tests {
     /// Returns a worker after a fetch that ended with this outcome.
     fn after(outcome: Result<(), FetchError>, (n_bytes, latency_ms, rest_ms): (u64, u64, u64), now: Instant) -> Peer {
         let tls = warmpath_shell::tls::ClientFiles::default().open().expect("the system's roots");
-        let peer = Peer::new(&Url::parse("http://127.0.0.1:1").expect("a URL"), (&tls, None)).expect("a host");
+        let peer = Peer::new(&Url::parse("http://127.0.0.1:1").expect("a URL"), &tls, None).expect("a host");
         let [latency, rest] = [latency_ms, rest_ms].map(Duration::from_millis);
         let progress = FetchProgress { n_bytes, head: Some((latency, now)), ..FetchProgress::new(&order(8, now)) };
-        peer.learn(&outcome, (&progress, latency + rest), now);
+        peer.learn(&outcome, &progress, latency + rest, now);
         peer
     }
 
@@ -403,7 +405,7 @@ mod tests {
         let later = now + 60 * HALF_LIFE;
         let progress =
             FetchProgress { n_bytes: 8000, head: Some((Duration::ZERO, later)), ..FetchProgress::new(&order(8, now)) };
-        peer.learn(&Ok(()), (&progress, Duration::ZERO), later);
+        peer.learn(&Ok(()), &progress, Duration::ZERO, later);
         let speed = peer.speed(later).expect("it did not fail");
         assert!(is_near(speed, (0.7 * SPEED_AT_FIRST.ms_per_byte, 3.5)), "{speed:?}");
     }

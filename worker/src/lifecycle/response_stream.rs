@@ -11,7 +11,7 @@ use futures::stream::{BoxStream, SelectAll, select_all};
 use tokio::sync::mpsc;
 use warmpath_common::cached_share;
 use warmpath_common::ids::{RequestId, Token};
-use warmpath_shell::trace::{AttributeValue, Span};
+use warmpath_shell::trace::{Attribute, AttributeValue, Span};
 use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 
 use super::journal::{self, Journal, JournalLines, PastOutput, ResponseIdentity};
@@ -190,7 +190,7 @@ impl ChoiceState {
     }
 
     /// Returns the `k`-th choice of a prompt of `prompt_tokens`, `past_tokens` of which another worker has sampled.
-    pub(super) fn new((prompt_tokens, past_tokens): (usize, usize), k: u32) -> Self {
+    pub(super) fn new(prompt_tokens: usize, past_tokens: usize, k: u32) -> Self {
         let count = |n: usize| u32::try_from(n).expect("a sequence is shorter than the context");
         let (prompt_tokens, n_to_replay, first_of_prompt) = (count(prompt_tokens), count(past_tokens), k == 0);
         let past_tokens = n_to_replay;
@@ -239,28 +239,28 @@ impl RequestTimer {
 
     /// Records that the first choice has its slot.
     fn started(&mut self, started: &Started) {
+        let count = |key, n: u64| Attribute { key, value: AttributeValue::Count(n) };
         let now = Instant::now();
         let queue_ended = now.checked_sub(started.restored).unwrap_or(now);
         self.metrics.queue.observe(queue_ended.saturating_duration_since(self.part_began).as_secs_f64());
         if let Some(FetchedState { n_bytes, took }) = started.fetched {
             let end = (self.part_began + took).min(queue_ended);
-            self.part("worker.kv_transfer", end, vec![("bytes", AttributeValue::Count(n_bytes))]);
+            self.part("worker.kv_transfer", end, vec![count("bytes", n_bytes)]);
         }
         self.part("worker.queue", queue_ended, Vec::new());
         let CachedTokens { resident, ram, disk, shifted } = started.cached;
         if started.cached.total() > 0 {
             let by_tier = [("resident", resident), ("ram", ram), ("disk", disk), ("shifted", shifted)];
-            let count = |(key, n): (&'static str, u32)| (key, AttributeValue::Count(n.into()));
-            self.part("worker.restore", now, by_tier.map(count).into());
+            self.part("worker.restore", now, by_tier.map(|(key, n)| count(key, n.into())).into());
         }
         self.span.name("warmpath.slot", started.slot.to_string());
         self.span.count("warmpath.cached_tokens", started.cached.total());
     }
 
     /// Records the phase that ends, and begins the next.
-    fn part(&mut self, name: &'static str, end: Instant, values: Vec<(&'static str, AttributeValue)>) {
+    fn part(&mut self, name: &'static str, end: Instant, attributes: Vec<Attribute>) {
         let start = std::mem::replace(&mut self.part_began, end);
-        self.span.part(name, (start.min(end), end), values);
+        self.span.part(name, start.min(end), end, attributes);
     }
 
     fn token(&mut self, share: &str) {
@@ -391,7 +391,7 @@ impl StartedResponse {
                 EngineEvent::Prompt(probabilities) => return Ok(Some(ResponseStep::Prompt { choice, probabilities })),
                 EngineEvent::Text { text, token, n_draws, end, own_probabilities, probabilities } => {
                     self.choices[choice].end = end;
-                    self.take((choice, SampledToken { token, n_draws }), own_probabilities.as_ref());
+                    self.take(choice, SampledToken { token, n_draws }, own_probabilities.as_ref());
                     return Ok(Some(ResponseStep::Text { choice, text, token, probabilities }));
                 }
                 EngineEvent::Finished(finished) => return Ok(Some(self.finish(choice, finished))),
@@ -405,7 +405,7 @@ impl StartedResponse {
     }
 
     /// Counts a token, and records it in the journal, if there is one.
-    fn take(&mut self, (choice, sampled): (usize, SampledToken), probabilities: Option<&TokenProbabilities>) {
+    fn take(&mut self, choice: usize, sampled: SampledToken, probabilities: Option<&TokenProbabilities>) {
         let n_to_replay = &mut self.choices[choice].n_to_replay;
         let is_new = *n_to_replay == 0;
         *n_to_replay = n_to_replay.saturating_sub(1);

@@ -45,7 +45,7 @@ pub(crate) async fn scripted(prompt_tokens: usize, past: Option<PastOutput>, eve
         is_journaled: false,
         past,
     };
-    StartedResponse::begin(spec, vec![(ChoiceState::new((prompt_tokens, 0), 0), events)], timer)
+    StartedResponse::begin(spec, vec![(ChoiceState::new(prompt_tokens, 0, 0), events)], timer)
         .await
         .expect("the script starts with `Started`")
 }

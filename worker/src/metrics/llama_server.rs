@@ -25,8 +25,14 @@ pub struct MetricRow {
 enum MetricValue {
     /// Current value.
     Now(fn(&CounterValues) -> f64),
-    /// Tokens and microseconds, shown as the rate since the last scrape.
-    Since(fn(&CounterValues) -> (u64, u64)),
+    /// Tokens and their time, shown as the rate since the last scrape.
+    Since(fn(&CounterValues) -> TimedTokens),
+}
+
+/// Tokens and the time that they took.
+struct TimedTokens {
+    n: u64,
+    us: u64,
 }
 
 /// Metrics in llama-server's order.
@@ -47,11 +53,13 @@ pub const LINES: &[MetricRow] = &[
         n.accepted_tokens as f64
     }),
     counter("spec_decode_num_drafts_total", "Drafts that were computed.", |n| n.drafts as f64),
-    rate("prompt_tokens_seconds", "Prompt tokens per second of one request, since the last scrape.", |n| {
-        (n.prefill_tokens, n.prompt_us)
+    rate("prompt_tokens_seconds", "Prompt tokens per second of one request, since the last scrape.", |n| TimedTokens {
+        n: n.prefill_tokens,
+        us: n.prompt_us,
     }),
     rate("predicted_tokens_seconds", "Response tokens per second of one request, since the last scrape.", |n| {
-        ((n.decode_tokens + n.accepted_tokens).saturating_sub(n.drafted_tokens), n.generation_us)
+        let tokens = (n.decode_tokens + n.accepted_tokens).saturating_sub(n.drafted_tokens);
+        TimedTokens { n: tokens, us: n.generation_us }
     }),
     gauge("requests_processing", "Requests that run in a slot.", |n| n.busy_slots as f64),
     gauge("requests_deferred", "Requests that wait for a slot.", |n| n.queued as f64),
@@ -68,7 +76,7 @@ const fn gauge(name: &'static str, help: &'static str, value: fn(&CounterValues)
     MetricRow { name, kind: "gauge", help, value: MetricValue::Now(value) }
 }
 
-const fn rate(name: &'static str, help: &'static str, value: fn(&CounterValues) -> (u64, u64)) -> MetricRow {
+const fn rate(name: &'static str, help: &'static str, value: fn(&CounterValues) -> TimedTokens) -> MetricRow {
     MetricRow { name, kind: "gauge", help, value: MetricValue::Since(value) }
 }
 
@@ -82,9 +90,9 @@ pub(super) fn write(out: &mut String, now: &CounterValues, before: &CounterValue
         let value = match value {
             MetricValue::Now(read) => read(now),
             MetricValue::Since(read) => {
-                let ((n_now, us_now), (n_before, us_before)) = (read(now), read(before));
-                let took_us = us_now.saturating_sub(us_before);
-                if took_us == 0 { 0.0 } else { n_now.saturating_sub(n_before) as f64 / seconds(took_us) }
+                let (now, before) = (read(now), read(before));
+                let took_us = now.us.saturating_sub(before.us);
+                if took_us == 0 { 0.0 } else { now.n.saturating_sub(before.n) as f64 / seconds(took_us) }
             }
         };
         // Writing to a String never fails.

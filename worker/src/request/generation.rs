@@ -363,7 +363,7 @@ fn whole_within<T: PartialOrd + Display>(
     within(param, value.map(|Whole(n)| n), range, default)
 }
 
-fn at_most(param: &'static str, what: &str, (n, n_max): (usize, usize)) -> Result<(), RequestError> {
+fn at_most(param: &'static str, what: &str, n: usize, n_max: usize) -> Result<(), RequestError> {
     if n <= n_max {
         return Ok(());
     }
@@ -376,19 +376,19 @@ fn resolve_stop(stop: Option<StopField>) -> Result<Vec<String>, RequestError> {
         Some(StopField::One(text)) => vec![text],
         Some(StopField::Many(texts)) => texts,
     };
-    at_most("stop", "texts", (texts.len(), STOP_TEXTS_MAX))?;
+    at_most("stop", "texts", texts.len(), STOP_TEXTS_MAX)?;
     texts.retain(|text| !text.is_empty());
     let longest = texts.iter().map(String::len).max().unwrap_or(0);
-    at_most("stop", "bytes in one text", (longest, STOP_TEXT_BYTES_MAX))?;
+    at_most("stop", "bytes in one text", longest, STOP_TEXT_BYTES_MAX)?;
     Ok(texts)
 }
 
 fn resolve_breakers(breakers: Option<Vec<String>>, default: &[String]) -> Result<Vec<String>, RequestError> {
     let Some(breakers) = breakers else { return Ok(default.to_vec()) };
     let param = "dry_sequence_breakers";
-    at_most(param, "texts", (breakers.len(), DRY_BREAKERS_MAX))?;
+    at_most(param, "texts", breakers.len(), DRY_BREAKERS_MAX)?;
     let longest = breakers.iter().map(String::len).max().unwrap_or(0);
-    at_most(param, "bytes in one text", (longest, DRY_BREAKERS_MAX))?;
+    at_most(param, "bytes in one text", longest, DRY_BREAKERS_MAX)?;
     if breakers.iter().any(|breaker| breaker.is_empty() || breaker.contains('\0')) {
         return Err(RequestError::field(param, format!("`{param}` has a text that is empty or contains a NUL")));
     }
@@ -406,11 +406,11 @@ fn resolve_bias(bias: Option<BiasField>, basis: &CheckContext<'_>) -> Result<Vec
             .collect(),
         Some(BiasField::Pairs(pairs)) => pairs,
     };
-    at_most("logit_bias", "entries", (pairs.len(), LOGIT_BIAS_MAX))?;
+    at_most("logit_bias", "entries", pairs.len(), LOGIT_BIAS_MAX)?;
     // Limited before anything is tokenized, because tokenizing takes time in proportion to the text.
     let text_bytes = |(token, _): &(BiasToken, Bias)| if let BiasToken::Text(text) = token { text.len() } else { 0 };
     let n_bytes = pairs.iter().map(text_bytes).sum();
-    at_most("logit_bias", "bytes of text", (n_bytes, LOGIT_BIAS_TEXT_BYTES_MAX))?;
+    at_most("logit_bias", "bytes of text", n_bytes, LOGIT_BIAS_TEXT_BYTES_MAX)?;
     let mut resolved = Vec::new();
     for (token, bias) in pairs {
         let tokens = match token {
@@ -430,13 +430,13 @@ fn resolve_bias(bias: Option<BiasField>, basis: &CheckContext<'_>) -> Result<Vec
         resolved.extend(tokens.into_iter().map(|token| (token, add)));
     }
     // Counted again: one text may have become many tokens.
-    at_most("logit_bias", "tokens", (resolved.len(), LOGIT_BIAS_MAX))?;
+    at_most("logit_bias", "tokens", resolved.len(), LOGIT_BIAS_MAX)?;
     Ok(resolved)
 }
 
 fn resolve_grammar(grammar: Option<String>) -> Result<Option<String>, RequestError> {
     let Some(grammar) = grammar.filter(|grammar| !grammar.is_empty()) else { return Ok(None) };
-    at_most("grammar", "bytes", (grammar.len(), GRAMMAR_BYTES_MAX))?;
+    at_most("grammar", "bytes", grammar.len(), GRAMMAR_BYTES_MAX)?;
     if grammar.contains('\0') {
         return Err(RequestError::field("grammar", "`grammar` contains a NUL"));
     }

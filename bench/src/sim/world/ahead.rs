@@ -7,9 +7,9 @@ use std::cmp::Reverse;
 use std::rc::Rc;
 
 use warmpath_common::prefetch::HotPrefix;
-use warmpath_router_core::routing::prefetch;
+use warmpath_router_core::routing::prefetch::{self, HotPrefixes};
 
-use super::{Event, World, worker_idx};
+use super::{Event, WorkerHost, World, worker_idx};
 
 /// Most workers whose prefixes a new worker fetches. Source: `warmpath_router_core::routing::prefetch`.
 const SOURCES_MAX: usize = 4;
@@ -18,8 +18,12 @@ impl World<'_> {
     /// Begins to fill a worker that has just joined.
     pub(super) fn warm(&mut self, worker: usize) {
         let others = self.hosts.iter().enumerate().filter(|(idx, host)| *idx != worker && host.is_up);
-        let mut lists: Vec<_> = others.map(|(idx, host)| (worker_idx(idx), host.worker.hot_prefixes())).collect();
-        lists.sort_by_key(|(_, list)| Reverse(list.iter().map(|prefix| prefix.tokens.len()).sum::<usize>()));
+        let hot_prefixes = |(idx, host): (usize, &WorkerHost)| HotPrefixes {
+            worker: worker_idx(idx),
+            prefixes: host.worker.hot_prefixes(),
+        };
+        let mut lists: Vec<_> = others.map(hot_prefixes).collect();
+        lists.sort_by_key(|list| Reverse(list.prefixes.iter().map(|prefix| prefix.tokens.len()).sum::<usize>()));
         lists.truncate(SOURCES_MAX);
         self.hosts[worker].ahead = prefetch::merge(lists, 1).into();
         self.fetch_ahead(worker);

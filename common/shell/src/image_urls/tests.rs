@@ -54,7 +54,7 @@ fn bodies(bytes_max: usize) -> BodyLimits {
 }
 
 async fn inline(fetcher: &Arc<ImageUrls>, body: &Value) -> Result<Value, Refusal> {
-    let inlined = fetcher.inline(body.to_string().into(), (&bodies(BODY_BYTES_MAX), &Sender::Unknown)).await?;
+    let inlined = fetcher.inline(body.to_string().into(), &bodies(BODY_BYTES_MAX), &Sender::Unknown).await?;
     Ok(serde_json::from_slice(&inlined).expect("JSON"))
 }
 
@@ -122,7 +122,7 @@ async fn bodies_without_such_urls_stay_as_they_are() {
         r#"{"messages": ["image_url", "http://a/"#,
         "",
     ] {
-        let same = fetcher.inline(body.into(), (&places, &Sender::Unknown)).await.expect("nothing is fetched");
+        let same = fetcher.inline(body.into(), &places, &Sender::Unknown).await.expect("nothing is fetched");
         assert_eq!(same, body.as_bytes());
     }
 }
@@ -211,7 +211,7 @@ async fn a_request_has_few_urls_and_its_images_fit_into_a_body() {
     assert!(matches!(refused, Err(Refusal::Body(BodyError::TooLong { bytes_max: n })) if n == bytes_max));
     let full = BodyLimits { room: BodyRoom::new(100), ..bodies(BODY_BYTES_MAX) };
     let body = chat(&format!("http://{host}/long")).to_string();
-    let refused = fetcher.inline(body.into(), (&full, &Sender::Unknown)).await;
+    let refused = fetcher.inline(body.into(), &full, &Sender::Unknown).await;
     assert!(matches!(refused, Err(Refusal::Body(BodyError::NoRoom))), "{refused:?}");
     assert_eq!(full.room.n_bytes(), 0, "the memory is free again");
 }

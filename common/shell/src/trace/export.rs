@@ -20,7 +20,7 @@ use serde_json::{Value as Json, json};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
-use super::{AttributeValue, Recorder, SpanKind, SpanRecord, Tracer, unix_ns};
+use super::{Attribute, AttributeValue, Recorder, SpanKind, SpanRecord, Tracer, unix_ns};
 use crate::connect::{Connector, Secured};
 use crate::tls::{ClientFiles, TlsError};
 
@@ -207,7 +207,7 @@ fn message(service: &str, batch: &[SpanRecord]) -> Json {
 }
 
 fn span(record: &SpanRecord) -> Json {
-    let attribute = |(key, value): &(&str, AttributeValue)| match value {
+    let attribute = |Attribute { key, value }: &Attribute| match value {
         AttributeValue::Name(name) => json!({"key": key, "value": {"stringValue": name}}),
         AttributeValue::Count(count) => json!({"key": key, "value": {"intValue": count.to_string()}}),
     };
@@ -223,7 +223,7 @@ fn span(record: &SpanRecord) -> Json {
         "kind": kind,
         "startTimeUnixNano": unix_ns(record.start).to_string(),
         "endTimeUnixNano": unix_ns(record.end).to_string(),
-        "attributes": record.values.iter().map(attribute).collect::<Vec<_>>(),
+        "attributes": record.attributes.iter().map(attribute).collect::<Vec<_>>(),
     });
     if let Some(parent) = record.parent {
         span["parentSpanId"] = json!(format!("{parent:016x}"));

@@ -15,7 +15,7 @@ pub use tools::CLIENT_KINDS;
 
 use super::conversation::{Call, Conversation, Part};
 use super::field::{Field, Object, unsupported, wrong};
-use super::spelling::Origins;
+use super::spelling::{Origins, RenamedField, renamed};
 use super::tools::Listing;
 use super::{Converted, DialectError, Spelling, drop_meaningless, read_object, write, write_breakpoints};
 use crate::api::history::new_message;
@@ -53,15 +53,15 @@ const CODE_KIND: &str = "code_execution";
 pub const DROPPED: &[&str] = &["parallel_tool_calls", "prompt", "top_logprobs"];
 
 /// Field names of a chat, each with its name in messages.
-const RENAMED: &[(&str, &str)] = &[
-    ("stop", "stop_sequences"),
-    ("response_format.json_schema.schema", "output_config.format.schema"),
-    ("response_format", "output_config.format"),
-    ("reasoning_effort", "output_config.effort"),
-    ("parallel_tool_calls", "tool_choice.disable_parallel_tool_use"),
-    ("tool_choice.function", "tool_choice"),
-    ("chat_template_kwargs.enable_thinking", "thinking.type"),
-    ("thinking_budget_tokens", "thinking.budget_tokens"),
+const RENAMED: &[RenamedField] = &[
+    renamed("stop", "stop_sequences"),
+    renamed("response_format.json_schema.schema", "output_config.format.schema"),
+    renamed("response_format", "output_config.format"),
+    renamed("reasoning_effort", "output_config.effort"),
+    renamed("parallel_tool_calls", "tool_choice.disable_parallel_tool_use"),
+    renamed("tool_choice.function", "tool_choice"),
+    renamed("chat_template_kwargs.enable_thinking", "thinking.type"),
+    renamed("thinking_budget_tokens", "thinking.budget_tokens"),
 ];
 
 /// Returns the chat of a request for a message.

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::conversation::{Call, Conversation, Part};
 use super::field::{Field, Object, unsupported, wrong};
-use super::spelling::Origins;
+use super::spelling::{Origins, RenamedField, renamed};
 use super::tools::{CallForm, Listing};
 use super::{Converted, DialectError, Spelling, drop_meaningless, read_object, write, write_breakpoints};
 use crate::api::cache_breakpoints::is_marked;
@@ -29,14 +29,14 @@ const PART_KINDS: &[&str] =
     &["text", "input_text", "output_text", "refusal", "input_image", "image_url", "input_audio", "thinking"];
 
 /// Field names of a chat, each with its name in responses.
-const RENAMED: &[(&str, &str)] = &[
-    ("max_completion_tokens", "max_output_tokens"),
-    ("messages", "input"),
-    ("response_format.json_schema", "text.format"),
-    ("response_format", "text.format"),
-    ("reasoning_effort", "reasoning.effort"),
-    ("tool_choice.function", "tool_choice"),
-    ("tool_choice.allowed_tools", "tool_choice"),
+const RENAMED: &[RenamedField] = &[
+    renamed("max_completion_tokens", "max_output_tokens"),
+    renamed("messages", "input"),
+    renamed("response_format.json_schema", "text.format"),
+    renamed("response_format", "text.format"),
+    renamed("reasoning_effort", "reasoning.effort"),
+    renamed("tool_choice.function", "tool_choice"),
+    renamed("tool_choice.allowed_tools", "tool_choice"),
 ];
 
 /// Returns the chat of a request for a response.

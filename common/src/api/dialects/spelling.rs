@@ -6,14 +6,26 @@
 /// Map from the field names of a chat to those of a dialect.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Spelling {
-    /// Field names of a chat with those of the dialect; longer names come before their own prefixes.
-    renamed: &'static [(&'static str, &'static str)],
+    /// Fields with another name in the dialect; longer names come before their own prefixes.
+    renamed: &'static [RenamedField],
     /// Name that the dialect gives to the schema of a tool's arguments.
     tool_schema: &'static str,
     /// Path of each of the chat's messages in the dialect's body.
     messages: Vec<String>,
     /// Path of each of the chat's tools in the dialect's body.
     tools: Vec<String>,
+}
+
+/// A field of a chat that has another name in a dialect.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct RenamedField {
+    chat: &'static str,
+    dialect: &'static str,
+}
+
+/// Returns the field that a chat calls `chat` and the dialect calls `dialect`.
+pub(super) const fn renamed(chat: &'static str, dialect: &'static str) -> RenamedField {
+    RenamedField { chat, dialect }
 }
 
 /// Paths in a dialect's body that a chat's messages and tools come from.
@@ -25,11 +37,7 @@ pub(super) struct Origins {
 
 impl Spelling {
     /// Returns the map of a dialect for a chat whose messages and tools come from these paths.
-    pub(super) fn new(
-        renamed: &'static [(&'static str, &'static str)],
-        tool_schema: &'static str,
-        origins: Origins,
-    ) -> Self {
+    pub(super) fn new(renamed: &'static [RenamedField], tool_schema: &'static str, origins: Origins) -> Self {
         let Origins { messages, tools } = origins;
         Self { renamed, tool_schema, messages, tools }
     }
@@ -42,7 +50,8 @@ impl Spelling {
         if let Some(tool) = self.tool(param) {
             return tool;
         }
-        let dialect_name = self.renamed.iter().find_map(|(from, to)| Some(format!("{to}{}", below(param, from)?)));
+        let dialect_name =
+            self.renamed.iter().find_map(|field| Some(format!("{}{}", field.dialect, below(param, field.chat)?)));
         dialect_name.unwrap_or_else(|| param.to_owned())
     }
 

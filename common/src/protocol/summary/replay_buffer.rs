@@ -23,9 +23,18 @@ pub struct ReplayBuffer<T> {
     limits: ReplayLimits,
     /// Stamp of the last update, kept or not.
     last: Stamp,
-    /// Updates up to the last one with the size of each, oldest first.
-    updates: VecDeque<(T, usize)>,
+    /// Updates up to the last one, oldest first.
+    updates: VecDeque<SizedUpdate<T>>,
     n_bytes: usize,
+}
+
+/// An update and its size.
+#[derive(Debug, Clone)]
+pub struct SizedUpdate<T> {
+    /// The update.
+    pub update: T,
+    /// Its size. Units: bytes.
+    pub n_bytes: usize,
 }
 
 impl<T: Clone> ReplayBuffer<T> {
@@ -39,15 +48,16 @@ impl<T: Clone> ReplayBuffer<T> {
         self.last
     }
 
-    /// Adds the next update; `make` makes it from its stamp and returns its size too.
-    pub fn push(&mut self, make: impl FnOnce(Stamp) -> (T, usize)) -> T {
+    /// Adds the next update, which `make` makes from its stamp.
+    pub fn push(&mut self, make: impl FnOnce(Stamp) -> SizedUpdate<T>) -> T {
         self.last.seq += 1;
-        let (update, n_bytes) = make(self.last);
-        self.updates.push_back((update.clone(), n_bytes));
-        self.n_bytes += n_bytes;
+        let next = make(self.last);
+        let update = next.update.clone();
+        self.n_bytes += next.n_bytes;
+        self.updates.push_back(next);
         while self.updates.len() > self.limits.updates_max || self.n_bytes > self.limits.bytes_max {
-            let Some((_, n_bytes)) = self.updates.pop_front() else { break };
-            self.n_bytes -= n_bytes;
+            let Some(oldest) = self.updates.pop_front() else { break };
+            self.n_bytes -= oldest.n_bytes;
         }
         update
     }
@@ -59,7 +69,7 @@ impl<T: Clone> ReplayBuffer<T> {
         }
         let n_missed = usize::try_from(self.last.seq.checked_sub(after.seq)?).ok()?;
         let n_known = self.updates.len().checked_sub(n_missed)?;
-        Some(self.updates.iter().skip(n_known).map(|(update, _)| update.clone()).collect())
+        Some(self.updates.iter().skip(n_known).map(|sized| sized.update.clone()).collect())
     }
 }
 
@@ -77,7 +87,7 @@ mod tests {
     fn replay_buffer(sizes: &[usize]) -> ReplayBuffer<u64> {
         let mut replay_buffer = ReplayBuffer::new(LIMITS, stamp(10));
         for size in sizes {
-            replay_buffer.push(|stamp| (stamp.seq, *size));
+            replay_buffer.push(|stamp| SizedUpdate { update: stamp.seq, n_bytes: *size });
         }
         replay_buffer
     }

@@ -186,7 +186,7 @@ pub struct SilenceWatch {
 
 impl SilenceWatch {
     /// Returns the watch over a silence that begins now; `silence_max` has `n_parts` parts.
-    pub fn new((silence_max, n_parts): (Duration, u32), limit: Duration, now: Instant) -> Self {
+    pub fn new(silence_max: Duration, n_parts: u32, limit: Duration, now: Instant) -> Self {
         let part = silence_max / n_parts;
         Self { start: now, silence_max, limit, part, due: now + (silence_max - part), is_last_part: false }
     }

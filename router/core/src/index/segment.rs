@@ -86,7 +86,8 @@ impl<'a> Segment<'a> {
     pub(super) fn of(
         keys: &[BlockKey],
         spans: &[BlockSpan],
-        (number, age): (u32, u32),
+        number: u32,
+        age: u32,
         words: &mut Vec<u64>,
     ) -> SharedSegment {
         words.clear();
@@ -97,12 +98,7 @@ impl<'a> Segment<'a> {
     }
 
     /// Returns the segment after an edit, with its first `n_keys` keys followed by `more`; `words` is scratch memory.
-    pub(super) fn edited(
-        self,
-        edit: &Edit,
-        (n_keys, more): (usize, &[BlockKey]),
-        words: &mut Vec<u64>,
-    ) -> SharedSegment {
+    pub(super) fn edited(self, edit: &Edit, n_keys: usize, more: &[BlockKey], words: &mut Vec<u64>) -> SharedSegment {
         let spans = self.span_words();
         words.clear();
         words.extend_from_slice(&spans[..edit.replaced.start]);

@@ -177,7 +177,7 @@ impl IndexWriter {
             while at < batch.end {
                 let known = &probes[at - batch.start..batch.len()];
                 at += match self.locate_at(known[0], &keys[at..]) {
-                    Some(place) => self.withdraw_stretch(worker, place, (&keys[at..], known)),
+                    Some(place) => self.withdraw_stretch(worker, place, &keys[at..], known),
                     None => 1,
                 };
             }
@@ -239,8 +239,7 @@ impl IndexWriter {
         let end_of = (range.end == segment.len()).then_some(at.id);
         let edit = segment.edit(worker, range.clone(), &piece.spans(at.offset, n));
         if let Some(edit) = edit {
-            let changed =
-                (!segment.change(&edit)).then(|| segment.edited(&edit, (segment.len(), &[]), &mut self.words));
+            let changed = (!segment.change(&edit)).then(|| segment.edited(&edit, segment.len(), &[], &mut self.words));
             self.count(worker, at.id, &edit);
             self.holdings[worker.0 as usize].gain(&piece.keys[..n]);
             if let Some(changed) = changed {
@@ -277,13 +276,13 @@ impl IndexWriter {
             let edit = segment
                 .edit(worker, offset..offset + n, &spans)
                 .expect("no worker held blocks that were in no segment");
-            let longer = segment.edited(&edit, (offset, keys), &mut self.words);
+            let longer = segment.edited(&edit, offset, keys, &mut self.words);
             self.count(worker, id, &edit);
             self.holdings[worker.0 as usize].gain(keys);
             self.put(id, longer);
         } else {
             let epoch = self.advance_epoch();
-            let segment = Segment::of(keys, &spans, (id, epoch), &mut self.words);
+            let segment = Segment::of(keys, &spans, id, epoch, &mut self.words);
             self.open(worker, id, segment);
             self.holdings[worker.0 as usize].gain(keys);
         }
@@ -371,7 +370,8 @@ impl IndexWriter {
         &mut self,
         worker: WorkerIdx,
         at: BlockPlace,
-        (keys, probes): (&[BlockKey], &[BlockProbe]),
+        keys: &[BlockKey],
+        probes: &[BlockProbe],
     ) -> usize {
         let segment = self.numbers.segment(at.id);
         let n = segment.n_equal(at.offset, keys);
@@ -400,7 +400,7 @@ impl IndexWriter {
         if n_left == 0 {
             self.close(id);
         } else if !segment.change(&edit) {
-            let shorter = segment.edited(&edit, (n_left, &[]), &mut self.words);
+            let shorter = segment.edited(&edit, n_left, &[], &mut self.words);
             self.put(id, shorter);
         }
     }

@@ -83,17 +83,26 @@ impl Health {
     }
 }
 
+/// An attempt at a request that has failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FailedAttempt {
+    /// Worker that failed the request.
+    pub worker: WorkerIdx,
+    /// How it failed.
+    pub failure: WorkerFailure,
+}
+
 impl FleetHealth {
     /// Records that a worker has completed a request; `failures` are those of the same request at other workers before.
     ///
     /// The success proves that these failures were those workers' fault.
-    pub fn answered(&mut self, worker: WorkerIdx, failures: &[(WorkerIdx, WorkerFailure)], now: Instant) {
+    pub fn answered(&mut self, worker: WorkerIdx, failures: &[FailedAttempt], now: Instant) {
         let health = self.of_mut(worker);
         let pauses = std::mem::take(&mut health.pauses).answered(now);
         *health = Health { pauses, ..Health::default() };
-        for (failed, failure) in failures {
-            if failure.blame() == Blame::Unproven && *failed != worker {
-                self.of_mut(*failed).proven(now);
+        for failed in failures {
+            if failed.failure.blame() == Blame::Unproven && failed.worker != worker {
+                self.of_mut(failed.worker).proven(now);
             }
         }
     }

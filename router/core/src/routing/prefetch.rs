@@ -32,6 +32,24 @@ pub enum FleetChange {
     Drains(WorkerIdx),
 }
 
+/// Prefixes that a worker used last, the most important first.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HotPrefixes {
+    /// The worker.
+    pub worker: WorkerIdx,
+    /// Prefixes.
+    pub prefixes: Vec<HotPrefix>,
+}
+
+/// A worker that can take over the state of one that leaves.
+#[derive(Debug, Clone, Copy)]
+pub struct Receiver<'a> {
+    /// The worker.
+    pub idx: WorkerIdx,
+    /// Its name, by which all routers break ties alike.
+    pub name: &'a str,
+}
+
 /// Returns the identity of a worker's state, if it exchanges state.
 fn layout(fleet: &FleetView, worker: WorkerIdx) -> Option<Fingerprint> {
     Some(exchanged(fleet.worker(worker)?)?.layout)
@@ -57,11 +75,11 @@ pub fn receivers(fleet: &FleetView, leaving: WorkerIdx) -> Vec<WorkerIdx> {
 ///
 /// No prefix is the start of an earlier one. Together they have at most [`LIST_TOKENS_MAX`] tokens, shared tokens
 /// counted once.
-pub fn merge(lists: Vec<(WorkerIdx, Vec<HotPrefix>)>, block_size_tokens: u32) -> Vec<(WorkerIdx, HotPrefix)> {
+pub fn merge(lists: Vec<HotPrefixes>, block_size_tokens: u32) -> Vec<(WorkerIdx, HotPrefix)> {
     let mut hashes: HashSet<BlockHash> = HashSet::new();
     let mut n_left = LIST_TOKENS_MAX;
     let mut prefixes = Vec::new();
-    let mut lists: Vec<_> = lists.into_iter().map(|(worker, list)| (worker, list.into_iter())).collect();
+    let mut lists: Vec<_> = lists.into_iter().map(|list| (list.worker, list.prefixes.into_iter())).collect();
     while !lists.is_empty() {
         lists.retain_mut(|(worker, list)| {
             let Some(prefix) = list.next() else { return false };
@@ -86,7 +104,8 @@ pub fn merge(lists: Vec<(WorkerIdx, Vec<HotPrefix>)>, block_size_tokens: u32) ->
 /// out. Ties go to the receiver with the fewest tokens to fetch, then by name.
 pub fn divide(
     prefixes: Vec<HotPrefix>,
-    (receivers, block_size_tokens): (&[(WorkerIdx, &str)], u32),
+    receivers: &[Receiver<'_>],
+    block_size_tokens: u32,
     matches: impl Fn(&[BlockKey]) -> Vec<Match>,
 ) -> HashMap<WorkerIdx, Vec<HotPrefix>> {
     let mut shares: HashMap<WorkerIdx, Vec<HotPrefix>> = HashMap::new();
@@ -103,11 +122,11 @@ pub fn divide(
             n_given.max(ready.map_or(0, |found| found.blocks as usize))
         };
         let order = |place: &usize| {
-            let (receiver, name) = receivers[*place];
+            let Receiver { idx: receiver, name } = receivers[*place];
             (std::cmp::Reverse(n_held(receiver)), n_given.get(&receiver).copied().unwrap_or_default(), name)
         };
         let Some(place) = (0..receivers.len()).min_by_key(order) else { break };
-        let (receiver, _) = receivers[place];
+        let receiver = receivers[place].idx;
         let n_missing = chain.len() - n_held(receiver).min(chain.len());
         if n_missing > 0 {
             *n_given.entry(receiver).or_default() += n_missing;

@@ -12,6 +12,7 @@
 use std::ops::Range;
 
 use crate::batches::batch_plan::Share;
+use crate::curve::Curve;
 
 /// Minimum gain at which several groups replace one. Source: measurements on a busy machine vary by as much.
 const GAIN_MIN: f64 = 0.1;
@@ -28,22 +29,19 @@ impl DecodeGroups {
     /// unit.
     ///
     /// Times between two measured numbers are interpolated. More sequences than were measured are computed together.
-    pub fn fastest(times: &[(u16, f64)]) -> Self {
-        let mut times: Vec<(usize, f64)> = times.iter().map(|&(n, time)| (usize::from(n), time)).collect();
-        times.retain(|(n, time)| *n > 0 && time.is_finite() && *time > 0.0);
-        times.sort_unstable_by_key(|(n, _)| *n);
-        times.dedup_by_key(|(n, _)| *n);
+    pub fn fastest(times: &Curve) -> Self {
+        let together = |n: usize| times.within(u32::try_from(n).ok()?);
         let mut first = Vec::new();
-        // The least time for each number of sequences.
-        let mut least = vec![0.0];
+        // The shortest time for each number of sequences.
+        let mut shortest = vec![0.0];
         for n in 1.. {
-            let Some(together) = between(&times, n) else { break };
-            let split = (1..n).filter_map(|k| Some((k, between(&times, k)? + least[n - k])));
+            let Some(together_time) = together(n) else { break };
+            let split = (1..n).filter_map(|k| Some((k, together(k)? + shortest[n - k])));
             let fastest =
-                split.min_by(|a, b| a.1.total_cmp(&b.1)).filter(|(_, time)| *time < together * (1.0 - GAIN_MIN));
-            let (k, time) = fastest.unwrap_or((n, together));
+                split.min_by(|a, b| a.1.total_cmp(&b.1)).filter(|(_, time)| *time < together_time * (1.0 - GAIN_MIN));
+            let (k, time) = fastest.unwrap_or((n, together_time));
             first.push(k);
-            least.push(time);
+            shortest.push(time);
         }
         Self { first }
     }
@@ -65,17 +63,6 @@ impl DecodeGroups {
         // The ids of each group are below those of the group before it, so that llama.cpp does not join the two.
         groups.into_iter().rev().flat_map(|group| shares[group].iter().copied()).collect()
     }
-}
-
-/// Returns the time of `n` sequences; `None` outside of the measured range.
-fn between(times: &[(usize, f64)], n: usize) -> Option<f64> {
-    let above = times.iter().position(|(measured, _)| *measured >= n)?;
-    let (n_above, time_above) = times[above];
-    if n_above == n {
-        return Some(time_above);
-    }
-    let (n_below, time_below) = times[above.checked_sub(1)?];
-    Some(time_below + (time_above - time_below) * (n - n_below) as f64 / (n_above - n_below) as f64)
 }
 
 #[cfg(test)]
@@ -110,15 +97,19 @@ mod tests {
         passes
     }
 
+    fn groups(times: &[(u32, f64)]) -> DecodeGroups {
+        DecodeGroups::fastest(&Curve::new(times.iter().copied()))
+    }
+
     #[track_caller]
-    fn check(times: &[(u16, f64)], shares: &[(u16, u32)], expected: &[&[(u16, u32)]]) {
+    fn check(times: &[(u32, f64)], shares: &[(u16, u32)], expected: &[&[(u16, u32)]]) {
         let shares: Vec<Share> = shares.iter().copied().map(share).collect();
-        let arranged = DecodeGroups::fastest(times).arrange(&shares);
+        let arranged = groups(times).arrange(&shares);
         assert_eq!(passes(&arranged), expected.iter().map(|pass| pass.to_vec()).collect::<Vec<_>>());
     }
 
     /// Times of 8-bit weights on one thread: one sequence takes 2 ms, two together four times that.
-    const SLOW_TOGETHER: [(u16, f64); 5] = [(1, 1.94), (2, 7.3), (4, 11.1), (8, 15.9), (16, 19.3)];
+    const SLOW_TOGETHER: [(u32, f64); 5] = [(1, 1.94), (2, 7.3), (4, 11.1), (8, 15.9), (16, 19.3)];
 
     #[test]
     fn single_tokens_share_a_pass_unless_separate_passes_are_faster() {
@@ -151,13 +142,8 @@ mod tests {
 
     #[test]
     fn invalid_times_count_as_missing() {
-        let groups = DecodeGroups::fastest(&[(0, 1.0), (1, f64::NAN), (2, 0.0), (3, -1.0), (4, f64::INFINITY)]);
-        assert_eq!(groups, DecodeGroups::fastest(&[]));
-        assert_eq!(
-            DecodeGroups::fastest(&[(4, 1.0), (2, 1.0)]),
-            DecodeGroups::fastest(&[]),
-            "one sequence was not measured"
-        );
+        assert_eq!(groups(&[(0, 1.0), (1, f64::NAN), (2, 0.0), (3, -1.0), (4, f64::INFINITY)]), groups(&[]));
+        assert_eq!(groups(&[(4, 1.0), (2, 1.0)]), groups(&[]), "one sequence was not measured");
     }
 
     proptest! {
@@ -166,10 +152,9 @@ mod tests {
             times in prop::collection::vec(1.0..20.0_f64, 1..9),
             works in prop::collection::vec(prop_oneof![Just(0_u32), Just(1), 2_u32..50], 0..24),
         ) {
-            let times: Vec<(u16, f64)> = (1..).zip(times).collect();
+            let times: Vec<(u32, f64)> = (1..).zip(times).collect();
             let shares: Vec<Share> = (0..).zip(works).filter(|(_, n)| *n > 0).map(share).collect();
-            let groups = DecodeGroups::fastest(&times);
-            let arranged = groups.arrange(&shares);
+            let arranged = groups(&times).arrange(&shares);
             let mut sorted = arranged.clone();
             sorted.sort_unstable_by_key(|share| share.slot);
             prop_assert_eq!(&sorted, &shares);
@@ -185,9 +170,9 @@ mod tests {
                 (1..=n).map(|k| times[k - 1] + if k < n { fastest(times, n - k) } else { 0.0 }).fold(f64::MAX, f64::min)
             }
             let n = times.len();
-            let measured: Vec<(u16, f64)> = (1..).zip(times.iter().copied()).collect();
+            let measured: Vec<(u32, f64)> = (1..).zip(times.iter().copied()).collect();
             let shares: Vec<Share> = (0..n as u16).map(|slot| share((slot, 1))).collect();
-            let arranged = DecodeGroups::fastest(&measured).arrange(&shares);
+            let arranged = groups(&measured).arrange(&shares);
             let taken: f64 = passes(&arranged).iter().map(|pass| times[pass.len() - 1]).sum();
             // The time of each number of sequences may be a tenth above the best one, and so may those of its parts.
             let allowed = (1.0 - GAIN_MIN).powi(n as i32);

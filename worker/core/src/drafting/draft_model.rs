@@ -155,7 +155,8 @@ impl DraftStateTokens {
 mod tests {
     use super::*;
     use crate::batches::batch_plan::Passes;
-    use crate::drafting::step_costs::{Curve, DepthCost};
+    use crate::curve::Curve;
+    use crate::drafting::step_costs::DepthCost;
 
     fn costs() -> StepCosts {
         let tokens = Curve::new([(1, 10.0), (8, 11.0), (32, 14.0)]);

@@ -203,7 +203,8 @@ mod tests {
 
     use super::*;
     use crate::batches::batch_plan::Passes;
-    use crate::drafting::step_costs::{Curve, DepthCost};
+    use crate::curve::Curve;
+    use crate::drafting::step_costs::DepthCost;
 
     /// SmolLM2 Q8_0 on one thread. Source: docs/decisions/0052-drafting.md.
     const CPU: [(u32, f64); 6] = [(1, 10.8), (2, 29.0), (4, 39.0), (8, 54.0), (16, 83.0), (32, 140.0)];

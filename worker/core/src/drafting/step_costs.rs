@@ -4,6 +4,7 @@
 //! on a GPU sixteen may take no longer than one.
 
 use crate::batches::batch_plan::Passes;
+use crate::curve::Curve;
 
 /// Tokens of a conversation that has just begun, with which steps are measured. Source: a short question with a chat
 /// template.
@@ -34,45 +35,6 @@ pub struct DepthCost {
     pub per_held_token: Curve,
 }
 
-/// Piecewise linear function through measured values.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct Curve(Vec<(u32, f64)>);
-
-impl Curve {
-    /// Returns the curve through these points; invalid measurements are omitted.
-    pub fn new(points: impl IntoIterator<Item = (u32, f64)>) -> Self {
-        let mut points: Vec<_> = points.into_iter().filter(|(n, ms)| *n > 0 && ms.is_finite() && *ms > 0.0).collect();
-        points.sort_unstable_by_key(|(n, _)| *n);
-        points.dedup_by_key(|(n, _)| *n);
-        Self(points)
-    }
-
-    /// Returns whether steps of one and of several tokens were measured.
-    pub fn is_measured(&self) -> bool {
-        self.0.len() > 1 && self.0[0].0 == 1
-    }
-
-    /// Returns the value at `n`. Beyond the points the curve continues the nearest line, and never decreases.
-    pub fn at(&self, n: u32) -> f64 {
-        let Some((&(first, at_first), rest)) = self.0.split_first() else { return 0.0 };
-        match (n, rest) {
-            (0, _) => 0.0,
-            (_, []) => at_first * f64::from(n) / f64::from(first),
-            _ => {
-                let last = self.0.len() - 1;
-                let above = self.0.partition_point(|(measured, _)| *measured < n).clamp(1, last);
-                let ((below_n, below), (above_n, above)) = (self.0[above - 1], self.0[above]);
-                let slope = (above - below) / f64::from(above_n - below_n);
-                match n {
-                    _ if n > above_n => above + slope.max(0.0) * f64::from(n - above_n),
-                    _ if n < below_n => (below - slope.max(0.0) * f64::from(below_n - n)).max(0.0),
-                    _ => below + slope * f64::from(n - below_n),
-                }
-            }
-        }
-    }
-}
-
 impl StepCosts {
     /// Returns the time of a step in which `n_streams` sequences compute one token each, and further sequences compute
     /// the numbers of tokens in `others`. Every sequence has `held_tokens` computed tokens.
@@ -100,11 +62,11 @@ impl StepCosts {
 impl DepthCost {
     /// Returns the change between steps of a sequence with `held_tokens` computed tokens and of one with
     /// [`SHALLOW_TOKENS`], for the numbers of tokens that were measured with both.
-    pub fn between(held_tokens: u32, deep: &[(u32, f64)], shallow: &[(u32, f64)]) -> Self {
+    pub fn between(held_tokens: u32, deep: &Curve, shallow: &Curve) -> Self {
         let n_deeper = held_tokens.saturating_sub(SHALLOW_TOKENS);
-        let per_held_token = deep.iter().filter_map(|(n, deep_time)| {
-            let (_, shallow_time) = shallow.iter().find(|(n_shallow, _)| n_shallow == n)?;
-            (n_deeper > 0).then(|| (*n, (deep_time - shallow_time) / f64::from(n_deeper)))
+        let per_held_token = deep.points().filter_map(|(n, deep_time)| {
+            let (_, shallow_time) = shallow.points().find(|(n_shallow, _)| *n_shallow == n)?;
+            (n_deeper > 0).then(|| (n, (deep_time - shallow_time) / f64::from(n_deeper)))
         });
         Self { held_tokens, per_held_token: Curve::new(per_held_token) }
     }
@@ -119,18 +81,6 @@ impl DepthCost {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn curves_are_linear_between_and_beyond_their_points() {
-        let curve = Curve::new([(4, 40.0), (1, 10.0), (2, 30.0), (3, f64::NAN), (0, 5.0), (8, 40.0)]);
-        let at: Vec<f64> = [0, 1, 2, 3, 4, 6, 8, 100].map(|n| curve.at(n)).to_vec();
-        assert_eq!(at, [0.0, 10.0, 30.0, 35.0, 40.0, 40.0, 40.0, 40.0]);
-        assert_eq!(Curve::new([(1, 10.0), (2, 30.0)]).at(4), 70.0);
-        assert_eq!(Curve::new([(1, 10.0), (2, 8.0)]).at(4), 8.0, "it never decreases beyond the points");
-        assert_eq!(Curve::new([(2, 10.0)]).at(4), 20.0);
-        assert_eq!(Curve::default().at(4), 0.0);
-        assert!(curve.is_measured() && !Curve::new([(1, 1.0)]).is_measured() && !Curve::default().is_measured());
-    }
 
     #[test]
     fn drafts_share_a_pass_or_have_separate_passes() {
@@ -160,13 +110,13 @@ mod tests {
 
     #[test]
     fn a_held_token_costs_the_difference_between_a_deep_and_a_shallow_step() {
-        let deep = [(1, 18.0), (2, 30.0), (4, 42.0), (16, 130.0)];
-        let shallow = [(1, 10.0), (4, 26.0), (16, 131.0)];
+        let deep = Curve::new([(1, 18.0), (2, 30.0), (4, 42.0), (16, 130.0)]);
+        let shallow = Curve::new([(1, 10.0), (4, 26.0), (16, 131.0)]);
         let per_held_token = |held_tokens, shallow| DepthCost::between(held_tokens, &deep, shallow).per_held_token;
         // A step that is faster in a longer context was measured wrong.
         assert_eq!(per_held_token(2064, &shallow), Curve::new([(1, 0.004), (4, 0.008)]));
         assert_eq!(per_held_token(64, &shallow), Curve::default());
-        assert_eq!(per_held_token(2064, &[]), Curve::default());
+        assert_eq!(per_held_token(2064, &Curve::default()), Curve::default());
     }
 
     #[test]

@@ -6,6 +6,7 @@ use super::draft_model::DraftModelCosts;
 use super::lengths::DraftSource;
 use super::suffix_memory::SuffixMemory;
 use super::*;
+use crate::curve::Curve;
 use crate::tenants::TenantId;
 use warmpath_common::block_hash::BlockHash;
 
@@ -166,7 +167,7 @@ fn speed_of(
     times: &[(u32, f64)],
     mut choose: impl FnMut(usize, Option<Token>) -> Token,
 ) -> f64 {
-    let tokens = step_costs::Curve::new(times.iter().copied());
+    let tokens = Curve::new(times.iter().copied());
     let (passes, depth) = (crate::batches::batch_plan::Passes::Together, step_costs::DepthCost::default());
     let costs = step_costs::StepCosts { streams: tokens.clone(), tokens, passes, depth };
     let room = lengths::StepRoom { n_streams: 1, tokens_max: 512, drafts_max: 1, held_tokens: 0 };
@@ -195,7 +196,7 @@ fn speed_of(
 /// Returns the speed-up of a response by a draft model. Its passes take `share` of the served model's time, and
 /// `percent` of its tokens are right.
 fn speed_with_model(percent: u64, n_tokens: usize, times: &[(u32, f64)], share: f64) -> f64 {
-    let tokens = step_costs::Curve::new(times.iter().copied());
+    let tokens = Curve::new(times.iter().copied());
     let (passes, depth) = (crate::batches::batch_plan::Passes::Together, step_costs::DepthCost::default());
     let costs = step_costs::StepCosts { streams: tokens.clone(), tokens, passes, depth };
     let room = lengths::StepRoom { n_streams: 1, tokens_max: 512, drafts_max: 1, held_tokens: 0 };
@@ -300,7 +301,7 @@ fn a_common_end_of_many_prompts_slows_no_response() {
     let mut drafter = Drafter::new(&count_up(0, 40), &[], LIMITS);
     let possible = drafter.propose(memory.of(&ROOT), 31);
     assert!(possible.chances[0] > 0.9, "{possible:?}");
-    let tokens = step_costs::Curve::new(Q8_0);
+    let tokens = Curve::new(Q8_0);
     let (passes, depth) = (crate::batches::batch_plan::Passes::Together, step_costs::DepthCost::default());
     let costs = step_costs::StepCosts { streams: tokens.clone(), tokens, passes, depth };
     let room = lengths::StepRoom { n_streams: 1, tokens_max: 512, drafts_max: 1, held_tokens: 0 };

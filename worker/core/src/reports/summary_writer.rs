@@ -15,8 +15,8 @@ use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::RequestId;
 use warmpath_common::model::ModelInfo;
 use warmpath_common::summary::{
-    Change, Digest, Frame, FrameBody, KEYS_PER_FRAME_MAX, Load, ReplayBuffer, ReplayLimits, Snapshot, Stamp,
-    with_length,
+    Change, Digest, Frame, FrameBody, KEYS_PER_FRAME_MAX, Load, ReplayBuffer, ReplayLimits, SizedUpdate, Snapshot,
+    Stamp, with_length,
 };
 
 use self::published::Published;
@@ -270,9 +270,8 @@ impl SummaryWriter {
     fn push(&mut self, now: Instant, changes: Vec<Change>, load: Option<Load>, digest: Option<Digest>) {
         self.silent_until = now + HEARTBEAT;
         let frame = self.replay_buffer.push(|stamp| {
-            let bytes = on_wire(&Frame { stamp, body: FrameBody::Update { changes, load, digest } });
-            let n_bytes = bytes.len();
-            (bytes, n_bytes)
+            let update = on_wire(&Frame { stamp, body: FrameBody::Update { changes, load, digest } });
+            SizedUpdate { n_bytes: update.len(), update }
         });
         self.frames.push(frame);
     }

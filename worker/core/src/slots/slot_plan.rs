@@ -155,7 +155,9 @@ impl<'a> Planner<'a> {
         let table = self.inputs.table;
         let taken = table.iter().filter(|(_, slot)| slot.is_busy() || !slot.tokens().is_empty());
         let tenants = taken.map(|(_, slot)| slot.tenant()).chain([self.request.tenant]);
-        SlotShares::new(table.iter().count() as u64, tenants.map(|tenant| (tenant, 1)))
+        let mut shares = SlotShares::new(table.iter().count() as u64);
+        tenants.for_each(|tenant| shares.add(tenant, 1));
+        shares
     }
 
     fn offer(&self, id: SlotId, slot: &Slot, shares: &SlotShares) -> SlotCandidate {

@@ -13,31 +13,32 @@ use crate::tenants::TenantId;
 #[derive(Debug, Clone)]
 pub struct SlotShares {
     limit: u64,
-    n_shares: u64,
     amounts: BTreeMap<TenantId, u64>,
+    /// Number of additional shares: 1 if there are tenants without a share of their own.
+    n_others: u32,
 }
 
 impl SlotShares {
-    /// Returns the shares of `limit`; `held` has the amounts of each tenant, with `None` for tenants without a share.
+    /// Returns the shares of `limit`, of which nobody has anything yet.
+    pub fn new(limit: u64) -> Self {
+        Self { limit, amounts: BTreeMap::new(), n_others: 0 }
+    }
+
+    /// Adds what a tenant has; all tenants without a share (`None`) count as one additional tenant.
     ///
-    /// All tenants without a share count as one additional tenant. Units: those of `limit`.
-    pub fn new(limit: u64, amounts: impl IntoIterator<Item = (Option<TenantId>, u64)>) -> Self {
-        let mut shares = Self { limit, n_shares: 0, amounts: BTreeMap::new() };
-        let mut n_others = 0;
-        for (tenant, n) in amounts {
-            match tenant {
-                Some(tenant) => *shares.amounts.entry(tenant).or_default() += n,
-                None => n_others = 1,
-            }
+    /// Units: those of the limit.
+    pub fn add(&mut self, tenant: Option<TenantId>, amount: u64) {
+        match tenant {
+            Some(tenant) => *self.amounts.entry(tenant).or_default() += amount,
+            None => self.n_others = 1,
         }
-        shares.n_shares = shares.amounts.len() as u64 + n_others;
-        shares
     }
 
     /// Returns whether a tenant has at most an equal share.
     pub fn keeps(&self, tenant: Option<TenantId>) -> bool {
+        let n_shares = self.amounts.len() as u128 + u128::from(self.n_others);
         let amount = tenant.map(|tenant| self.amounts.get(&tenant).copied().unwrap_or(0));
-        amount.is_some_and(|n| u128::from(n) * u128::from(self.n_shares) <= u128::from(self.limit))
+        amount.is_some_and(|amount| u128::from(amount) * n_shares <= u128::from(self.limit))
     }
 }
 
@@ -48,7 +49,8 @@ mod tests {
     #[test]
     fn a_tenant_keeps_an_equal_share_and_no_more() {
         let check = |limit: u64, amounts: &[(Option<u128>, u64)], expected: &[u128]| {
-            let shares = SlotShares::new(limit, amounts.iter().map(|(tenant, n)| (tenant.map(TenantId), *n)));
+            let mut shares = SlotShares::new(limit);
+            amounts.iter().for_each(|(tenant, n)| shares.add(tenant.map(TenantId), *n));
             let keeps: Vec<u128> = (1..4).filter(|id| shares.keeps(Some(TenantId(*id)))).collect();
             assert_eq!(keeps, expected, "{amounts:?}");
             assert!(!shares.keeps(None), "tenants without a share keep nothing");

@@ -34,7 +34,7 @@ pub use entry::{ChunkRecord, StateKind, StoreOrder};
 pub use pins::{PIN_MAX, PinId, PinView, TooManyPins};
 pub use runs::ChunkPart;
 use tier_queue::TierQueue;
-pub use tiers::{NewChunk, NotStored};
+pub use tiers::{AdoptedFile, NewChunk, NotStored};
 pub use views::{EntryView, Evicted, Reason, ShareTotals, ShareView, TierChange, Totals};
 
 use crate::tenants::Tenant;
@@ -77,6 +77,15 @@ pub struct Prefix<'a> {
     pub tokens: &'a [Token],
 }
 
+/// A chunk of which a sequence uses the first blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UsedChunk {
+    /// The chunk.
+    pub id: ChunkId,
+    /// Number of blocks that are used.
+    pub n_blocks: usize,
+}
+
 /// Longest stored prefix of a sequence.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StoredPrefix {
@@ -89,13 +98,13 @@ pub struct StoredPrefix {
 }
 
 impl StoredPrefix {
-    /// Returns the chunks with the first `n_blocks` blocks, in order, each with the number of its blocks among them.
-    pub fn first(&self, n_blocks: usize) -> impl Iterator<Item = (ChunkId, usize)> {
+    /// Returns the chunks with the first `n_blocks` blocks, in order.
+    pub fn first(&self, n_blocks: usize) -> impl Iterator<Item = UsedChunk> {
         let mut n_left = n_blocks;
         self.pieces.iter().map_while(move |piece| {
             let n_used = n_left.min(piece.n_blocks);
             n_left -= n_used;
-            (n_used > 0).then_some((piece.chunk, n_used))
+            (n_used > 0).then_some(UsedChunk { id: piece.chunk, n_blocks: n_used })
         })
     }
 
@@ -278,31 +287,30 @@ impl ChunkIndex {
         self.chunks.get(&id).and_then(Chunk::tier)
     }
 
-    /// Records that a tenant's sequence starts from these chunks, in the order of the sequence, each with the number of
-    /// its blocks that are used. Chunks that are no longer stored are skipped. A checkpoint is always used as a whole,
-    /// by a call of its own.
+    /// Records that a tenant's sequence starts from these chunks, in the order of the sequence. Chunks that are no
+    /// longer stored are skipped. A checkpoint is always used as a whole, by a call of its own.
     ///
     /// If less than half of a chunk is used, the chunk keeps its age and is not protected: most of it belongs to
     /// another sequence, and all sequences have the template's text before the first message in common. It is not
     /// evicted as long as a stored chunk follows its used part. Cost: O(log n) for each.
-    pub fn touch(&mut self, used: &[(ChunkId, usize)], tenant: Tenant, now_ms: u64) {
-        for (id, n_blocks) in used {
-            let Some(chunk) = self.chunks.get_mut(id) else { continue };
+    pub fn touch(&mut self, chunks: &[UsedChunk], tenant: Tenant, now_ms: u64) {
+        for &UsedChunk { id, n_blocks } in chunks {
+            let Some(chunk) = self.chunks.get_mut(&id) else { continue };
             chunk.n_hits += 1;
             if n_blocks.saturating_mul(2) < chunk.record.blocks.len() {
                 continue;
             }
             chunk.last_used_ms = now_ms;
             chunk.tenant = tenant;
-            self.ram.touch(*id, tenant, now_ms);
-            self.disk.touch(*id, tenant, now_ms);
+            self.ram.touch(id, tenant, now_ms);
+            self.disk.touch(id, tenant, now_ms);
         }
     }
 
     /// Records that a sequence resumes at a checkpoint, if it is still stored. Cost: O(log n).
     pub fn touch_checkpoint(&mut self, id: ChunkId, tenant: Tenant, now_ms: u64) {
         let Some(chunk) = self.chunks.get(&id) else { return };
-        self.touch(&[(id, chunk.record.blocks.len())], tenant, now_ms);
+        self.touch(&[UsedChunk { id, n_blocks: chunk.record.blocks.len() }], tenant, now_ms);
     }
 
     /// Protects a chunk from eviction until `release` has been called as often as `hold`.

@@ -10,7 +10,7 @@ use warmpath_worker_core::slots::slot_plan::{
     PlanInputs, PrefixSource, Reuse, Save, SlotDecision, SlotPlan, SlotRequest, plan,
 };
 use warmpath_worker_core::slots::slot_table::{Acquire, AfterUse};
-use warmpath_worker_core::store::chunk_index::{ChunkId, StateKind, StoredPrefix};
+use warmpath_worker_core::store::chunk_index::{ChunkId, StateKind, StoredPrefix, UsedChunk};
 
 use crate::Keeps;
 use crate::world::{BLOCK, Kv, Running, Truth, Waiting, World, root, tenant};
@@ -149,7 +149,7 @@ impl World {
             PrefixSource::Import { .. } => self.pieces(&found, n_start),
             PrefixSource::Cold | PrefixSource::Keep { .. } | PrefixSource::Copy { .. } => Vec::new(),
         };
-        let held: Vec<ChunkId> = pieces.iter().map(|(id, _)| *id).chain(plan.checkpoint).collect();
+        let held: Vec<ChunkId> = pieces.iter().map(|chunk| chunk.id).chain(plan.checkpoint).collect();
         held.iter().for_each(|id| self.index.hold(*id));
         if plan.save == Save::First {
             self.ways.count("save first");
@@ -171,7 +171,7 @@ impl World {
     }
 
     /// Returns the chunks of a prompt's first tokens with the number of blocks taken from each.
-    fn pieces(&self, found: &StoredPrefix, n_tokens: usize) -> Vec<(ChunkId, usize)> {
+    fn pieces(&self, found: &StoredPrefix, n_tokens: usize) -> Vec<UsedChunk> {
         if self.setting.memory == MemoryKind::Recurrent {
             return Vec::new();
         }
@@ -179,7 +179,7 @@ impl World {
         found.first(n_tokens.div_ceil(BLOCK as usize)).collect()
     }
 
-    fn brought(&self, waiting: &Waiting, plan: &SlotPlan, pieces: &[(ChunkId, usize)]) -> Kv {
+    fn brought(&self, waiting: &Waiting, plan: &SlotPlan, pieces: &[UsedChunk]) -> Kv {
         let request = &waiting.request;
         let n = plan.start.n_tokens() as usize;
         let memory = self.setting.memory;
@@ -219,7 +219,7 @@ impl World {
             PrefixSource::Import { .. } => {
                 assert!(memory.stored_state_rewinds() || plan.checkpoint.is_some(), "stored state cannot be cut there");
                 let mut n_blocks = 0;
-                for (id, n) in pieces {
+                for UsedChunk { id, n_blocks: n } in pieces {
                     let truth = self.payload(*id);
                     assert_eq!((truth.salt, truth.kind), (request.salt, StateKind::Chunk));
                     assert_eq!(truth.first_block, n_blocks, "a chunk is imported at another position");

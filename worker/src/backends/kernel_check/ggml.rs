@@ -102,12 +102,7 @@ impl Cpu {
     /// Returns weights times inputs; `None` if this kind of memory does not support such weights.
     ///
     /// Shape: `[n_behind, n_tokens, rows]`.
-    pub fn product(
-        &self,
-        memory: &WeightMemory,
-        shape: &Product,
-        (weights, inputs): (&[u8], &[f32]),
-    ) -> Option<Vec<f32>> {
+    pub fn product(&self, memory: &WeightMemory, shape: &Product, weights: &[u8], inputs: &[f32]) -> Option<Vec<f32>> {
         let (held, computed) = (Tensors::new(), Tensors::new());
         let size = |n: usize| i64::try_from(n).expect("a size of these tests");
         // SAFETY: both contexts have room for their tensors and live until the end. The weights' buffer belongs to its
@@ -127,14 +122,14 @@ impl Cpu {
             }
             let _weights = Buffer::new(sys::ggml_backend_alloc_ctx_tensors_from_buft(held.0.as_ptr(), memory.0));
             sys::ggml_backend_tensor_set(w, weights.as_ptr().cast(), 0, weights.len());
-            Some(self.compute(&computed, y, &[(x, bytes(inputs))]))
+            Some(self.compute(&computed, y, &[TensorInput { tensor: x, bytes: bytes(inputs) }]))
         }
     }
 
     /// Returns the attention of queries over keys and values of 16 bits.
     ///
     /// Shape: as in `reference::attention`.
-    pub fn attention(&self, shape: &Attention, queries: &[f32], (keys, values): (&[u8], &[u8])) -> Vec<f32> {
+    pub fn attention(&self, shape: &Attention, queries: &[f32], keys: &[u8], values: &[u8]) -> Vec<f32> {
         let computed = Tensors::new();
         let size = |n: usize| i64::try_from(n).expect("a size of these tests");
         let (width, n_kept) = (size(shape.width), size(shape.n_kept));
@@ -146,27 +141,23 @@ impl Cpu {
             let (n_tokens, n_heads) = (size(shape.n_tokens), size(shape.n_heads));
             let q = sys::ggml_new_tensor_3d(context, sys::GGML_TYPE_F32, width, n_tokens, n_heads);
             let (k, v) = (kept(), kept());
-            let found = sys::ggml_flash_attn_ext(context, q, k, v, std::ptr::null_mut(), shape.scale(), 0.0, 0.0);
-            self.compute(&computed, found, &[(q, bytes(queries)), (k, keys), (v, values)])
+            let attention = sys::ggml_flash_attn_ext(context, q, k, v, std::ptr::null_mut(), shape.scale(), 0.0, 0.0);
+            let input = |tensor, bytes| TensorInput { tensor, bytes };
+            self.compute(&computed, attention, &[input(q, bytes(queries)), input(k, keys), input(v, values)])
         }
     }
 
     /// Returns the numbers of `result`, computed from the inputs.
     ///
     /// # Safety `result` and the inputs are tensors of `tensors`, and an input has as many bytes as its tensor.
-    unsafe fn compute(
-        &self,
-        tensors: &Tensors,
-        result: *mut sys::ggml_tensor,
-        inputs: &[(*mut sys::ggml_tensor, &[u8])],
-    ) -> Vec<f32> {
+    unsafe fn compute(&self, tensors: &Tensors, result: *mut sys::ggml_tensor, inputs: &[TensorInput<'_>]) -> Vec<f32> {
         let context = tensors.0.as_ptr();
         // SAFETY: as the caller says; the graph lives in the same context, and the result is of 32-bit floats.
         unsafe {
             let graph = sys::ggml_new_graph(context);
             sys::ggml_build_forward_expand(graph, result);
             let _numbers = Buffer::new(sys::ggml_backend_alloc_ctx_tensors(context, self.backend.as_ptr()));
-            for (tensor, bytes) in inputs {
+            for TensorInput { tensor, bytes } in inputs {
                 sys::ggml_backend_tensor_set(*tensor, bytes.as_ptr().cast(), 0, bytes.len());
             }
             let mut numbers = vec![f32::NAN; usize::try_from(sys::ggml_nelements(result)).unwrap_or(0)];
@@ -183,6 +174,12 @@ impl Drop for Cpu {
         // SAFETY: made by `open`, and nothing else holds it.
         unsafe { sys::ggml_backend_free(self.backend.as_ptr()) };
     }
+}
+
+/// A tensor of a graph, and the bytes that are written into it.
+struct TensorInput<'a> {
+    tensor: *mut sys::ggml_tensor,
+    bytes: &'a [u8],
 }
 
 /// Metadata of some tensors and a graph, without their numbers.

@@ -47,7 +47,7 @@ pub fn product(weights: &[f32], inputs: &[f32], width: usize) -> Vec<f64> {
 ///
 /// Shape: `queries` `[n_heads, n_tokens, width]`, keys and values `[n_kv_heads, n_kept, width]` -> `[n_tokens, n_heads,
 /// width]`.
-pub fn attention(shape: &Attention, queries: &[f32], (keys, values): (&[f32], &[f32])) -> Vec<f64> {
+pub fn attention(shape: &Attention, queries: &[f32], keys: &[f32], values: &[f32]) -> Vec<f64> {
     let Attention { width, n_heads, n_kv_heads, n_kept, n_tokens } = *shape;
     let mut found = Vec::with_capacity(n_tokens * n_heads * width);
     for token in 0..n_tokens {

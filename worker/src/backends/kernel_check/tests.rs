@@ -28,8 +28,8 @@ fn a_result_with_one_wrong_number_or_nan_is_refused() {
 #[test]
 fn the_reference_weights_values_by_the_products_of_keys_and_queries() {
     let shape = reference::Attention { width: 2, n_heads: 2, n_kv_heads: 1, n_kept: 2, n_tokens: 1 };
-    let keys_and_values: (&[f32], &[f32]) = (&[5.0, 0.0, 0.0, 5.0], &[1.0, 2.0, 3.0, 4.0]);
-    let found = reference::attention(&shape, &[5.0, 0.0, 5.0, 5.0], keys_and_values);
+    let (keys, values) = ([5.0, 0.0, 0.0, 5.0], [1.0, 2.0, 3.0, 4.0]);
+    let found = reference::attention(&shape, &[5.0, 0.0, 5.0, 5.0], &keys, &values);
     for (found, expected) in found.iter().zip([1.0, 2.0, 2.0, 3.0]) {
         assert!((found - expected).abs() < 1e-6, "{found} {expected}");
     }

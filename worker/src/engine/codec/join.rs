@@ -10,6 +10,15 @@ use super::export::{CELL_BYTES, ParsedState};
 use super::layout::{Sections, ValueLayout};
 use super::{CodecError, write};
 
+/// Tokens of an export that are joined with others.
+#[derive(Debug, Clone)]
+pub struct ExportPart<'e> {
+    /// The export.
+    pub export: &'e ParsedState<'e>,
+    /// Positions of the tokens.
+    pub positions: Range<u32>,
+}
+
 /// Tokens of exports.
 struct Joined<'e>(Vec<JoinedPart<'e>>);
 
@@ -25,16 +34,15 @@ struct JoinedPart<'e> {
 /// Cost: one copy of the state.
 /// Errors: `Range` if an export lacks a token, `Empty` if there is none, `Changed` if the exports have different
 /// layouts, `Partial` if they have a part that cannot be cut, `Impossible` if there are too many tokens.
-pub fn join(frame: StateFrame, parts: &[(&ParsedState<'_>, Range<u32>)]) -> Result<Vec<u8>, CodecError> {
-    let (first, _) = parts.first().ok_or(CodecError::Empty)?;
-    let layout = first.layout();
+pub fn join(frame: StateFrame, parts: &[ExportPart<'_>]) -> Result<Vec<u8>, CodecError> {
+    let layout = parts.first().ok_or(CodecError::Empty)?.export.layout();
     if layout.sections() != Sections::AttentionOnly {
         return Err(CodecError::Partial);
     }
-    if parts.iter().any(|(export, _)| export.layout() != layout) {
+    if parts.iter().any(|part| part.export.layout() != layout) {
         return Err(CodecError::Changed { what: "layout" });
     }
-    let parts = parts.iter().map(|(export, positions)| JoinedPart::of(export, positions));
+    let parts = parts.iter().map(JoinedPart::of);
     let joined = Joined(parts.collect::<Result<_, _>>()?);
     if joined.n_tokens() == 0 {
         return Err(CodecError::Empty);
@@ -47,8 +55,8 @@ pub fn join(frame: StateFrame, parts: &[(&ParsedState<'_>, Range<u32>)]) -> Resu
 }
 
 impl<'e> JoinedPart<'e> {
-    fn of(export: &'e ParsedState<'e>, positions: &Range<u32>) -> Result<Self, CodecError> {
-        Ok(Self { export, cells: export.cells_at(positions)? })
+    fn of(part: &ExportPart<'e>) -> Result<Self, CodecError> {
+        Ok(Self { export: part.export, cells: part.export.cells_at(&part.positions)? })
     }
 }
 

@@ -220,13 +220,16 @@ proptest! {
         let export = state.parse(&bytes).unwrap();
         let layout = export.layout();
         let first = state.first;
-        let parts: Vec<_> = ranges.iter().map(|range| (&export, range.start + first..range.end + first)).collect();
+        let parts: Vec<_> = ranges
+            .iter()
+            .map(|range| ExportPart { export: &export, positions: range.start + first..range.end + first })
+            .collect();
         let joined = join(state.frame(), &parts).unwrap();
         let order: Vec<u32> = ranges.iter().cloned().flatten().collect();
         let expected = Naive { n_tokens: order.len() as u32, order, ..state.clone() }.export();
         prop_assert_eq!(&joined, &expected);
         let with_gaps = layout.parse_with_gaps(&joined).unwrap();
-        let parts: Vec<_> = parts.iter().map(|(_, positions)| (&with_gaps, positions.clone())).collect();
+        let parts: Vec<_> = parts.into_iter().map(|part| ExportPart { export: &with_gaps, ..part }).collect();
         prop_assert_eq!(&join(state.frame(), &parts).unwrap(), &expected);
         prop_assert_eq!(layout.parse(&joined).is_err(), order_has_gap(&ranges));
     }
@@ -348,17 +351,19 @@ fn only_tokens_that_are_there_and_alike_are_joined() {
     let export = state.parse(&bytes).unwrap();
     for range in [7..9, 19..21, 20..21] {
         let refused = CodecError::Range { start: range.start, end: range.end };
-        assert_eq!(join(state.frame(), &[(&export, range)]), Err(refused));
+        assert_eq!(join(state.frame(), &[ExportPart { export: &export, positions: range }]), Err(refused));
     }
     assert_eq!(join(state.frame(), &[]), Err(CodecError::Empty));
-    assert_eq!(join(state.frame(), &[(&export, 8..8)]), Err(CodecError::Empty));
+    assert_eq!(join(state.frame(), &[ExportPart { export: &export, positions: 8..8 }]), Err(CodecError::Empty));
     let other = Naive { transposed: false, ..plain() };
     let other_bytes = other.export();
-    let parts = [(&export, 8..20), (&other.parse(&other_bytes).unwrap(), 0..12)];
+    let other_export = other.parse(&other_bytes).unwrap();
+    let parts =
+        [ExportPart { export: &export, positions: 8..20 }, ExportPart { export: &other_export, positions: 0..12 }];
     assert_eq!(join(state.frame(), &parts), Err(CodecError::Changed { what: "layout" }));
     let whole = Naive { sections: Sections::AttentionAndPartial, ..plain() };
     let whole_bytes = whole.export();
-    let part = (&whole.parse(&whole_bytes).unwrap(), 0..12);
+    let part = ExportPart { export: &whole.parse(&whole_bytes).unwrap(), positions: 0..12 };
     assert_eq!(join(whole.frame(), &[part]), Err(CodecError::Partial));
 }
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::Token;
 use warmpath_worker_core::slots::slot_plan::Reuse;
-use warmpath_worker_core::store::chunk_index::{ChunkId, Prefix};
+use warmpath_worker_core::store::chunk_index::{ChunkId, Prefix, UsedChunk};
 use warmpath_worker_core::store::transfer_plan::{self, PromptState, StateOffer};
 use warmpath_worker_core::tenants::Tenant;
 
@@ -202,7 +202,7 @@ impl IncomingTransfers {
         };
 
         // Received state could not be used, because a request can restore only a whole prefix.
-        let is_absent = |(chunk, _): (ChunkId, usize)| kv.cache.payload(chunk).is_none();
+        let is_absent = |chunk: UsedChunk| kv.cache.payload(chunk.id).is_none();
         let is_in_vain = kv.cache.is_disk_late() && stored.first(start).any(is_absent);
         if blocks.purpose == TransferPurpose::Request && is_in_vain {
             return None;
@@ -225,7 +225,7 @@ impl IncomingTransfers {
         offer.order.send(order).ok()?;
 
         // The stored blocks before the run must not be evicted in the meantime.
-        let chunks: Vec<ChunkId> = stored.first(start).map(|(chunk, _)| chunk).collect();
+        let chunks: Vec<ChunkId> = stored.first(start).map(|chunk| chunk.id).collect();
         chunks.iter().for_each(|chunk| kv.cache.index_mut().hold(*chunk));
         self.n_ordered += 1;
         self.in_progress.push(IncomingTransfer {

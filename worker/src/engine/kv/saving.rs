@@ -153,8 +153,8 @@ impl KvState<'_> {
 
     /// Returns the least recently used idle slot that is not within its tenant's fair share of the idle cells.
     fn first_to_move_out(&self) -> Option<SlotId> {
-        let idle = self.idle_slots().map(|(slot, n_held)| (self.table.slot(slot).tenant(), n_held));
-        let shares = SlotShares::new(self.rules.prefix_tokens_max, idle);
+        let mut shares = SlotShares::new(self.rules.prefix_tokens_max);
+        self.idle_slots().for_each(|(slot, n_held)| shares.add(self.table.slot(slot).tenant(), n_held));
         let order = |slot: &SlotId| {
             let contents = self.table.slot(*slot);
             (shares.keeps(contents.tenant()), contents.last_used())

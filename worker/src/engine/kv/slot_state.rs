@@ -16,7 +16,7 @@ use std::ops::Range;
 use llama_cpp_2::model::LlamaModel;
 use warmpath_common::ids::SlotId;
 
-use crate::engine::codec::{CodecError, ParsedState, PayloadPart, Sections, StateFrame, StateLayout, join};
+use crate::engine::codec::{CodecError, ExportPart, ParsedState, PayloadPart, Sections, StateFrame, StateLayout, join};
 use crate::engine::llama::{Llama, StateError};
 
 /// Number of blocks of the trial. Source: two have a boundary between them.
@@ -134,7 +134,8 @@ pub(crate) fn take_out(
     let exported = llama.export_range(slot, n_kept..n_held).map_err(SlotStateError::from);
     let taken = exported.and_then(|state| {
         let export = layout.parse_with_gaps(state)?;
-        let states = ranges.iter().map(|range| join(frame, &[(&export, range.clone())]));
+        let states =
+            ranges.iter().map(|range| join(frame, &[ExportPart { export: &export, positions: range.clone() }]));
         Ok(states.collect::<Result<Vec<_>, _>>()?)
     });
     if taken.is_err() {
@@ -163,7 +164,11 @@ pub(crate) fn append(
     let exported = llama.export(slot).map_err(SlotStateError::from);
     let joined = exported.and_then(|bytes| {
         let (head, tail) = (layout.parse(bytes)?, layout.parse(state)?);
-        Ok(join(frame, &[(&head, 0..positions.start), (&tail, positions.clone())])?)
+        let parts = [
+            ExportPart { export: &head, positions: 0..positions.start },
+            ExportPart { export: &tail, positions: positions.clone() },
+        ];
+        Ok(join(frame, &parts)?)
     });
     if joined.is_err() {
         llama.clear(slot);

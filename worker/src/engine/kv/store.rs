@@ -19,7 +19,7 @@ use tracing::{debug, info, warn};
 use warmpath_common::model::MemoryKind;
 use warmpath_worker_core::slots::slot_plan::{PrefixSource, SlotPlan};
 use warmpath_worker_core::store::chunk_index::{
-    ChunkId, ChunkIndex, ChunkRecord, NewChunk, Prefix, StoreLimits, StoredPrefix, TierChange,
+    AdoptedFile, ChunkId, ChunkIndex, NewChunk, Prefix, StoreLimits, StoredPrefix, TierChange, UsedChunk,
 };
 use warmpath_worker_core::store::disk_reads::DiskReads;
 use warmpath_worker_core::store::restore_costs::Costs;
@@ -96,11 +96,14 @@ impl Cache {
     /// Adds the files that an earlier process left on disk.
     pub(crate) fn adopt(&mut self, disk: Disk, files: Vec<StoredFile>) {
         let now_ms = self.clock.now_ms();
-        let record = |file: &StoredFile| (file.record.clone(), past_ms(file.used_at, now_ms));
-        let records: Vec<(ChunkRecord, u64)> = files.iter().map(record).collect();
+        let adopted_file = |file: &StoredFile| AdoptedFile {
+            record: file.record.clone(),
+            last_used_ms: past_ms(file.used_at, now_ms),
+        };
+        let adopted_files: Vec<AdoptedFile> = files.iter().map(adopted_file).collect();
         let n_bytes: u64 = files.iter().map(|file| file.record.n_bytes).sum();
         let mut n_adopted = 0;
-        for (file, outcome) in files.into_iter().zip(self.index.adopt(&records)) {
+        for (file, outcome) in files.into_iter().zip(self.index.adopt(&adopted_files)) {
             match outcome {
                 Ok(_) => n_adopted += 1,
                 Err(reason) => {
@@ -260,8 +263,8 @@ impl Cache {
         let codec = self.codec.as_ref()?;
         let block_tokens = codec.layout.block_tokens();
         let pieces = self
-            .pieces(prefix, n_tokens)
-            .map(|(id, n_blocks)| Some((self.payload(id)?, u32::try_from(n_blocks).ok()? * block_tokens)));
+            .used_chunks(prefix, n_tokens)
+            .map(|chunk| Some((self.payload(chunk.id)?, u32::try_from(chunk.n_blocks).ok()? * block_tokens)));
         let pieces: Vec<(Bytes, u32)> = pieces.collect::<Option<_>>()?;
         let pieces: Vec<_> = pieces.iter().map(|(payload, n)| PayloadPart { payload, n_tokens: *n }).collect();
         let n_whole: u32 = pieces.iter().map(|piece| piece.n_tokens).sum();
@@ -298,14 +301,14 @@ impl Cache {
 
     /// Returns the size of a prompt's first tokens in the store, including a checkpoint.
     pub(crate) fn payload_bytes(&self, prefix: &StoredPrefix, n_tokens: u32, checkpoint: Option<ChunkId>) -> u64 {
-        let n_blocks: usize = self.pieces(prefix, n_tokens).map(|(_, n_blocks)| n_blocks).sum();
+        let n_blocks: usize = self.used_chunks(prefix, n_tokens).map(|chunk| chunk.n_blocks).sum();
         let block_bytes = self.token_bytes() * u64::from(self.index.limits().block_size_tokens);
         n_blocks as u64 * block_bytes
             + checkpoint.and_then(|id| self.payload(id)).map_or(0, |payload| payload.len() as u64)
     }
 
-    /// Returns the chunks with a prompt's first tokens, each with the number of used blocks.
-    fn pieces(&self, prefix: &StoredPrefix, n_tokens: u32) -> impl Iterator<Item = (ChunkId, usize)> {
+    /// Returns the chunks with a prompt's first tokens.
+    fn used_chunks(&self, prefix: &StoredPrefix, n_tokens: u32) -> impl Iterator<Item = UsedChunk> {
         let needs_tokens = self.codec.as_ref().is_some_and(|codec| codec.memory != MemoryKind::Recurrent);
         let n_blocks = n_tokens.div_ceil(self.index.limits().block_size_tokens) as usize;
         prefix.first(if needs_tokens { n_blocks } else { 0 })
@@ -317,8 +320,8 @@ impl Cache {
             PrefixSource::Import { n_tokens } => n_tokens,
             PrefixSource::Cold | PrefixSource::Keep { .. } | PrefixSource::Copy { .. } => 0,
         };
-        let pieces = self.pieces(prefix, n_imported).map(|(id, _)| id);
-        let chunks: Vec<ChunkId> = pieces.chain(plan.checkpoint).collect();
+        let imported = self.used_chunks(prefix, n_imported).map(|chunk| chunk.id);
+        let chunks: Vec<ChunkId> = imported.chain(plan.checkpoint).collect();
         for id in &chunks {
             self.index.hold(*id);
         }
@@ -336,8 +339,8 @@ impl Cache {
 
     /// Records that a tenant's request starts from a prompt's first stored tokens.
     pub(crate) fn touch(&mut self, prefix: &StoredPrefix, n_tokens: u32, tenant: Tenant) {
-        let used: Vec<(ChunkId, usize)> = self.pieces(prefix, n_tokens).collect();
-        self.index.touch(&used, tenant, self.clock.now_ms());
+        let chunks: Vec<UsedChunk> = self.used_chunks(prefix, n_tokens).collect();
+        self.index.touch(&chunks, tenant, self.clock.now_ms());
     }
 
     pub(crate) fn touch_checkpoint(&mut self, checkpoint: ChunkId, tenant: Tenant) {
@@ -356,8 +359,8 @@ impl Cache {
         let mut n_left = n_tokens;
         // Recurrent state has no chunks of tokens: all its tokens come with the checkpoint.
         let block_tokens = self.index.limits().block_size_tokens as usize;
-        let pieces = self.pieces(prefix, n_tokens).map(|(id, n_blocks)| (id, n_blocks * block_tokens));
-        for (id, n) in pieces.chain(checkpoint.map(|id| (id, n_tokens as usize))) {
+        let chunks = self.used_chunks(prefix, n_tokens).map(|chunk| (chunk.id, chunk.n_blocks * block_tokens));
+        for (id, n) in chunks.chain(checkpoint.map(|id| (id, n_tokens as usize))) {
             let n = n_left.min(u32::try_from(n).unwrap_or(u32::MAX));
             n_left -= n;
             match fetched.contains(&id) {

@@ -162,8 +162,7 @@ impl Scheduler {
         let next = turns.sequences(adapter);
         self.round = turns.round_after(adapter);
         self.adapter = adapter;
-        let is_short = pending.iter().any(|(other, _)| *other != adapter)
-            || has_new_prompt(ready.iter().map(|slot| (self.running.in_slot(*slot), table.n_held(*slot))));
+        let is_short = pending.iter().any(|(other, _)| *other != adapter) || self.has_new_prompt(&ready, table);
         let batch_tokens = if is_short { room.ubatch_tokens } else { room.batch_tokens };
         let shares = batch_plan::plan(&next, BatchLimits { batch_tokens, ..room }, pace, self.queue.len());
         let has_stream = shares.iter().any(|share| self.running.in_slot(share.slot).is_stream());
@@ -203,21 +202,21 @@ impl Scheduler {
         }
     }
 
+    /// Returns whether the sequences in `slots` have several prompts to compute, of which at least one has started.
+    fn has_new_prompt(&self, slots: &[SlotId], table: &SlotTable) -> bool {
+        let sequences = slots.iter().map(|slot| (self.running.in_slot(*slot), table.n_held(*slot)));
+        let has_begun_each: Vec<bool> = sequences
+            .filter(|(sequence, n_held)| sequence.work(*n_held) != Work::Decode)
+            .map(|(sequence, n_held)| sequence.has_begun(n_held))
+            .collect();
+        has_begun_each.len() > 1 && has_begun_each.contains(&true)
+    }
+
     /// Returns the maximum number of tokens per batch of one prompt whose log probabilities are wanted.
     fn list_max(&self) -> u32 {
         let n_listing = self.running.iter().filter(|(_, sequence)| sequence.lists_prompt()).count();
         u32::try_from(self.limits.listed_tokens_max / n_listing.max(1)).unwrap_or(u32::MAX).max(1)
     }
-}
-
-/// Returns whether there are several prompts to compute and at least one has started. `ready` has each sequence with
-/// the number of its computed tokens.
-fn has_new_prompt<'a>(ready: impl Iterator<Item = (&'a Sequence, u32)>) -> bool {
-    let has_begun_each: Vec<bool> = ready
-        .filter(|(sequence, n_held)| sequence.work(*n_held) != Work::Decode)
-        .map(|(sequence, n_held)| sequence.has_begun(n_held))
-        .collect();
-    has_begun_each.len() > 1 && has_begun_each.contains(&true)
 }
 
 /// Returns the work of a sequence.

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use llama_cpp_2::model::LlamaModel;
 use warmpath_common::ids::SlotId;
+use warmpath_worker_core::batches::batch_plan::Share;
 use warmpath_worker_core::drafting::step_costs::SHALLOW_TOKENS;
 
 use super::measurements::{Figures, PROMPT_TOKENS, SHORT_TOKENS, SUFFIX_TOKENS, StateCosts, TILE_TOKENS, rounding};
@@ -229,11 +230,11 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
         self.shorten_slots();
         self.figures.decode_all_ms = Some(self.decode_ms(self.n_slots)?);
         self.check()?;
-        let suffix_ms = self.best_ms(&[(SlotId(0), SUFFIX_TOKENS)])?;
+        let suffix_ms = self.best_ms(&[Share { slot: SlotId(0), n_tokens: SUFFIX_TOKENS }])?;
         self.figures.suffix_ms = Some(suffix_ms);
         self.check_undisturbed()?;
         if self.rounds_suffixes {
-            self.tile_ms = self.best_ms(&[(SlotId(0), TILE_TOKENS)])?;
+            self.tile_ms = self.best_ms(&[Share { slot: SlotId(0), n_tokens: TILE_TOKENS }])?;
             self.figures.suffix_ms = Some(suffix_ms.min(self.tile_ms));
         }
         self.check()?;
@@ -268,7 +269,7 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
         }
         let (_, ubatch_tokens) = self.llama.batch_limits();
         let mut n_tokens = COLD_TOKENS.min(ubatch_tokens);
-        let ms = self.step_ms(&[(last, n_tokens)], Outputs::Last)?;
+        let ms = self.step_ms(&[Share { slot: last, n_tokens }], Outputs::Last)?;
         (self.figures.cold_tokens, self.figures.cold_ms) = (n_tokens, Some(ms));
         if is_in_middle && ms < SHORT_COLD_MS {
             if self.figures.cost_ms() > COLD_SLACK * self.limit.cost_ms {
@@ -277,7 +278,7 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
             if self.n_cached + ROOM_TOKENS - n_before >= ubatch_tokens {
                 n_tokens = ubatch_tokens;
             }
-            let ms = self.best_ms(&[(last, n_tokens)])?;
+            let ms = self.best_ms(&[Share { slot: last, n_tokens }])?;
             (self.figures.cold_tokens, self.figures.cold_ms) = (n_tokens, Some(ms));
         }
         self.llama.clear(last);
@@ -300,7 +301,7 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
     fn measure_drafts(&mut self) -> Result<(), Stop> {
         let drafts = if self.drafts { &DRAFT_TOKENS[..] } else { &[] };
         for &n in drafts {
-            let ms = self.best_of(&[(SlotId(0), n)], Outputs::All)?;
+            let ms = self.best_of(&[Share { slot: SlotId(0), n_tokens: n }], Outputs::All)?;
             self.figures.draft_ms.insert(n, ms);
             self.check_undisturbed()?;
         }
@@ -313,7 +314,7 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
         if self.drafts {
             self.llama.decode_any(self.model, last, SHALLOW_TOKENS)?;
             for n in SHALLOW_DRAFT_TOKENS {
-                let ms = self.best_of(&[(last, n)], Outputs::All)?;
+                let ms = self.best_of(&[Share { slot: last, n_tokens: n }], Outputs::All)?;
                 self.figures.shallow_ms.insert(n, ms);
                 self.check_undisturbed()?;
             }
@@ -340,7 +341,8 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
         }
         let mut costs = StateCosts::default();
         if self.rounds_suffixes {
-            costs.suffix_rounding = rounding(self.best_ms(&[(first, SHORT_TOKENS)])?, self.tile_ms);
+            costs.suffix_rounding =
+                rounding(self.best_ms(&[Share { slot: first, n_tokens: SHORT_TOKENS }])?, self.tile_ms);
         }
         let n_tokens = f64::from(self.n_cached);
         (costs.export_ms_per_token, costs.import_ms_per_token) = self.transfer_ms()?;
@@ -406,20 +408,20 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
 
     /// Returns the time in which the first `n` slots decode together.
     fn decode_ms(&mut self, n: u16) -> Result<f64, Stop> {
-        let work: Vec<_> = self.slots().take(usize::from(n)).map(|slot| (slot, 1)).collect();
-        self.best_ms(&work)
+        let shares: Vec<_> = self.slots().take(usize::from(n)).map(|slot| Share { slot, n_tokens: 1 }).collect();
+        self.best_ms(&shares)
     }
 
     /// Returns the time of the fastest run of a step. There are at least two runs, and more until the two fastest agree
     /// or the time is over. It ends after the first run that shows that the machine is busy.
-    fn best_ms(&mut self, work: &[(SlotId, u32)]) -> Result<f64, Stop> {
-        self.best_of(work, Outputs::Last)
+    fn best_ms(&mut self, shares: &[Share]) -> Result<f64, Stop> {
+        self.best_of(shares, Outputs::Last)
     }
 
-    fn best_of(&mut self, work: &[(SlotId, u32)], outputs: Outputs) -> Result<f64, Stop> {
+    fn best_of(&mut self, shares: &[Share], outputs: Outputs) -> Result<f64, Stop> {
         let (mut best, mut second) = (f64::MAX, f64::MAX);
         for n_runs in 1..=N_RUNS_MAX {
-            let took_ms = self.step_ms(work, outputs)?;
+            let took_ms = self.step_ms(shares, outputs)?;
             // On a busy machine a step can take seconds, so this does not wait for the last run.
             self.check_undisturbed()?;
             (best, second) = (best.min(took_ms), second.min(took_ms.max(best)));
@@ -433,17 +435,17 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
 
     /// Decodes this many tokens after those of each slot, removes them again if possible, and returns the time of the
     /// step.
-    fn step_ms(&mut self, work: &[(SlotId, u32)], outputs: Outputs) -> Result<f64, Stop> {
-        let lengths: Vec<u32> = work.iter().map(|(slot, _)| self.llama.n_held(*slot)).collect();
+    fn step_ms(&mut self, shares: &[Share], outputs: Outputs) -> Result<f64, Stop> {
+        let lengths: Vec<u32> = shares.iter().map(|share| self.llama.n_held(share.slot)).collect();
         self.llama.reset_batch();
         let mut idx = 0;
         let (_, ubatch_tokens) = self.llama.batch_limits();
-        for (&(slot, n_tokens), &start) in work.iter().zip(&lengths) {
-            let n_tokens = n_tokens.min(ubatch_tokens);
+        for (share, &start) in shares.iter().zip(&lengths) {
+            let n_tokens = share.n_tokens.min(ubatch_tokens);
             for position in start..start + n_tokens {
                 let is_wanted = outputs == Outputs::All || position + 1 == start + n_tokens;
                 let logits = if is_wanted { Logits::Wanted } else { Logits::Unwanted };
-                idx = self.llama.push(slot, position, 1, logits);
+                idx = self.llama.push(share.slot, position, 1, logits);
             }
         }
         let began = Instant::now();
@@ -455,8 +457,8 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
         let took_ms = ms(began);
         self.llama.reset_batch();
         decoded.map_err(|error| Stop::Failed(error.to_string()))?;
-        for (&(slot, _), &n_keep) in work.iter().zip(&lengths) {
-            if self.rewinds && n_keep > 0 && !self.llama.rewind(slot, n_keep) {
+        for (share, &n_keep) in shares.iter().zip(&lengths) {
+            if self.rewinds && n_keep > 0 && !self.llama.rewind(share.slot, n_keep) {
                 return Err(Stop::Failed("a slot could not be cut back".to_owned()));
             }
         }

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use warmpath_worker_core::curve::Curve;
 use warmpath_worker_core::drafting::step_costs::DepthCost;
 
 /// Tokens of a response. Source: the mean response in public chat logs has one to two hundred tokens.
@@ -64,22 +65,22 @@ pub struct Figures {
 
 impl Figures {
     /// Returns the time in which this many slots decode together.
-    pub fn decode_ms(&self) -> Vec<(u16, f64)> {
+    pub fn decode_ms(&self) -> Curve {
         let one = self.decode_one_ms.map(|ms| (1, ms));
         let all = self.decode_all_ms.map(|ms| (self.n_slots, ms));
         let some = self.decode_some_ms.iter().map(|(&n, &ms)| (n, ms));
-        one.into_iter().chain(some).chain(all).collect()
+        Curve::new(one.into_iter().chain(some).chain(all).map(|(n, ms)| (u32::from(n), ms)))
     }
 
     /// Returns the time of a step by the number of one slot's tokens.
-    pub fn tokens_ms(&self) -> Vec<(u32, f64)> {
+    pub fn tokens_ms(&self) -> Curve {
         let one = self.decode_one_ms.map(|ms| (1, ms)).filter(|_| !self.draft_ms.is_empty());
-        one.into_iter().chain(self.draft_ms.iter().map(|(&n, &ms)| (n, ms))).collect()
+        Curve::new(one.into_iter().chain(self.draft_ms.iter().map(|(&n, &ms)| (n, ms))))
     }
 
     /// Returns the change of these times with the cached tokens of a slot.
     pub fn depth(&self) -> DepthCost {
-        let shallow: Vec<(u32, f64)> = self.shallow_ms.iter().map(|(&n, &ms)| (n, ms)).collect();
+        let shallow = Curve::new(self.shallow_ms.iter().map(|(&n, &ms)| (n, ms)));
         DepthCost::between(self.cached_tokens, &self.tokens_ms(), &shallow)
     }
 

@@ -24,7 +24,7 @@ use crate::app::App;
 use crate::engine::{Exchange, RunEnd, SendError, SentRun};
 use crate::error::RequestError;
 use crate::http::body::Body;
-use crate::kv_transfer::{SHORTER_MAX, StateFetcher};
+use crate::kv_transfer::{PeerPrefix, SHORTER_MAX, StateFetcher};
 use crate::loaded_model::generator::Generator;
 use crate::metrics::Metrics;
 use crate::store::exchange::SentPart;
@@ -110,7 +110,7 @@ pub async fn prefetch(State(app): State<App>, body: Body) -> Result<Json<Value>,
     let unpacked = unpack(prefixes.iter().map(|item| &item.prefix));
     let unpacked = unpacked.map_err(|error| RequestError::field("prefixes", error.to_string()))?;
     let block_size_tokens = generator.common.model.block_size_tokens as usize;
-    let mut wanted = Vec::new();
+    let mut peer_prefixes = Vec::new();
     for (item, prefix) in prefixes.iter().zip(unpacked) {
         let n_blocks = prefix.tokens.len() / block_size_tokens;
         let hint = format!("{};blocks={n_blocks}", item.peer).parse().map_err(|_| {
@@ -121,11 +121,11 @@ pub async fn prefetch(State(app): State<App>, body: Body) -> Result<Json<Value>,
         })?;
         // Longer prefixes cannot be part of a prompt.
         if prefix.tokens.len() <= generator.common.model.context_tokens as usize {
-            wanted.push((hint, prefix));
+            peer_prefixes.push(PeerPrefix { hint, prefix });
         }
     }
-    let n_prefixes = wanted.len();
-    transfers.prefetch(wanted, &generator.engine)?;
+    let n_prefixes = peer_prefixes.len();
+    transfers.prefetch(peer_prefixes, &generator.engine)?;
     Ok(Json(json!({"prefixes": n_prefixes})))
 }
 

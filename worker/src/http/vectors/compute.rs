@@ -30,24 +30,32 @@ impl TextUsage {
     }
 }
 
+/// A request and its texts.
+pub struct TextRequest<R> {
+    /// Fields of the request besides its texts.
+    pub fields: R,
+    /// Tokens of each text.
+    pub texts: Vec<Vec<Token>>,
+}
+
 /// Returns the request that `read` parses, without its texts, and the result for each text.
 ///
 /// Errors: those of `read`, `Engine`.
-pub async fn compute<W: Send + 'static>(
+pub async fn compute<R: Send + 'static>(
     app: &App,
     context: &RequestContext,
     embedder: &Arc<Embedder>,
-    read: impl FnOnce(&Embedder) -> Result<(W, Vec<Vec<Token>>), RequestError> + Send + 'static,
-) -> Result<(W, Vec<Embedded>), RequestError> {
+    read: impl FnOnce(&Embedder) -> Result<TextRequest<R>, RequestError> + Send + 'static,
+) -> Result<(R, Vec<Embedded>), RequestError> {
     let mut span = app.tracer.request(&context.trace, "worker.request", context.arrived);
     span.name("warmpath.request_id", context.id.as_str());
     let reader = Arc::clone(embedder);
     let prepared = embedder.common.pools.compute.run(move || read(&reader)).await;
     let ready = Instant::now();
-    span.part("worker.prepare", (context.arrived, ready), Vec::new());
-    let (wish, texts) = prepared.inspect_err(|_| span.fail("prepare"))?;
+    span.part("worker.prepare", context.arrived, ready, Vec::new());
+    let TextRequest { fields, texts } = prepared.inspect_err(|_| span.fail("prepare"))?;
     let embedded = embedder.handle.embed(&context.id, texts).await.inspect_err(|_| span.fail("engine"))?;
-    span.part("worker.embed", (ready, Instant::now()), Vec::new());
+    span.part("worker.embed", ready, Instant::now(), Vec::new());
     span.count("warmpath.prompt_tokens", TextUsage::of(&embedded).prompt_tokens);
-    Ok((wish, embedded))
+    Ok((fields, embedded))
 }

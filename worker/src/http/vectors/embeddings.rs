@@ -16,7 +16,7 @@ use warmpath_common::model::Pooling;
 use warmpath_common::whole::Whole;
 use warmpath_prompt::{FittedText, RawError, Scope, TextRoom, TokenCount};
 
-use super::compute::{TextUsage, compute};
+use super::compute::{TextRequest, TextUsage, compute};
 use super::truncation::{FittedTexts, LongText, TruncationFields, tell_cut};
 use crate::app::App;
 use crate::embedder::vector::{Norm, to_base64};
@@ -135,10 +135,10 @@ pub async fn create(
     let shape = if uri.path() == OPENAI_PATH { EmbeddingsFormat::OpenAi } else { EmbeddingsFormat::LlamaServer };
     let scope = Scope::of(context.cache_salt.clone()?.as_deref().unwrap_or_default());
     let read = move |embedder: &Embedder| read(embedder, &body, scope, shape);
-    let (wish, embedded) = compute(&app, &context, &embedder, read).await?;
+    let (request, embedded) = compute(&app, &context, &embedder, read).await?;
     // Scaling and formatting thousands of numbers takes milliseconds.
-    let n_cut = wish.n_cut;
-    let spelled = move || spell(&embedder, &wish, embedded);
+    let n_cut = request.n_cut;
+    let spelled = move || spell(&embedder, &request, embedded);
     let response = tokio::task::spawn_blocking(spelled).await;
     let mut response = response.map_err(|error| RequestError::Internal { reason: error.to_string() })?;
     tell_cut(&mut response, n_cut);
@@ -150,7 +150,7 @@ fn read(
     body: &Body,
     scope: Scope,
     shape: EmbeddingsFormat,
-) -> Result<(CheckedEmbeddings, Vec<Vec<Token>>), RequestError> {
+) -> Result<TextRequest<CheckedEmbeddings>, RequestError> {
     let common = &embedder.common;
     let fields: EmbeddingsRequest = body.parse()?;
     check_model(&common.model, fields.model.as_deref())?;
@@ -192,7 +192,7 @@ fn read(
     let inputs = inputs.map_err(|unusable| RequestError::field(unusable.param(), unusable.to_string()))?;
     let room = fields.truncation.resolve(common.model.context_tokens, LongText::Refused)?;
     let FittedTexts { texts, n_cut } = tokens(embedder, inputs, param, scope, room)?;
-    Ok((CheckedEmbeddings { shape, encoding, dimensions, norm, n_cut }, texts))
+    Ok(TextRequest { fields: CheckedEmbeddings { shape, encoding, dimensions, norm, n_cut }, texts })
 }
 
 fn tokens(

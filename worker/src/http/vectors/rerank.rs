@@ -10,12 +10,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use warmpath_common::fields;
-use warmpath_common::ids::Token;
 use warmpath_common::model::Pooling;
 use warmpath_common::whole::Whole;
 use warmpath_prompt::{FittedText, TextRoom};
 
-use super::compute::{TextUsage, compute};
+use super::compute::{TextRequest, TextUsage, compute};
 use super::embeddings::{TEXTS_MAX, check_text, too_long};
 use super::truncation::{FittedTexts, LongText, TruncationFields, tell_cut};
 use crate::app::App;
@@ -105,8 +104,8 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
         return Err(no_rank());
     }
     let read = move |embedder: &Embedder| read(embedder, &body);
-    let (wish, embedded) = compute(&app, &context, &embedder, read).await?;
-    let CheckedRerank { shape, top_n, documents, n_cut } = wish;
+    let (fields, embedded) = compute(&app, &context, &embedder, read).await?;
+    let CheckedRerank { shape, top_n, documents, n_cut } = fields;
     let usage = TextUsage::of(&embedded);
     let score = |text: &crate::embedder::Embedded| text.vectors.first().and_then(|scores| scores.first()).copied();
     let mut ranked: Vec<(usize, f32)> =
@@ -136,7 +135,7 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
     Ok(response)
 }
 
-fn read(embedder: &Embedder, body: &Body) -> Result<(CheckedRerank, Vec<Vec<Token>>), RequestError> {
+fn read(embedder: &Embedder, body: &Body) -> Result<TextRequest<CheckedRerank>, RequestError> {
     let common = &embedder.common;
     let fields: RerankRequest = body.parse()?;
     check_model(&common.model, fields.model.as_deref())?;
@@ -194,7 +193,8 @@ fn read(embedder: &Embedder, body: &Body) -> Result<(CheckedRerank, Vec<Vec<Toke
         RerankFormat::Tei => fields.return_text,
     };
     let documents = (is_returned == Some(true)).then_some(documents);
-    Ok((CheckedRerank { shape, top_n, documents, n_cut: fitted.n_cut }, fitted.texts))
+    let n_cut = fitted.n_cut;
+    Ok(TextRequest { fields: CheckedRerank { shape, top_n, documents, n_cut }, texts: fitted.texts })
 }
 
 /// Returns the room for each pair; `None` if longer ones are refused.

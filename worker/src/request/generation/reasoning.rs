@@ -60,7 +60,7 @@ impl BudgetFields {
             ("reasoning_budget_end_tag", &self.reasoning_budget_end_tag),
         ];
         for (param, text) in texts {
-            at_most(param, "bytes", (text.as_ref().map_or(0, String::len), TEXT_BYTES_MAX))?;
+            at_most(param, "bytes", text.as_ref().map_or(0, String::len), TEXT_BYTES_MAX)?;
         }
         let message = self.reasoning_budget_message.as_ref().unwrap_or(&default.message).clone();
         Ok(ReasoningBudgetOptions {
@@ -77,8 +77,8 @@ impl BudgetFields {
         let ends =
             self.reasoning_budget_end_tags.clone().or(self.reasoning_budget_end_tag.clone().map(|end| vec![end]));
         let ends: Vec<String> = ends.unwrap_or_default().into_iter().filter(|end| !end.trim().is_empty()).collect();
-        at_most(param, "texts", (ends.len(), MARKS_MAX))?;
-        at_most(param, "bytes in one text", (ends.iter().map(String::len).max().unwrap_or(0), TEXT_BYTES_MAX))?;
+        at_most(param, "texts", ends.len(), MARKS_MAX)?;
+        at_most(param, "bytes in one text", ends.iter().map(String::len).max().unwrap_or(0), TEXT_BYTES_MAX)?;
         let start = self.reasoning_budget_start_tag.clone().unwrap_or_default();
         Ok((!start.trim().is_empty() && !ends.is_empty()).then_some(ReasoningMarks { start, ends }))
     }

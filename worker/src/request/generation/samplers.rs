@@ -29,7 +29,7 @@ pub(super) fn resolve(field: Option<SamplersField>, default: &[SamplerKind]) -> 
         Some(SamplersField::Letters(letters)) => letters.chars().map(SamplerKind::of_letter).collect(),
         Some(SamplersField::Names(names)) => names.iter().map(|name| SamplerKind::of_name(name)).collect(),
     };
-    at_most("samplers", "samplers", (named.len(), SAMPLERS_MAX))?;
+    at_most("samplers", "samplers", named.len(), SAMPLERS_MAX)?;
     Ok(named.into_iter().flatten().collect())
 }
 

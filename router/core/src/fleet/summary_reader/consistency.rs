@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use proptest::prelude::*;
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::WorkerUid;
-use warmpath_common::summary::{ReplayBuffer, ReplayLimits, Resume, RunState, Snapshot, Tier};
+use warmpath_common::summary::{ReplayBuffer, ReplayLimits, Resume, RunState, SizedUpdate, Snapshot, Tier};
 
 use super::*;
 use crate::testing::{idle, model};
@@ -54,8 +54,13 @@ impl Worker {
         let stamp = Stamp { worker_uid: WorkerUid(1), boot_epoch, seq: 0 };
         // A short buffer, so that snapshots are needed too.
         let limits = ReplayLimits { updates_max: 6, bytes_max: usize::MAX };
-        let past = HashMap::from([((boot_epoch, 0), Held::new())]);
-        Self { held: Held::new(), replay_buffer: ReplayBuffer::new(limits, stamp), past, sent: Vec::new() }
+        let past_holdings = HashMap::from([((boot_epoch, 0), Held::new())]);
+        Self {
+            held: Held::new(),
+            replay_buffer: ReplayBuffer::new(limits, stamp),
+            past: past_holdings,
+            sent: Vec::new(),
+        }
     }
 
     fn update(&mut self, change: Option<Change>) -> Frame {
@@ -66,7 +71,7 @@ impl Worker {
         }
         let (changes, digest) = (change.into_iter().collect(), Some(Digest::of(&self.held)));
         let body = FrameBody::Update { changes, load: None, digest };
-        let frame = self.replay_buffer.push(|stamp| (Frame { stamp, body }, 1));
+        let frame = self.replay_buffer.push(|stamp| SizedUpdate { update: Frame { stamp, body }, n_bytes: 1 });
         self.past.insert((frame.stamp.boot_epoch, frame.stamp.seq), self.held.clone());
         self.sent.push(frame.clone());
         frame

@@ -145,7 +145,7 @@ fn a_snapshot_that_takes_too_long_ends_the_stream_and_keeps_the_view() {
 fn a_silent_worker_is_lost_after_its_silence_if_another_sends_and_after_the_limit_in_any_case() {
     let (start, ms) = (Instant::now(), Duration::from_millis);
     let lost_after = |received_from_another: bool| {
-        let mut watch = SilenceWatch::new((ms(1000), 4), ms(3500), start);
+        let mut watch = SilenceWatch::new(ms(1000), 4, ms(3500), start);
         loop {
             let now = watch.due();
             if let Some(silence) = watch.check(now, |within| received_from_another && within == ms(500)) {
@@ -156,7 +156,7 @@ fn a_silent_worker_is_lost_after_its_silence_if_another_sends_and_after_the_limi
     assert_eq!(lost_after(true), (ms(1000), ms(1000)));
     assert_eq!(lost_after(false), (ms(3500), ms(3500)));
     // The router was stopped: the first check is late, and one more part follows.
-    let mut watch = SilenceWatch::new((ms(1000), 4), ms(3500), start);
+    let mut watch = SilenceWatch::new(ms(1000), 4, ms(3500), start);
     let late = start + ms(60_000);
     assert_eq!(watch.check(late, |_| true), None);
     assert_eq!(watch.due(), late + ms(250));

@@ -8,16 +8,23 @@ use warmpath_common::summary::Digest;
 
 use super::*;
 
+/// Blocks and segments of a worker, counted.
+#[derive(Debug, Default, PartialEq)]
+struct HoldingCounts {
+    digest: Digest,
+    n_segments: usize,
+}
+
 impl IndexWriter {
     /// Asserts the invariants.
     pub(in super::super) fn check_invariants(&self) {
         assert!(self.bytes() <= self.options.bytes_max, "{} bytes, limit {}", self.bytes(), self.options.bytes_max);
         assert_eq!(self.index.bytes(), self.bytes(), "readers see the memory in use");
-        let mut digests = HashMap::new();
+        let mut counts = HashMap::new();
         let (mut n_segments, mut n_blocks, mut bytes) = (0, 0, 0);
         self.numbers.check();
         for (id, segment) in self.numbers.iter() {
-            self.check_segment(id, segment, &mut digests);
+            self.check_segment(id, segment, &mut counts);
             n_segments += 1;
             n_blocks += segment.len();
             bytes += segment.bytes();
@@ -28,13 +35,14 @@ impl IndexWriter {
         assert_eq!((self.locator.n_blocks(), self.index.n_blocks()), (n_blocks, n_blocks), "blocks are counted");
         assert_eq!(self.heads.n_live(), n_segments, "every head has a segment");
         for (idx, holdings) in (0..).zip(&self.holdings) {
-            let counted = (holdings.counted(), holdings.n_segments());
-            assert_eq!(counted, digests.remove(&idx).unwrap_or_default(), "blocks and segments of worker {idx}");
+            let holding_counts = HoldingCounts { digest: holdings.counted(), n_segments: holdings.n_segments() };
+            let expected = counts.remove(&idx).unwrap_or_default();
+            assert_eq!(holding_counts, expected, "blocks and segments of worker {idx}");
         }
-        assert!(digests.is_empty(), "every worker is counted");
+        assert!(counts.is_empty(), "every worker is counted");
     }
 
-    fn check_segment(&self, id: u32, segment: Segment<'_>, digests: &mut HashMap<u32, (Digest, usize)>) {
+    fn check_segment(&self, id: u32, segment: Segment<'_>, counts: &mut HashMap<u32, HoldingCounts>) {
         let spans: Vec<BlockSpan> = segment.spans().collect();
         let follows = |a: &BlockSpan, b: &BlockSpan| {
             let is_one = a.form() == b.form() && a.to() == b.from();
@@ -47,13 +55,13 @@ impl IndexWriter {
         let bytes_needed = Segment::bytes_of(spans.len(), segment.len());
         assert!(segment.bytes() < 2 * bytes_needed, "{} bytes where {bytes_needed} suffice", segment.bytes());
         for span in &spans {
-            let (digest, _) = digests.entry(span.worker().0).or_default();
+            let digest = &mut counts.entry(span.worker().0).or_default().digest;
             segment.keys()[span.from()..span.to()].iter().for_each(|key| digest.add(BlockKey(*key)));
         }
         let mut workers: Vec<u32> = spans.iter().map(|span| span.worker().0).collect();
         workers.dedup();
         for worker in workers {
-            digests.entry(worker).or_default().1 += 1;
+            counts.entry(worker).or_default().n_segments += 1;
             let list = self.holdings[worker as usize].segments();
             assert!(list.contains(&id), "worker {worker} finds all its segments");
         }

@@ -57,9 +57,9 @@ impl World {
 
     /// Sends a request as the router does; a `killer` fails at every worker.
     fn send(&mut self, killer: Option<WorkerFailure>, attempts_max: usize) -> Came {
-        let mut failures: Vec<(WorkerIdx, WorkerFailure)> = Vec::new();
+        let mut failures: Vec<FailedAttempt> = Vec::new();
         while failures.len() < attempts_max {
-            let tried: Vec<_> = failures.iter().map(|(worker, _)| *worker).collect();
+            let tried: Vec<_> = failures.iter().map(|failed| failed.worker).collect();
             let Ok(chosen) = self.choose(&tried) else {
                 assert_eq!(tried.len(), self.sick.len(), "every worker was tried");
                 return Came::GivenUp;
@@ -70,7 +70,7 @@ impl World {
                 return Came::Answered { n_attempts: failures.len() + 1 };
             };
             self.ledger.health.failed(chosen, failure, self.now);
-            failures.push((chosen, failure));
+            failures.push(FailedAttempt { worker: chosen, failure });
         }
         Came::GivenUp
     }

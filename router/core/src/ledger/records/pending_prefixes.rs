@@ -8,6 +8,7 @@
 //! Not here: work that is recorded before it is reported (`ledger`), announced blocks (`index`).
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::summary::{RunState, Tier};
@@ -99,8 +100,8 @@ impl PendingPrefixes {
 }
 
 impl PendingRun {
-    /// Returns the range of the chain `keys` that these blocks cover, first and end, if they do.
-    fn shared(&self, keys: &[BlockKey]) -> Option<(usize, usize)> {
+    /// Returns the range of the chain `keys` that these blocks cover, if they do.
+    fn shared(&self, keys: &[BlockKey]) -> Option<Range<usize>> {
         let chain = keys.get(self.from..).filter(|chain| chain.first() == Some(&self.first))?;
         // The last position at which both are known to agree, and the first at which they may differ.
         let (mut agrees, mut differs) = (0, self.keys.len().min(chain.len()));
@@ -108,14 +109,16 @@ impl PendingRun {
             let middle = agrees.midpoint(differs);
             if self.keys[middle] == chain[middle] { agrees = middle } else { differs = middle }
         }
-        Some((self.from, self.from + agrees + 1))
+        Some(self.from..self.from + agrees + 1)
     }
 }
 
 /// Returns the end of the cached blocks extended by ranges that continue them without a gap.
-fn reach(n_held: usize, mut ranges: Vec<(usize, usize)>) -> usize {
-    ranges.sort_unstable();
-    ranges.iter().fold(n_held, |n_reached, &(from, end)| if from <= n_reached { n_reached.max(end) } else { n_reached })
+fn reach(n_held: usize, mut ranges: Vec<Range<usize>>) -> usize {
+    ranges.sort_unstable_by_key(|range| range.start);
+    ranges
+        .iter()
+        .fold(n_held, |n_reached, range| if range.start <= n_reached { n_reached.max(range.end) } else { n_reached })
 }
 
 #[cfg(test)]

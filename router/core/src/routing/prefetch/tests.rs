@@ -28,8 +28,8 @@ fn prefix(tokens: impl IntoIterator<Item = Token>) -> HotPrefix {
     HotPrefix { root: BlockHash([0; 32]), tokens: tokens.into_iter().collect() }
 }
 
-fn receivers(n: usize) -> Vec<(WorkerIdx, &'static str)> {
-    (0..n).map(|idx| (WorkerIdx(idx as u32), NAMES[idx])).collect()
+fn receivers(n: usize) -> Vec<Receiver<'static>> {
+    (0..n).map(|idx| Receiver { idx: WorkerIdx(idx as u32), name: NAMES[idx] }).collect()
 }
 
 #[test]
@@ -55,13 +55,14 @@ fn lists_take_turns_and_no_prefix_is_sent_twice() {
     let [one, two] = [WorkerIdx(1), WorkerIdx(2)];
     let (shared, longer) = (prefix(0..4), prefix(0..6));
     let (first, second) = (prefix(10..14), prefix(20..24));
-    let lists = vec![
-        (one, vec![longer.clone(), first.clone(), second.clone()]),
-        (two, vec![shared, second.clone()]),
-        (WorkerIdx(3), Vec::new()),
-    ];
+    let list = |worker, prefixes: &[&HotPrefix]| HotPrefixes {
+        worker,
+        prefixes: prefixes.iter().map(|&prefix| prefix.clone()).collect(),
+    };
+    let lists = vec![list(one, &[&longer, &first, &second]), list(two, &[&shared, &second]), list(WorkerIdx(3), &[])];
     assert_eq!(merge(lists, BLOCK), [(one, longer), (one, first), (two, second)]);
-    let long = vec![(one, vec![prefix(0..LIST_TOKENS_MAX as u32 + 2), prefix(0..2)]), (two, vec![prefix(4..6)])];
+    let too_long = prefix(0..LIST_TOKENS_MAX as u32 + 2);
+    let long = vec![list(one, &[&too_long, &prefix(0..2)]), list(two, &[&prefix(4..6)])];
     assert_eq!(merge(long, BLOCK), [(two, prefix(4..6))]);
 }
 
@@ -69,7 +70,7 @@ fn lists_take_turns_and_no_prefix_is_sent_twice() {
 fn a_prefix_goes_to_the_worker_that_holds_most_of_it_unless_one_holds_it_whole() {
     let found = |worker, blocks, state| Match { worker: WorkerIdx(worker), blocks, tier: Tier::Ram, state, slot: None };
     let check = |matches: &[Match], expected: Option<u32>| {
-        let shares = divide(vec![prefix(0..8)], (&receivers(3), BLOCK), |_| matches.to_vec());
+        let shares = divide(vec![prefix(0..8)], &receivers(3), BLOCK, |_| matches.to_vec());
         let told: Vec<u32> = shares.keys().map(|worker| worker.0).collect();
         assert_eq!(told, expected.into_iter().collect::<Vec<_>>(), "{matches:?}");
     };
@@ -79,7 +80,7 @@ fn a_prefix_goes_to_the_worker_that_holds_most_of_it_unless_one_holds_it_whole()
     check(&[found(1, 4, RunState::Filling)], Some(0));
     // The leaving worker itself and workers that are no receivers do not count.
     check(&[found(9, 4, RunState::Ready)], Some(0));
-    assert!(divide(vec![prefix(0..8)], (&[], BLOCK), |_| Vec::new()).is_empty());
+    assert!(divide(vec![prefix(0..8)], &[], BLOCK, |_| Vec::new()).is_empty());
 }
 
 #[test]
@@ -87,7 +88,7 @@ fn prefixes_that_begin_alike_stay_together_and_others_are_spread() {
     let alike = [prefix(0..8), prefix((0..6).chain([50, 51]))];
     let others = [prefix(100..108), prefix(200..208), prefix(300..308)];
     let all = [&alike[..], &others].concat();
-    let shares = divide(all, (&receivers(3), BLOCK), |_| Vec::new());
+    let shares = divide(all, &receivers(3), BLOCK, |_| Vec::new());
     assert_eq!(shares[&WorkerIdx(0)], alike);
     let n_told: Vec<usize> = (0..3).map(|idx| shares[&WorkerIdx(idx)].len()).collect();
     assert_eq!(n_told, [2, 2, 1]);
@@ -112,8 +113,9 @@ proptest! {
         // Another router has other numbers for the workers.
         let divided = |turned: usize| {
             let number = |receiver: usize| WorkerIdx(((receiver + turned) % n_receivers) as u32);
-            let named: Vec<_> = (0..n_receivers).map(|receiver| (number(receiver), NAMES[receiver])).collect();
-            let shares = divide(prefixes.clone(), (&named, BLOCK), |keys| {
+            let receivers: Vec<_> =
+                (0..n_receivers).map(|receiver| Receiver { idx: number(receiver), name: NAMES[receiver] }).collect();
+            let shares = divide(prefixes.clone(), &receivers, BLOCK, |keys| {
                 let n_held = |receiver| keys.iter().take_while(|key| holds.contains(&(receiver, **key))).count() as u32;
                 let found = |receiver| Match {
                     worker: number(receiver),

@@ -34,6 +34,15 @@ pub struct NewChunk<'a> {
     pub now_ms: u64,
 }
 
+/// A file that an earlier process wrote.
+#[derive(Debug, Clone)]
+pub struct AdoptedFile {
+    /// Chunk or checkpoint in the file.
+    pub record: ChunkRecord,
+    /// Time of its last use.
+    pub last_used_ms: u64,
+}
+
 /// Reason why a chunk or checkpoint was not stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NotStored {
@@ -103,18 +112,18 @@ impl ChunkIndex {
         self.admit(record, None, new.tenant, new.now_ms)
     }
 
-    /// Adopts the files of an earlier process, given in any order with the times of their last use; returns an outcome
+    /// Adopts the files of an earlier process, given in any order; returns an outcome
     /// for each. The shell must delete refused files; files that are evicted are deleted by orders.
     ///
     /// Panics: if the index has any chunk or pin.
-    pub fn adopt(&mut self, files: &[(ChunkRecord, u64)]) -> Vec<Result<ChunkId, NotStored>> {
+    pub fn adopt(&mut self, files: &[AdoptedFile]) -> Vec<Result<ChunkId, NotStored>> {
         assert!(self.chunks.is_empty() && self.pins().is_empty(), "files are adopted into an empty index");
         let mut by_depth: Vec<usize> = (0..files.len()).collect();
-        by_depth.sort_by_key(|idx| files[*idx].0.first_block);
+        by_depth.sort_by_key(|idx| files[*idx].record.first_block);
         let mut outcomes = vec![Err(NotStored::Malformed); files.len()];
         let mut now_ms = 0;
         for idx in by_depth {
-            let (record, last_used_ms) = &files[idx];
+            let AdoptedFile { record, last_used_ms } = &files[idx];
             now_ms = now_ms.max(*last_used_ms);
             outcomes[idx] = self.adopt_one(record, *last_used_ms);
         }

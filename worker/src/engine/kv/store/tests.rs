@@ -10,7 +10,7 @@ use warmpath_common::block_hash::{BlockHash, block_chain};
 use warmpath_common::ids::Token;
 use warmpath_common::model::Fingerprint;
 use warmpath_common::summary::Tier;
-use warmpath_worker_core::store::chunk_index::StateKind;
+use warmpath_worker_core::store::chunk_index::{ChunkRecord, StateKind};
 
 use super::*;
 use crate::store::{DiskStore, Identity};

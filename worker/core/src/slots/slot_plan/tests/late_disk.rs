@@ -8,7 +8,7 @@ use warmpath_common::model::MemoryKind;
 
 use crate::slots::slot_plan::{PlanInputs, PrefixSource, Reuse, SlotDecision, SlotRequest, best_usable, plan};
 use crate::slots::slot_table::{SlotSizes, SlotTable};
-use crate::store::chunk_index::{ChunkId, ChunkIndex, ChunkRecord, StateKind, StoreLimits};
+use crate::store::chunk_index::{AdoptedFile, ChunkId, ChunkIndex, ChunkRecord, StateKind, StoreLimits};
 use crate::store::disk_reads::tests::COSTS;
 
 const ROOT: BlockHash = BlockHash([7; 32]);
@@ -48,7 +48,8 @@ fn check(
     };
     let sizes = SlotSizes { n_slots: 1, context_tokens: 100, block_size_tokens: BLOCK, memory, hasher: block_hash };
     let (table, mut index) = (SlotTable::new(sizes), ChunkIndex::new(limits));
-    let files: Vec<(ChunkRecord, u64)> = records.iter().map(|record| (record.clone(), 1)).collect();
+    let file = |record: &ChunkRecord| AdoptedFile { record: record.clone(), last_used_ms: 1 };
+    let files: Vec<AdoptedFile> = records.iter().map(file).collect();
     let ids: Vec<ChunkId> = index.adopt(&files).into_iter().map(|adopted| adopted.unwrap()).collect();
     ids[..n_in_ram].iter().for_each(|id| assert!(index.read_back(*id, 2)));
     let at_hand: HashSet<ChunkId> = at_hand.iter().map(|idx| ids[*idx]).collect();

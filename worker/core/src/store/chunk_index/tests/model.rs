@@ -315,13 +315,14 @@ impl Model {
         let n_files = files.len();
         files.rotate_left(seed % n_files.max(1));
         files.sort_by_key(|file| file.id.0 as usize * 7 % (seed + 1));
-        let records: Vec<(ChunkRecord, u64)> = files.iter().map(|file| (file.record.clone(), file.id.0)).collect();
+        let adopted_file = |file: &Stored| AdoptedFile { record: file.record.clone(), last_used_ms: file.id.0 };
+        let adopted_files: Vec<AdoptedFile> = files.iter().map(adopted_file).collect();
         *self = Self {
             prompts: std::mem::take(&mut self.prompts),
             now_ms: self.now_ms,
             ..Self::new(self.limits, self.hash_bits)
         };
-        let outcomes = self.index.adopt(&records);
+        let outcomes = self.index.adopt(&adopted_files);
         for (file, outcome) in files.iter().zip(&outcomes) {
             let is_parent = |(other, outcome): (&Stored, &Result<ChunkId, NotStored>)| {
                 outcome.is_ok() && other.ends(file.record.root, file.before())

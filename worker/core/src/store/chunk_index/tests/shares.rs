@@ -153,9 +153,9 @@ fn state_of_an_earlier_process_is_charged_to_the_tenant_that_uses_it() {
         priority: 0,
         tenant: None,
     };
-    let id = index.adopt(&[(record, 1)])[0].expect("a good file");
+    let id = index.adopt(&[AdoptedFile { record, last_used_ms: 1 }])[0].expect("a good file");
     assert_eq!((bytes_of(&index, 0).1, index.share_totals(Tier::Disk).n_tenants), (40, 0));
-    index.touch(&[(id, 4)], tenant(7), 2);
+    index.touch(&[UsedChunk { id, n_blocks: 4 }], tenant(7), 2);
     assert_eq!((bytes_of(&index, 0).1, bytes_of(&index, 7).1), (0, 40));
     flood(&mut index, Flood::Plain, 3);
     assert_eq!(sequence.n_stored(&index), 4);
@@ -168,11 +168,12 @@ fn state_on_disk_of_an_earlier_process_is_charged_to_its_tenant() {
     for n in 0..3 {
         store_as(&mut before, &prompt(0, n, 4), (tenant(0), 0, 1));
     }
-    let records: Vec<(ChunkRecord, u64)> = before.chunks.values().map(|chunk| ((*chunk.record).clone(), 1)).collect();
-    assert!(records.iter().all(|(record, _)| record.tenant == Some(tenant(0).id)));
+    let file = |chunk: &Chunk| AdoptedFile { record: (*chunk.record).clone(), last_used_ms: 1 };
+    let files: Vec<AdoptedFile> = before.chunks.values().map(file).collect();
+    assert!(files.iter().all(|file| file.record.tenant == Some(tenant(0).id)));
 
     let mut index = ChunkIndex::new(limits(40, 40));
-    assert!(index.adopt(&records).iter().all(Result::is_ok));
+    assert!(index.adopt(&files).iter().all(Result::is_ok));
     assert_eq!((bytes_of(&index, 0).1, index.share_totals(Tier::Disk).n_tenants), (120, 1));
     flood(&mut index, Flood::Priority, 2);
     for order in index.take_orders() {

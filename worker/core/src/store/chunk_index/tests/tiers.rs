@@ -13,9 +13,13 @@ fn write_all(index: &mut ChunkIndex) -> Vec<ChunkId> {
 }
 
 /// Returns the files of an index as a later process finds them.
-fn files(index: &ChunkIndex) -> Vec<(ChunkRecord, u64)> {
+fn files(index: &ChunkIndex) -> Vec<AdoptedFile> {
     let on_disk = index.entries().into_iter().filter(|entry| entry.is_on_disk);
-    on_disk.map(|entry| (ChunkRecord::clone(index.record(entry.chunk).unwrap()), entry.last_used_ms)).collect()
+    let file = |entry: EntryView| AdoptedFile {
+        record: ChunkRecord::clone(index.record(entry.chunk).unwrap()),
+        last_used_ms: entry.last_used_ms,
+    };
+    on_disk.map(file).collect()
 }
 
 #[test]
@@ -244,11 +248,14 @@ fn refuses_malformed_files_and_files_whose_parents_are_missing() {
     write_all(&mut index);
     let whole = files(&index);
     let mut files = whole.clone();
-    files[1].0.n_bytes = 10_000;
+    files[1].record.n_bytes = 10_000;
     files.push(whole[0].clone());
-    files.push((ChunkRecord { tokens: [1, 2, 3].into(), ..whole[0].0.clone() }, 1));
-    files.push((ChunkRecord { parent: None, ..whole[2].0.clone() }, 1));
-    files.push((ChunkRecord { root: root(9), ..whole[1].0.clone() }, 1));
+    let records = [
+        ChunkRecord { tokens: [1, 2, 3].into(), ..whole[0].record.clone() },
+        ChunkRecord { parent: None, ..whole[2].record.clone() },
+        ChunkRecord { root: root(9), ..whole[1].record.clone() },
+    ];
+    files.extend(records.map(|record| AdoptedFile { record, last_used_ms: 1 }));
     let mut next = ChunkIndex::new(limits(100, 100));
     let outcomes: Vec<Option<NotStored>> = next.adopt(&files).into_iter().map(Result::err).collect();
     let (none, taken) = (Some(NotStored::NoParent), Some(NotStored::Taken));
