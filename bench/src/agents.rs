@@ -109,10 +109,10 @@ impl ShortSession {
         let (mut answers, mut n_tokens, mut took_ms) = (Vec::new(), 0, 0.0);
         while answers.len() < self.n_requests() {
             let (_, body) = self.request(&answers, answer_tokens);
-            let asked = api.ask(&body).await?;
-            n_tokens += asked.completion_tokens.saturating_sub(1);
-            took_ms += asked.after_first_ms;
-            answers.push(asked.text);
+            let answer = api.ask(&body).await?;
+            n_tokens += answer.completion_tokens.saturating_sub(1);
+            took_ms += answer.after_first_ms;
+            answers.push(answer.text);
         }
         Ok(if took_ms > 0.0 { n_tokens as f64 * 1e3 / took_ms } else { 0.0 })
     }
@@ -184,9 +184,9 @@ async fn hold(args: &AgentsArgs, session: &Session, prefixes: &Prefixes, url: &s
     for request in session.plan() {
         let body = session.body(&request, &answers, args.answer_tokens);
         let shared_tokens = earlier.shared(&body, session.shape.dialect)?;
-        let asked = api.ask(&body).await.with_context(|| format!("{:?}", request.step))?;
-        sums.entry(request.step).or_default().add(&asked, shared_tokens);
-        answers.push(asked.text);
+        let answer = api.ask(&body).await.with_context(|| format!("{:?}", request.step))?;
+        sums.entry(request.step).or_default().add(&answer, shared_tokens);
+        answers.push(answer.text);
     }
     Ok(sums)
 }
@@ -204,12 +204,12 @@ const HEADER: [&str; 9] = [
 ];
 
 impl Sum {
-    fn add(&mut self, asked: &MeasuredAnswer, shared_tokens: u64) {
+    fn add(&mut self, answer: &MeasuredAnswer, shared_tokens: u64) {
         self.n_requests += 1;
-        self.prompt_tokens += asked.prompt_tokens;
+        self.prompt_tokens += answer.prompt_tokens;
         self.shared_tokens += shared_tokens;
-        self.cached_tokens += asked.cached_tokens;
-        self.ttft_ms += asked.ttft_ms;
+        self.cached_tokens += answer.cached_tokens;
+        self.ttft_ms += answer.ttft_ms;
     }
 
     fn row(&self, agent: &str, server: &str, step: Step) -> Vec<String> {

@@ -145,20 +145,21 @@ async fn contenders(args: &BusyArgs, self_test_cache: &Path) -> anyhow::Result<V
     let common: Vec<String> = common.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect();
     let worker = bin_dir(args.bin_dir.as_deref())?.join("warmpath-worker");
     let cache = format!("XDG_CACHE_HOME={}", self_test_cache.display());
-    let own = [&cache, &worker.display().to_string(), "--listen", "127.0.0.1:0", "--spec-type", "none"];
-    let (worker, own) = (PathBuf::from("env"), own.map(str::to_owned));
-    let of = |name, program: &PathBuf, threads: usize, own: &[String]| {
+    let worker_args = [&cache, &worker.display().to_string(), "--listen", "127.0.0.1:0", "--spec-type", "none"];
+    let (worker, worker_args) = (PathBuf::from("env"), worker_args.map(str::to_owned));
+    let of = |name, program: &PathBuf, threads: usize, worker_args: &[String]| {
         let threads = ["--threads".to_owned(), threads.to_string()];
-        Contender { name, program: program.clone(), args: [own, &common, &threads].concat() }
+        Contender { name, program: program.clone(), args: [worker_args, &common, &threads].concat() }
     };
-    let mut contenders = vec![of("worker", &worker, n_processors, &own), of("worker, 1 thread", &worker, 1, &own)];
+    let mut contenders =
+        vec![of("worker", &worker, n_processors, &worker_args), of("worker, 1 thread", &worker, 1, &worker_args)];
     let (mut tested, _) = contenders[0].start(None).await?;
     if let Some(Peer::LlamaServer) = args.against {
         let program = peers::llama_server()?;
-        let own = ["--host", "127.0.0.1", "--port", "0"].map(str::to_owned);
-        let own = [&own[..], &peers::llama_server_chosen(&tested.log())?].concat();
-        contenders.push(of("llama-server", &program, n_processors, &own));
-        contenders.push(of("llama-server, 1 thread", &program, 1, &own));
+        let server_args = ["--host", "127.0.0.1", "--port", "0"].map(str::to_owned);
+        let server_args = [&server_args[..], &peers::llama_server_chosen(&tested.log())?].concat();
+        contenders.push(of("llama-server", &program, n_processors, &server_args));
+        contenders.push(of("llama-server, 1 thread", &program, 1, &server_args));
     }
     tested.terminate(LOAD_TIMEOUT).await?;
     Ok(contenders)
@@ -251,19 +252,19 @@ impl Rates {
     /// Adds the rates of a server while all others of its kind compute the same. The prompts of each round are new.
     async fn measure(&mut self, clients: &[ChatClient], round: usize, n_streams: u32) -> anyhow::Result<()> {
         let ask = async |client: &ChatClient, n_tokens, other_text| {
-            let asked = (0..n_streams).map(|stream| async move {
+            let requests = (0..n_streams).map(|stream| async move {
                 let text = words(round as u64 * 1000 + other_text + u64::from(stream), PROMPT_WORDS);
                 client.ask_exactly(&[Message::new("user", text)], n_tokens).await
             });
-            let started = Instant::now();
-            let answers = try_join_all(asked).await?;
-            anyhow::Ok((started.elapsed().as_secs_f64(), answers))
+            let start = Instant::now();
+            let answers = try_join_all(requests).await?;
+            anyhow::Ok((start.elapsed().as_secs_f64(), answers))
         };
         try_join_all(clients.iter().map(|client| ask(client, WARM_UP_TOKENS, 500))).await?;
         let prefills = try_join_all(clients.iter().map(|client| ask(client, 1, 0))).await?;
         let rates = prefills.iter().map(|(took_s, answers)| {
-            let computed: u64 = answers.iter().map(|answer| answer.prompt_tokens - answer.cached_tokens).sum();
-            computed as f64 / took_s
+            let computed_tokens: u64 = answers.iter().map(|answer| answer.prompt_tokens - answer.cached_tokens).sum();
+            computed_tokens as f64 / took_s
         });
         self.prefill.push(rates.sum::<f64>() / clients.len() as f64);
         let answers = try_join_all(clients.iter().map(|client| ask(client, DECODE_TOKENS, 0))).await?;

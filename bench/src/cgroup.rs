@@ -67,10 +67,10 @@ impl Cgroup {
             if std::fs::create_dir(&folder).is_err() {
                 continue;
             }
-            let made = Self { folder, version };
+            let cgroup = Self { folder, version };
             // If version 1 is in use, the root of version 2 may be another file system.
-            if made.file(version.limit).exists() && made.lift_limit().is_ok() {
-                return Ok(made);
+            if cgroup.file(version.limit).exists() && cgroup.lift_limit().is_ok() {
+                return Ok(cgroup);
             }
         }
         bail!("no control group can be made")

@@ -86,7 +86,7 @@ pub async fn run(args: &ChaosArgs) -> anyhow::Result<()> {
     let network = Network::of(args.network, args.workers.into(), args.routers.into())?;
     let site = Site::prepare(network, bin_dir)?;
     let setting = tables::Setting::of(args, &site);
-    let own = args.clone();
+    let drive_args = args.clone();
     // Threads inherit the network of the one that starts them, so the clients have a runtime of their own.
     let drive = move || {
         let driving = std::thread::spawn(move || {
@@ -94,7 +94,7 @@ pub async fn run(args: &ChaosArgs) -> anyhow::Result<()> {
             let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
             runtime.block_on(async {
                 tokio::select! {
-                    verdict = drive(&own, site) => verdict,
+                    verdict = drive(&drive_args, site) => verdict,
                     ended = ended() => Err(ended.err().map_or_else(|| anyhow::anyhow!("interrupted"), Into::into)),
                 }
             })
@@ -123,9 +123,9 @@ async fn ended() -> std::io::Result<()> {
 
 /// Returns the possible faults, and those that are impossible on this machine, with the reasons.
 fn available(args: &ChaosArgs, network: &Network) -> (Vec<Fault>, Vec<(Fault, &'static str)>) {
-    let wanted = if args.faults.is_empty() { Fault::value_variants() } else { args.faults.as_slice() };
+    let faults = if args.faults.is_empty() { Fault::value_variants() } else { args.faults.as_slice() };
     let (mut possible, mut impossible) = (Vec::new(), Vec::new());
-    for fault in wanted {
+    for fault in faults {
         match fault.obstacle(network, args.routers.into()) {
             None => possible.push(*fault),
             Some(reason) => impossible.push((*fault, reason)),
@@ -166,10 +166,10 @@ async fn drive(args: &ChaosArgs, site: Site) -> anyhow::Result<Verdict> {
     let watching = tokio::spawn(gauges::watch(Arc::clone(&load)));
     tokio::time::sleep(calm).await;
     let from = Instant::now();
-    let mut happened = Vec::new();
+    let mut fault_events = Vec::new();
     let until = from + Duration::from_secs_f64(faulty_s);
     let mut striking = Striking { args, fleet: &mut fleet, load: &load };
-    let failure = striking.until(until, faults, &mut happened).await.err().map(|error| format!("{error:#}"));
+    let failure = striking.until(until, faults, &mut fault_events).await.err().map(|error| format!("{error:#}"));
     let to = Instant::now();
     tokio::time::sleep(calm).await;
     let end = Instant::now();
@@ -182,8 +182,8 @@ async fn drive(args: &ChaosArgs, site: Site) -> anyhow::Result<Verdict> {
     let samples = watching.await?;
     let failure = failure.or_else(|| fleet.ensure_alive().err().map(|error| format!("{error:#}")));
     let records = load.tally.records();
-    let observed = Observed { start, faulty: (from, to), end, records, faults: happened, samples, failure };
-    Ok(Verdict::of(&observed))
+    let observations = Observed { start, faulty: (from, to), end, records, faults: fault_events, samples, failure };
+    Ok(Verdict::of(&observations))
 }
 
 /// Shows the time and the counts until it is aborted.
@@ -213,7 +213,12 @@ impl Striking<'_> {
     /// Causes one fault after the other, each kind as often as the others, in random order.
     ///
     /// Errors: a process ended by itself, or did not end or restart when it should.
-    async fn until(&mut self, until: Instant, faults: Vec<Fault>, happened: &mut Vec<Happened>) -> anyhow::Result<()> {
+    async fn until(
+        &mut self,
+        until: Instant,
+        faults: Vec<Fault>,
+        fault_events: &mut Vec<Happened>,
+    ) -> anyhow::Result<()> {
         let mut rng = ChaCha8Rng::seed_from_u64(self.args.seed);
         let every = Duration::from_secs_f64(self.args.every);
         let mut deck: Vec<Fault> = Vec::new();
@@ -232,7 +237,7 @@ impl Striking<'_> {
                 let line =
                     format!("{at_s:6.1} s  {}: {target}, {took_s:.1} s; {n} requests, {n_bad} bad", fault.name());
                 self.load.bar.suspend(|| eprintln!("{line}"));
-                happened.push(Happened { fault, target, at_s, took_s });
+                fault_events.push(Happened { fault, target, at_s, took_s });
             }
             tokio::time::sleep_until((began + every).min(until).into()).await;
         }

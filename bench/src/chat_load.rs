@@ -87,7 +87,7 @@ impl Answers {
 ///
 /// Errors: the first request that fails; running conversations are aborted.
 pub async fn drive(clients: &[ChatClient], shape: &Shape) -> anyhow::Result<Answers> {
-    let started = Instant::now();
+    let start = Instant::now();
     let n_conversations = shape.tenants * shape.users;
     let corpus = shape.text.corpus()?;
     let bar = ProgressBar::new((n_conversations * shape.turns) as u64);
@@ -100,7 +100,7 @@ pub async fn drive(clients: &[ChatClient], shape: &Shape) -> anyhow::Result<Answ
             let corpus = &corpus;
             async move {
                 let add = |answer| {
-                    answers.push((started.elapsed(), answer));
+                    answers.push((start.elapsed(), answer));
                     bar.inc(1);
                 };
                 converse(shape, corpus, clients, tenant, user, add).await?;
@@ -111,7 +111,7 @@ pub async fn drive(clients: &[ChatClient], shape: &Shape) -> anyhow::Result<Answ
         .try_collect::<Vec<_>>()
         .await?;
     bar.finish_and_clear();
-    Ok(Answers { answers: answers.concat(), took: started.elapsed() })
+    Ok(Answers { answers: answers.concat(), took: start.elapsed() })
 }
 
 /// Holds the conversation of a user of a tenant, each turn through the next of `clients`; `add` gets each response.

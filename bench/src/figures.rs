@@ -292,9 +292,10 @@ impl Figures {
         let titles = has_cases.then_some(case_title).into_iter().chain([subject_title]).map(str::to_owned);
         let header = titles.chain(measures.iter().map(|measure| measure.title()));
         let row = |row: &Row| {
-            let found =
+            let figure_named =
                 |name: &str| self.figures.iter().find(|figure| figure.row == *row && figure.measure.name == name);
-            let cells = measures.iter().map(|measure| found(&measure.name).map(Figure::cell).unwrap_or_default());
+            let cells =
+                measures.iter().map(|measure| figure_named(&measure.name).map(Figure::cell).unwrap_or_default());
             has_cases.then(|| row.case.clone()).into_iter().chain([row.subject.clone()]).chain(cells).collect()
         };
         Table { header: header.collect(), rows: rows.into_iter().map(row).collect() }
@@ -321,12 +322,12 @@ impl Figures {
 
     fn take(&mut self, figure: Option<Figure>) {
         let Some(figure) = figure else { return };
-        match self.figures.iter_mut().find(|known| known.is_same(&figure)) {
+        match self.figures.iter_mut().find(|other| other.is_same(&figure)) {
             None => self.figures.push(figure),
-            Some(known) => {
-                let samples = [known.samples.as_slice(), &figure.samples].concat();
-                if let Some(merged) = Figure::of(figure.row, figure.measure, samples) {
-                    *known = merged;
+            Some(other) => {
+                let samples = [other.samples.as_slice(), &figure.samples].concat();
+                if let Some(merged_figure) = Figure::of(figure.row, figure.measure, samples) {
+                    *other = merged_figure;
                 }
             }
         }

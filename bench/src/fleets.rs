@@ -151,7 +151,7 @@ async fn ours(
     shape: &Shape,
     policy: Policy,
     n_routers: usize,
-    chosen: &mut Option<[String; 3]>,
+    llama_server_args: &mut Option<[String; 3]>,
 ) -> anyhow::Result<Answers> {
     let fleet = Fleet::start(args.fleet.spec(vec!["--policy".to_owned(), policy.to_string()])?).await?;
     let mut replicas = Vec::new();
@@ -161,7 +161,7 @@ async fn ours(
     let routers = std::iter::once(&fleet.router).chain(&replicas);
     let clients: Vec<_> =
         routers.map(|router| ChatClient::new(&router.base_url(), None)).collect::<anyhow::Result<_>>()?;
-    *chosen = Some(peers::llama_server_chosen(&fleet.workers[0].log())?);
+    *llama_server_args = Some(peers::llama_server_chosen(&fleet.workers[0].log())?);
     drive(&clients, shape).await
 }
 
@@ -170,10 +170,10 @@ async fn theirs(
     shape: &Shape,
     gateway: Gateway,
     llama_server: &Path,
-    chosen: &[String],
+    llama_server_args: &[String],
 ) -> anyhow::Result<Answers> {
     let spec = args.fleet.spec(Vec::new())?;
-    let flags = [&args.fleet.flags(), chosen].concat();
+    let flags = [&args.fleet.flags(), llama_server_args].concat();
     let mut servers = Vec::new();
     for _ in 0..spec.n_workers {
         servers.push(peers::start_llama_server(llama_server, &spec.model, &flags).await?);

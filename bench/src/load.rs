@@ -186,10 +186,10 @@ pub async fn measure(args: &LoadArgs) -> anyhow::Result<Report> {
         places: args.concurrency.unwrap_or(IN_FLIGHT_MAX) as usize,
         duration: args.duration.unwrap_or(Duration::MAX),
     };
-    let planned = requests.planned(args.pace()).take(n_requests.unwrap_or(usize::MAX));
+    let planned_requests = requests.planned(args.pace()).take(n_requests.unwrap_or(usize::MAX));
     let start = Instant::now();
     tokio::select! {
-        ended = drive(planned, limits, |prompt, intended| Arc::clone(&load).ask(prompt, intended)) => ended?,
+        ended = drive(planned_requests, limits, |prompt, intended_start| Arc::clone(&load).ask(prompt, intended_start)) => ended?,
         interrupted = tokio::signal::ctrl_c() => interrupted?,
     }
     let took = start.elapsed();
@@ -237,17 +237,17 @@ struct Load {
 }
 
 impl Load {
-    async fn ask(self: Arc<Self>, Prompt { text, answer_tokens }: Prompt, intended: Instant) {
+    async fn ask(self: Arc<Self>, Prompt { text, answer_tokens }: Prompt, intended_start: Instant) {
         self.n_running.fetch_add(1, Ordering::Relaxed);
         let mut body = self.client.body(&[Message::new("user", text)], answer_tokens);
         if self.ignore_eos {
             body["ignore_eos"] = json!(true);
         }
-        let start_delay = intended.elapsed();
-        let ended = self.client.send(&body, intended.into_std()).await;
+        let start_delay = intended_start.elapsed();
+        let outcome = self.client.send(&body, intended_start.into_std()).await;
         let n_failed = {
             let mut tally = self.tally();
-            tally.add(start_delay, ended);
+            tally.add(start_delay, outcome);
             tally.n_failed()
         };
         let n_running = self.n_running.fetch_sub(1, Ordering::Relaxed) - 1;

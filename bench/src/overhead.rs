@@ -130,11 +130,11 @@ pub async fn run(args: &OverheadArgs) -> anyhow::Result<()> {
         targets.push(target(&format!("warmpath-router {}", WITHOUT_FAILOVER.join(" ")), router.base_url()));
     }
     targets.extend(gateways.iter().map(|(gateway, running)| target(&gateway.to_string(), running.base_url())));
-    let measured = measure_all(args, &targets, likeness.model_name(), folder.path()).await;
+    let figures = measure_all(args, &targets, likeness.model_name(), folder.path()).await;
     for (_, running) in gateways {
         running.stop().await?;
     }
-    args.figures.show(&measured?, "chat", "through")
+    args.figures.show(&figures?, "chat", "through")
 }
 
 fn address(url: &str) -> anyhow::Result<SocketAddr> {
@@ -162,13 +162,17 @@ async fn measure_all(args: &OverheadArgs, targets: &[Target], model: &str, folde
             std::fs::write(&script, lua_script(&body(model, args.stream_tokens, kib << 10, history, &corpus)))?;
             for _ in 0..args.rounds.max(1) {
                 for Target { name, url } in targets {
-                    let measured = wrk(args, &script, url).await.with_context(|| format!("through {name}"))?;
-                    anyhow::ensure!(measured.n_failed == 0, "{} requests through {name} failed", measured.n_failed);
+                    let measurement = wrk(args, &script, url).await.with_context(|| format!("through {name}"))?;
+                    anyhow::ensure!(
+                        measurement.n_failed == 0,
+                        "{} requests through {name} failed",
+                        measurement.n_failed
+                    );
                     let row = Row::new(format!("{kib} KiB, {history}"), name.as_str());
                     let samples = [
-                        Measure::higher("requests/s", Unit::RequestsPerS).sample(measured.requests_per_s),
-                        Measure::lower("latency p50", Unit::Ms).sample(measured.latency_us_p50 / 1e3),
-                        Measure::lower("latency p99", Unit::Ms).sample(measured.latency_us_p99 / 1e3),
+                        Measure::higher("requests/s", Unit::RequestsPerS).sample(measurement.requests_per_s),
+                        Measure::lower("latency p50", Unit::Ms).sample(measurement.latency_us_p50 / 1e3),
+                        Measure::lower("latency p99", Unit::Ms).sample(measurement.latency_us_p99 / 1e3),
                     ];
                     figures.add_samples(&row, samples);
                 }

@@ -151,16 +151,16 @@ pub fn llama_server() -> anyhow::Result<PathBuf> {
 ///
 /// Errors: the log does not contain the settings.
 pub fn llama_server_chosen(worker_log: &str) -> anyhow::Result<[String; 3]> {
-    let settled = settled(worker_log).context("the worker's log does not say on what it has settled")?;
-    let flash_attn = if settled.contains("flash_attn=true") { "on" } else { "off" };
+    let setting = settled(worker_log).context("the worker's log does not say on what it has settled")?;
+    let flash_attn = if setting.contains("flash_attn=true") { "on" } else { "off" };
     Ok(["--flash-attn", flash_attn, "--no-kv-unified"].map(str::to_owned))
 }
 
 /// Returns a worker's settings of attention and buffer, as in its log.
 pub fn settled(worker_log: &str) -> Option<String> {
     let ready = worker_log.lines().find(|line| line.contains(" ready model="))?;
-    let wanted = |field: &&str| field.starts_with("flash_attn=") || field.starts_with("kv_unified=");
-    Some(ready.split_whitespace().filter(wanted).collect::<Vec<_>>().join(" "))
+    let is_wanted = |field: &&str| field.starts_with("flash_attn=") || field.starts_with("kv_unified=");
+    Some(ready.split_whitespace().filter(is_wanted).collect::<Vec<_>>().join(" "))
 }
 
 /// Fetches wrk where it is missing.

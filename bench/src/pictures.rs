@@ -54,9 +54,9 @@ impl PictureServer {
     /// Errors: the system refuses a port.
     pub async fn start(width: u32, height: u32) -> std::io::Result<Self> {
         let n_served = Arc::new(AtomicUsize::new(0));
-        let counted = Arc::clone(&n_served);
+        let counter = Arc::clone(&n_served);
         let answer = async move |Path(seed): Path<u64>| {
-            counted.fetch_add(1, Ordering::Relaxed);
+            counter.fetch_add(1, Ordering::Relaxed);
             png(&picture(seed, width, height))
         };
         let listener = TcpListener::bind("127.0.0.1:0").await?;

@@ -55,8 +55,8 @@ pub fn flac(samples: &[f32], sample_rate: u32) -> Vec<u8> {
     let mut file = b"fLaC\x80\0\0\x22".to_vec();
     file.extend([0x10, 0, 0x10, 0, 0, 0, 0, 0, 0, 0]);
     // 20 bits for the rate, 3 for the channels, 5 for the bits of a sample, 36 for the number of samples.
-    let described = u64::from(sample_rate) << 44 | 15 << 36 | samples.len() as u64;
-    file.extend(described.to_be_bytes());
+    let stream_info = u64::from(sample_rate) << 44 | 15 << 36 | samples.len() as u64;
+    file.extend(stream_info.to_be_bytes());
     file.extend([0; 16]);
     for (idx, block) in samples.chunks(BLOCK_SAMPLES).enumerate() {
         let mut frame = vec![0xff, 0xf8, 0x70, 0x08];

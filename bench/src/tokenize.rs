@@ -70,10 +70,10 @@ pub fn run(args: &TokenizeArgs) -> anyhow::Result<()> {
 
 /// Cuts a text into parts between characters.
 fn parts(text: &str) -> Vec<&str> {
-    let mut rest = text;
+    let mut text_left = text;
     std::iter::from_fn(|| {
-        let (part, behind) = rest.split_at(rest.floor_char_boundary(PART_BYTES.min(rest.len())));
-        rest = behind;
+        let (part, behind) = text_left.split_at(text_left.floor_char_boundary(PART_BYTES.min(text_left.len())));
+        text_left = behind;
         (!part.is_empty()).then_some(part)
     })
     .collect()

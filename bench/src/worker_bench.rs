@@ -123,7 +123,7 @@ struct Assessment {
 impl Bench {
     /// Runs a scenario, shows its table and adds it to the outcome.
     async fn run(&self, scenario: Scenario, outcome: &mut Outcome) {
-        let started = Instant::now();
+        let start = Instant::now();
         eprintln!("{} ...", scenario.name());
         match scenario {
             Scenario::Throughput => self.throughput(outcome).await,
@@ -134,7 +134,7 @@ impl Bench {
             Scenario::Settings => self.settings(outcome).await,
             _ => self.reuse(scenario, outcome).await,
         }
-        eprintln!("  {:.0} s", started.elapsed().as_secs_f64());
+        eprintln!("  {:.0} s", start.elapsed().as_secs_f64());
     }
 
     /// Returns the texts of a pass.
@@ -162,15 +162,15 @@ impl Bench {
         let mut figures = Figures::default();
         for (contender, passes) in &passes {
             for pass in passes {
-                let measured = Measured::of(std::slice::from_ref(pass));
-                figures.add_samples(&row(scenario, *contender), measured.samples());
+                let measurements = Measured::of(std::slice::from_ref(pass));
+                figures.add_samples(&row(scenario, *contender), measurements.samples());
             }
         }
-        let measured = passes.iter().map(|(&contender, passes)| (contender, Measured::of(passes))).collect();
-        if !measured::same_prompts(&measured) {
+        let by_contender = passes.iter().map(|(&contender, passes)| (contender, Measured::of(passes))).collect();
+        if !measured::same_prompts(&by_contender) {
             eprintln!("  the servers' answers differ, and so do the prompts that contain them");
         }
-        let verdicts = goals::judge(scenario, &measured);
+        let verdicts = goals::judge(scenario, &by_contender);
         outcome.add("Reuse of the warm prompts in one pass:", figures, scenario, verdicts);
     }
 

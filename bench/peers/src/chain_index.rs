@@ -60,8 +60,8 @@ impl Subject for Chain {
         match change {
             Change::Stored { worker, parent, blocks } => {
                 let map = &mut self.maps[worker as usize];
-                let stored = self.index.apply_stored(self.ids[worker as usize], &blocks, parent, map);
-                stored.expect("a parent is stored before its children");
+                let outcome = self.index.apply_stored(self.ids[worker as usize], &blocks, parent, map);
+                outcome.expect("a parent is stored before its children");
             }
             Change::Removed { worker, keys } => {
                 self.index.apply_removed(self.ids[worker as usize], &keys, &mut self.maps[worker as usize]);
@@ -81,9 +81,9 @@ impl Subject for Chain {
     }
 
     fn look_up(&self, ask: Vec<ContentHash>) -> Vec<(u32, u32)> {
-        let mut found = Vec::new();
-        self.index.score_into(&ask, |content| content.0, false, |worker, score| found.push((score, worker)));
-        found
+        let mut matches = Vec::new();
+        self.index.score_into(&ask, |content| content.0, false, |worker, score| matches.push((score, worker)));
+        matches
     }
 
     fn read(answer: Self::Answer) -> Vec<(u32, u32)> {

@@ -34,11 +34,11 @@ struct Args {
 
 /// Measures with the allocator of the calling program; `note` is appended to the indexes' names.
 ///
-/// `allocated` returns the memory that the allocator has handed out. Units: bytes.
+/// `allocated_bytes` returns the memory that the allocator has handed out. Units: bytes.
 ///
 /// Errors: a result differs from brute force.
 #[expect(clippy::print_stdout, reason = "the rows are the programs' output")]
-pub fn run(note: &str, allocated: fn() -> usize) -> anyhow::Result<()> {
+pub fn run(note: &str, allocated_bytes: fn() -> usize) -> anyhow::Result<()> {
     let args = Args::parse();
     let mut rows: Vec<Row> = Vec::new();
     for &n_workers in &args.workers {
@@ -46,7 +46,7 @@ pub fn run(note: &str, allocated: fn() -> usize) -> anyhow::Result<()> {
         let size = Size { n_workers, blocks_per_worker, n_lookups: lookups, seed };
         let name = |index: &str| format!("{index}{note}");
         rows.push(measure::measure(&name("kv-index"), size, || chain_index::Chain::new(n_workers))?);
-        rows.push(measure::measure(&name("dynamo-kv-router"), size, || radix_tree::Radix::new(allocated))?);
+        rows.push(measure::measure(&name("dynamo-kv-router"), size, || radix_tree::Radix::new(allocated_bytes))?);
     }
     println!("{}", serde_json::json!({ "rows": rows }));
     Ok(())

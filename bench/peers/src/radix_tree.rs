@@ -22,8 +22,8 @@ pub struct Radix {
 
 impl Radix {
     /// Returns an empty tree.
-    pub fn new(allocated: fn() -> usize) -> Self {
-        Self { bytes_before: allocated(), allocated, tree: RadixTree::new() }
+    pub fn new(allocated_bytes: fn() -> usize) -> Self {
+        Self { bytes_before: allocated_bytes(), allocated: allocated_bytes, tree: RadixTree::new() }
     }
 }
 

@@ -48,26 +48,26 @@ impl DialectClient {
     ///
     /// Errors: a refused connection, an error status with its message, a stream that breaks off.
     pub(super) async fn ask(&self, body: &Value) -> anyhow::Result<MeasuredAnswer> {
-        let sent = Instant::now();
+        let sent_at = Instant::now();
         let response = self.http.post(&self.url).json(body).send().await.context("sending a request")?;
         if !response.status().is_success() {
             bail!("{}: {}", response.status(), response.text().await.unwrap_or_default());
         }
-        let mut asked = MeasuredAnswer::default();
+        let mut answer = MeasuredAnswer::default();
         let mut events = response.bytes_stream().eventsource();
         while let Some(event) = events.next().await {
             let event = event.context("reading the answer's stream")?;
             let Ok(event) = serde_json::from_str::<Value>(&event.data) else { continue };
-            if asked.take(&event, self.dialect)? {
-                let now_ms = sent.elapsed().as_secs_f64() * 1e3;
-                if asked.ttft_ms == 0.0 {
-                    asked.ttft_ms = now_ms;
+            if answer.take(&event, self.dialect)? {
+                let now_ms = sent_at.elapsed().as_secs_f64() * 1e3;
+                if answer.ttft_ms == 0.0 {
+                    answer.ttft_ms = now_ms;
                 }
-                asked.after_first_ms = now_ms - asked.ttft_ms;
+                answer.after_first_ms = now_ms - answer.ttft_ms;
             }
         }
-        anyhow::ensure!(asked.prompt_tokens > 0, "the stream ended without a count of its prompt's tokens");
-        Ok(asked)
+        anyhow::ensure!(answer.prompt_tokens > 0, "the stream ended without a count of its prompt's tokens");
+        Ok(answer)
     }
 }
 
@@ -88,9 +88,12 @@ impl MeasuredAnswer {
             }
             Dialect::Messages => {
                 self.text += text("/delta/text");
-                let (fresh, read) = ("/message/usage/input_tokens", "/message/usage/cache_read_input_tokens");
-                let cached = count(read).unwrap_or_default();
-                self.count(count(fresh).map(|fresh| fresh + cached), Some(cached));
+                let (uncached_tokens, read) = ("/message/usage/input_tokens", "/message/usage/cache_read_input_tokens");
+                let cached_tokens = count(read).unwrap_or_default();
+                self.count(
+                    count(uncached_tokens).map(|uncached_tokens| uncached_tokens + cached_tokens),
+                    Some(cached_tokens),
+                );
                 self.count_answer(count("/usage/output_tokens"));
                 event["type"] == "content_block_delta"
             }

@@ -52,9 +52,10 @@ impl Earlier<'_> {
         };
         let chat: ChatPrompt = serde_json::from_slice(&chat).context("reading the chat")?;
         let tokens = self.prompts.chat(&chat)?.tokens;
-        let common = |sent: &Vec<Token>| sent.iter().zip(&tokens).take_while(|(a, b)| a == b).count();
-        let shared = self.sent.iter().map(common).max().unwrap_or_default();
+        let common =
+            |earlier_prompt: &Vec<Token>| earlier_prompt.iter().zip(&tokens).take_while(|(a, b)| a == b).count();
+        let n_shared = self.sent.iter().map(common).max().unwrap_or_default();
         self.sent.push(tokens);
-        Ok(shared as u64)
+        Ok(n_shared as u64)
     }
 }

@@ -116,17 +116,19 @@ impl Session {
         let has_tools = !self.shape.tools.is_empty();
         for n in 1..=request.n_questions {
             let is_last = n == request.n_questions;
-            let mut asked = String::new();
+            let mut question_text = String::new();
             if n == 1 {
-                self.texts(&self.shape.before_question, 500, request).into_iter().for_each(|text| asked += &text);
+                self.texts(&self.shape.before_question, 500, request)
+                    .into_iter()
+                    .for_each(|text| question_text += &text);
             }
             let question = Piece { chars: self.shape.question_chars, changes: Changes::Project };
-            asked += &self.text(question, 600 + u64::from(n), request);
+            question_text += &self.text(question, 600 + u64::from(n), request);
             if let Some(reminder) = self.shape.reminder.filter(|_| is_last) {
-                asked += "\n\n";
-                asked += &self.text(reminder, 700, request);
+                question_text += "\n\n";
+                question_text += &self.text(reminder, 700, request);
             }
-            entries.push(Entry::Question(asked));
+            entries.push(Entry::Question(question_text));
             if let Some(behind) = self.shape.behind_question.filter(|_| n == 1) {
                 entries.push(Entry::System(self.text(behind, 701, request)));
             }
@@ -239,7 +241,7 @@ impl Session {
                 Entry::Result { id, text } => json!({"type": "function_call_output", "call_id": id, "output": text}),
             });
         }
-        let typed = |mut tool: Map<String, Value>| {
+        let with_type = |mut tool: Map<String, Value>| {
             if !tool.contains_key("type") {
                 tool.insert("type".to_owned(), json!("function"));
             }
@@ -247,7 +249,7 @@ impl Session {
         };
         let tools = self.functions("parameters").into_iter().filter_map(|tool| tool.as_object().cloned());
         let foreign = self.shape.foreign_tool.map(|kind| json!({"type": kind}));
-        let tools: Vec<Value> = tools.map(typed).chain(foreign).collect();
+        let tools: Vec<Value> = tools.map(with_type).chain(foreign).collect();
         json!({"input": input, "tools": tools, "store": false})
     }
 
@@ -257,12 +259,12 @@ impl Session {
             if tool.nested == 0 {
                 return self.function(format!("tool_{idx}"), 1000 + idx, tool.chars, schema);
             }
-            let nested = (0..u64::from(tool.nested)).map(|nth| {
+            let nested_functions = (0..u64::from(tool.nested)).map(|nth| {
                 let mut function = self.function(format!("nested_{nth}"), 2000 + nth, tool.chars, schema);
                 function["type"] = json!("function");
                 function
             });
-            json!({"type": "namespace", "name": "group", "description": "d", "tools": nested.collect::<Vec<_>>()})
+            json!({"type": "namespace", "name": "group", "description": "d", "tools": nested_functions.collect::<Vec<_>>()})
         };
         (0..).zip(&self.shape.tools).map(of).collect()
     }
@@ -273,10 +275,10 @@ impl Session {
         /// Characters of a function's JSON without its texts.
         const FRAME_CHARS: u32 = 180;
         let half = chars.saturating_sub(FRAME_CHARS) / 2;
-        let described = |part: u64| text(self.seed * 1_000_000 + idx * 10 + part, half);
-        let argument = json!({"type": "string", "description": described(1)});
+        let description = |part: u64| text(self.seed * 1_000_000 + idx * 10 + part, half);
+        let argument = json!({"type": "string", "description": description(1)});
         let parameters = json!({"type": "object", "properties": {"argument": argument}, "required": ["argument"]});
-        let mut function = json!({"name": name, "description": described(0)});
+        let mut function = json!({"name": name, "description": description(0)});
         function[schema] = parameters;
         function
     }

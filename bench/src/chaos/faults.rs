@@ -112,9 +112,9 @@ impl Fault {
                 fleet.restart_worker(worker, Served::Fleets).await?;
             }
             Self::OtherModel => {
-                for served in [Served::Other, Served::Fleets] {
+                for model in [Served::Other, Served::Fleets] {
                     fleet.drain_worker(worker).await?;
-                    fleet.restart_worker(worker, served).await?;
+                    fleet.restart_worker(worker, model).await?;
                     tokio::time::sleep(DOWN).await;
                 }
             }
@@ -232,8 +232,8 @@ async fn stay_mute(listener: std::net::TcpListener) -> anyhow::Result<()> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let mut connections = Vec::new();
     let until = tokio::time::Instant::now() + LASTS;
-    while let Ok(accepted) = tokio::time::timeout_at(until, listener.accept()).await {
-        connections.push(accepted?.0);
+    while let Ok(connection) = tokio::time::timeout_at(until, listener.accept()).await {
+        connections.push(connection?.0);
     }
     Ok(())
 }

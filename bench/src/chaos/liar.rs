@@ -53,20 +53,20 @@ impl Liar {
         self.stolen.iter().map(|run| run.keys.len()).sum()
     }
 
-    /// Serves until `ended`, and then until every connection is closed.
+    /// Serves until `end`, and then until every connection is closed.
     ///
     /// Errors: the listener fails.
     pub async fn serve(
         self,
         listener: std::net::TcpListener,
-        ended: impl Future<Output = ()> + Send + 'static,
+        end: impl Future<Output = ()> + Send + 'static,
     ) -> anyhow::Result<()> {
         listener.set_nonblocking(true)?;
         let listener = tokio::net::TcpListener::from_std(listener)?.tap_io(|connection| {
             let _ = connection.set_nodelay(true);
         });
         let routes = Router::new().route(STREAM_PATH, get(lie)).fallback(pass).with_state(Arc::new(self));
-        Ok(axum::serve(listener, routes).with_graceful_shutdown(ended).await?)
+        Ok(axum::serve(listener, routes).with_graceful_shutdown(end).await?)
     }
 
     async fn open_summary(&self, mut headers: HeaderMap) -> reqwest::Result<reqwest::Response> {
@@ -114,8 +114,8 @@ async fn pass(State(liar): State<Arc<Liar>>, request: Request) -> Response {
     parts.headers.remove(TRANSFER_ENCODING);
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
     let url = format!("{}{path}", liar.honest);
-    let sent = liar.http.request(parts.method, url).headers(parts.headers).body(body).send().await;
-    sent.map_or_else(|error| failed(&error), answered)
+    let upstream_response = liar.http.request(parts.method, url).headers(parts.headers).body(body).send().await;
+    upstream_response.map_or_else(|error| failed(&error), answered)
 }
 
 fn answered(honest: reqwest::Response) -> Response {

@@ -201,10 +201,10 @@ impl Load {
         leaves_after: usize,
         first_router: usize,
     ) -> Record {
-        let sent = Instant::now();
+        let sent_at = Instant::now();
         let mut record = Record {
             kind,
-            sent,
+            sent: sent_at,
             outcome: Outcome::Late,
             fault: String::new(),
             trail: String::new(),
@@ -219,13 +219,13 @@ impl Load {
             let before = self.state.router(router);
             let url = self.state.routers[router].as_str();
             let exchanging = exchange(http, url, case, leaves_after, &mut record);
-            let exchanged = timeout(DEADLINE.saturating_sub(sent.elapsed()), exchanging).await;
+            let outcome = timeout(DEADLINE.saturating_sub(sent_at.elapsed()), exchanging).await;
             let now = self.state.router(router);
             let is_killed = now.n_kills != before.n_kills;
             let is_leaving = before.is_leaving || now.is_leaving || is_killed;
             record.trail = format!("{} through router-{router}", record.trail);
-            (record.outcome, record.fault) = match exchanged {
-                Err(_) => (Outcome::Late, format!("no end after {:.1} s", sent.elapsed().as_secs_f64())),
+            (record.outcome, record.fault) = match outcome {
+                Err(_) => (Outcome::Late, format!("no end after {:.1} s", sent_at.elapsed().as_secs_f64())),
                 Ok(Exchange::NoResponse(_) | Exchange::Status(503, _)) if is_leaving => {
                     record.n_passed_on += 1;
                     tokio::time::sleep(NEXT_ROUTER_PAUSE).await;
@@ -263,8 +263,8 @@ async fn exchange(
     leaves_after: usize,
     record: &mut Record,
 ) -> Exchange {
-    let sent = http.post(format!("{router}{}", case.path)).json(&case.body).send().await;
-    let response = match sent {
+    let send_result = http.post(format!("{router}{}", case.path)).json(&case.body).send().await;
+    let response = match send_result {
         Ok(response) => response,
         Err(error) => return Exchange::NoResponse(chain(&error)),
     };
@@ -277,10 +277,10 @@ async fn exchange(
         };
     }
     if !record.kind.is_streamed() {
-        let whole = response.json::<Value>().await;
-        return whole.map_or_else(
+        let answer = response.json::<Value>().await;
+        return answer.map_or_else(
             |error| Exchange::Broken(chain(&error)),
-            |whole| Exchange::Done(Said::of_whole(case.path, &whole)),
+            |answer| Exchange::Done(Said::of_whole(case.path, &answer)),
         );
     }
     let mut reader = StreamReader::new(case.path);
@@ -288,8 +288,8 @@ async fn exchange(
     let mut last_event = Instant::now();
     while let Some(piece) = pieces.next().await {
         let (n_events, n_failovers) = (reader.n_events(), reader.n_failovers());
-        let pushed = piece.map_err(anyhow::Error::from).and_then(|piece| reader.push(&piece));
-        if let Err(error) = pushed {
+        let parsed_piece = piece.map_err(anyhow::Error::from).and_then(|piece| reader.push(&piece));
+        if let Err(error) = parsed_piece {
             return Exchange::Broken(format!("{error:#}, after {n_events} events"));
         }
         if reader.n_events() == n_events {
@@ -307,8 +307,8 @@ async fn exchange(
     reader.finish().map_or_else(|error| Exchange::Broken(format!("{error:#}")), Exchange::Done)
 }
 
-fn describe(record: &mut Record, told: &HeaderMap) {
-    let text = |name: &str| told.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+fn describe(record: &mut Record, headers: &HeaderMap) {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let count = |name: &str| text(name).parse::<u64>().unwrap_or_default();
     record.trail = format!("{} at {}", text(headers::REQUEST_ID), text(headers::WORKER));
     record.prompt_tokens = count(headers::PROMPT_TOKENS);

@@ -176,11 +176,11 @@ impl Network {
             Self::Namespaces(namespaces) => {
                 let name = namespaces.name(place);
                 // A socket stays in the namespace in which it was made.
-                let bound = std::thread::spawn(move || {
+                let thread = std::thread::spawn(move || {
                     enter(&name)?;
                     anyhow::Ok(TcpListener::bind(address)?)
                 });
-                bound.join().map_err(|_| anyhow::anyhow!("the thread that binds {address} has panicked"))?
+                thread.join().map_err(|_| anyhow::anyhow!("the thread that binds {address} has panicked"))?
             }
         }
     }
@@ -192,23 +192,24 @@ impl Namespaces {
     /// Errors: the process is not root, or there is no iproute2; nothing is left behind.
     fn make(places: &[Place]) -> anyhow::Result<Self> {
         let prefix = format!("warmpath-chaos-{}", std::process::id());
-        let mut made = Self { prefix, names: Vec::new(), has_netem: false };
-        let hub = made.hub();
-        made.add(&hub)?;
+        let mut namespaces = Self { prefix, names: Vec::new(), has_netem: false };
+        let hub = namespaces.hub();
+        namespaces.add(&hub)?;
         in_namespace(&hub, &["link", "add", "br0", "type", "bridge"])?;
         in_namespace(&hub, &["addr", "add", "10.213.0.1/24", "dev", "br0"])?;
         in_namespace(&hub, &["link", "set", "br0", "up"])?;
         for (nth, place) in places.iter().enumerate() {
-            let (name, port) = (made.name(*place), format!("v{nth}"));
-            made.add(&name)?;
+            let (name, port) = (namespaces.name(*place), format!("v{nth}"));
+            namespaces.add(&name)?;
             in_namespace(&hub, &["link", "add", &port, "type", "veth", "peer", "name", "eth0", "netns", &name])?;
             in_namespace(&hub, &["link", "set", &port, "master", "br0", "up"])?;
             in_namespace(&name, &["addr", "add", &format!("{}/24", address(*place)), "dev", "eth0"])?;
             in_namespace(&name, &["link", "set", "eth0", "up"])?;
         }
-        let probe = made.name(Place::Reference);
-        made.has_netem = queue_discipline(&probe, NETEM).and_then(|()| queue_discipline(&probe, NO_NETEM)).is_ok();
-        Ok(made)
+        let probe = namespaces.name(Place::Reference);
+        namespaces.has_netem =
+            queue_discipline(&probe, NETEM).and_then(|()| queue_discipline(&probe, NO_NETEM)).is_ok();
+        Ok(namespaces)
     }
 
     fn add(&mut self, name: &str) -> anyhow::Result<()> {

@@ -65,10 +65,10 @@ impl Said {
         }
     }
 
-    /// Returns whether each text of `self` is a prefix of the same text of `whole`.
-    pub fn begins(&self, whole: &Self) -> bool {
+    /// Returns whether each text of `self` is a prefix of the same text of `expected`.
+    pub fn begins(&self, expected: &Self) -> bool {
         let nothing = String::new();
-        let of_whole = |idx| whole.texts.get(idx).unwrap_or(&nothing);
+        let of_whole = |idx| expected.texts.get(idx).unwrap_or(&nothing);
         self.texts.iter().enumerate().all(|(idx, text)| of_whole(idx).starts_with(text.as_str()))
     }
 

@@ -127,8 +127,8 @@ impl Site {
         self.start(Place::Router(idx), "warmpath-router", flags, Start { address, ..Start::default() }).await
     }
 
-    fn worker_flags(&self, served: Served) -> Vec<String> {
-        let model = match served {
+    fn worker_flags(&self, served_model: Served) -> Vec<String> {
+        let model = match served_model {
             Served::Fleets => &self.model,
             Served::Other => &self.other_model,
         };
@@ -245,9 +245,9 @@ impl Fleet {
     /// Starts a worker that has ended at its old address.
     ///
     /// Errors: it does not start or get ready.
-    pub async fn restart_worker(&mut self, idx: usize, served: Served) -> anyhow::Result<()> {
+    pub async fn restart_worker(&mut self, idx: usize, served_model: Served) -> anyhow::Result<()> {
         let address = Some(self.workers[idx].address());
-        self.start_worker(idx, Start { served, address, cgroup: None }).await
+        self.start_worker(idx, Start { served: served_model, address, cgroup: None }).await
     }
 
     /// Starts a worker that has ended.
@@ -308,11 +308,13 @@ impl Fleet {
     }
 
     fn note_pids(&self) {
-        let named = |(idx, server): (usize, &Server), place: fn(usize) -> Place| {
+        let name_and_pid = |(idx, server): (usize, &Server), place: fn(usize) -> Place| {
             server.pid().map(|pid| (place(idx).name(), pid))
         };
-        let workers = self.workers.iter().enumerate().filter_map(|found| named(found, Place::Worker));
-        let routers = self.routers.iter().enumerate().filter_map(|found| named(found, Place::Router));
+        let workers =
+            self.workers.iter().enumerate().filter_map(|indexed_server| name_and_pid(indexed_server, Place::Worker));
+        let routers =
+            self.routers.iter().enumerate().filter_map(|indexed_server| name_and_pid(indexed_server, Place::Router));
         *self.state.pids() = workers.chain(routers).collect();
     }
 }

@@ -120,47 +120,47 @@ pub struct Process {
 
 impl Verdict {
     /// Judges a run.
-    pub fn of(observed: &Observed) -> Self {
-        let Observed { records, faults, samples, .. } = observed;
+    pub fn of(observations: &Observed) -> Self {
+        let Observed { records, faults, samples, .. } = observations;
         let mut outcomes: BTreeMap<Outcome, usize> = BTreeMap::new();
         let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
         for record in records {
             *outcomes.entry(record.outcome).or_default() += 1;
             *kinds.entry(record.kind.name()).or_default() += 1;
         }
-        let windows = observed.windows();
+        let windows = observations.windows();
         let mut verdict = Self {
-            broken: observed.failure.iter().cloned().collect(),
+            broken: observations.failure.iter().cloned().collect(),
             n_requests: records.len(),
             outcomes,
             kinds,
             n_passed_on: records.iter().map(|record| record.n_passed_on).sum(),
             faults: faults.clone(),
-            pauses: observed.pauses(),
+            pauses: observations.pauses(),
             hit_ratios: windows.each_ref().map(|window| hit_ratio(window)),
             ttft_ms_p50: windows
                 .each_ref()
                 .map(|window| median(&window.iter().filter_map(|record| record.ttft_ms).collect::<Vec<_>>())),
             processes: BTreeMap::new(),
         };
-        verdict.check_requests(observed);
+        verdict.check_requests(observations);
         verdict.check_hit_ratio();
         for (name, of_process) in samples {
-            verdict.check_process(observed, name, of_process);
+            verdict.check_process(observations, name, of_process);
         }
         verdict
     }
 
-    fn check_requests(&mut self, observed: &Observed) {
-        let bad = observed.records.iter().filter(|record| !record.outcome.is_good());
-        for record in bad.clone().take(SHOWN_MAX) {
-            self.broken.push(record.complaint(observed.start));
+    fn check_requests(&mut self, observations: &Observed) {
+        let bad_records = observations.records.iter().filter(|record| !record.outcome.is_good());
+        for record in bad_records.clone().take(SHOWN_MAX) {
+            self.broken.push(record.complaint(observations.start));
         }
-        let n_more = bad.count().saturating_sub(SHOWN_MAX);
+        let n_more = bad_records.count().saturating_sub(SHOWN_MAX);
         if n_more > 0 {
             self.broken.push(format!("{n_more} more requests"));
         }
-        if observed.records.is_empty() {
+        if observations.records.is_empty() {
             self.broken.push("no request was sent".to_owned());
         }
     }
@@ -173,14 +173,14 @@ impl Verdict {
         }
     }
 
-    fn check_process(&mut self, observed: &Observed, name: &str, samples: &[Sample]) {
-        let (from, to) = observed.faulty;
+    fn check_process(&mut self, observations: &Observed, name: &str, samples: &[Sample]) {
+        let (from, to) = observations.faulty;
         let quarter = (to - from) / 4;
-        let most = |(from, to): (Instant, Instant), of: Figure| {
+        let maximum = |(from, to): (Instant, Instant), of: Figure| {
             samples.iter().filter(|sample| (from..to).contains(&sample.at)).map(|sample| of(&sample.gauge)).max()
         };
         // A process that was just restarted uses less memory, and may later use as much as before.
-        let growth_of = |of: Figure| most((from, to - quarter), of).zip(most((to - quarter, to), of));
+        let growth_of = |of: Figure| maximum((from, to - quarter), of).zip(maximum((to - quarter, to), of));
         let rss = growth_of(|gauge| gauge.rss_bytes);
         let growth = rss.map(|(before, last)| last as f64 / before.max(1) as f64 - 1.0);
         let (of_soak, of_short) = RSS_GROWTH_MAX;
@@ -215,10 +215,14 @@ impl Observed {
     fn windows(&self) -> [Vec<&Record>; 3] {
         let (from, to) = self.faulty;
         let middle = |from: Instant, to: Instant| from + (to - from) / 2;
-        let sent = |from: Instant, to: Instant| {
+        let sent_between = |from: Instant, to: Instant| {
             self.records.iter().filter(|record| (from..to).contains(&record.sent)).collect::<Vec<_>>()
         };
-        [sent(middle(self.start, from), from), sent(from, to), sent(middle(to, self.end), self.end)]
+        [
+            sent_between(middle(self.start, from), from),
+            sent_between(from, to),
+            sent_between(middle(to, self.end), self.end),
+        ]
     }
 
     /// Returns the pauses under `all`, and under the name of the last fault before each ended.
@@ -249,8 +253,8 @@ impl Pauses {
 fn hit_ratio(records: &[&Record]) -> Option<f64> {
     let prompt: u64 = records.iter().map(|record| record.prompt_tokens).sum();
     // A continuation also reports reused tokens of the answer.
-    let cached: u64 = records.iter().map(|record| record.cached_tokens.min(record.prompt_tokens)).sum();
-    (prompt > 0).then(|| cached as f64 / prompt as f64)
+    let cached_tokens: u64 = records.iter().map(|record| record.cached_tokens.min(record.prompt_tokens)).sum();
+    (prompt > 0).then(|| cached_tokens as f64 / prompt as f64)
 }
 
 #[cfg(test)]

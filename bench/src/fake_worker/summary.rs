@@ -70,11 +70,11 @@ impl FakeSummary {
 
     /// Returns the first bytes of a stream: the updates after `after`, or the whole snapshot.
     pub fn head(&self, after: Option<Stamp>) -> Vec<u8> {
-        let missed = after.and_then(|after| Some((after, self.replay_buffer.since(after)?)));
-        match missed {
-            Some((stamp, missed)) => {
-                let resumed = with_length(&Frame { stamp, body: FrameBody::Resumed }.encode());
-                [resumed, missed.concat()].concat()
+        let missed_updates = after.and_then(|after| Some((after, self.replay_buffer.since(after)?)));
+        match missed_updates {
+            Some((stamp, missed_updates)) => {
+                let resumed_frame = with_length(&Frame { stamp, body: FrameBody::Resumed }.encode());
+                [resumed_frame, missed_updates.concat()].concat()
             }
             None => self.snapshot.clone().into_frames().iter().flat_map(|frame| with_length(&frame.encode())).collect(),
         }

@@ -55,13 +55,13 @@ async fn measure(args: &FleetsArgs, spec: FleetSpec, row: &Row, figures: &mut Fi
     let load = Load::start(&fleet, &args.shape)?;
     tokio::time::sleep(before).await;
     fleet.restart_worker(new).await?;
-    let joined = load.started.elapsed();
+    let joined_at = load.started.elapsed();
     tokio::time::sleep(after).await;
     let (samples, mut n_failed) = load.end().await;
     let name = format!("worker-{new}");
     let is_new = |(_, answer): &&Sample| answer.worker.as_ref() == Some(&name);
     let of = |from: Duration, to: Duration| {
-        let within = move |(at, _): &&Sample| (joined + from..joined + to).contains(at);
+        let within = move |(at, _): &&Sample| (joined_at + from..joined_at + to).contains(at);
         samples.iter().filter(within)
     };
     let others_hit_ratio = hit_ratio(of(Duration::ZERO, after).filter(|sample| !is_new(sample)));
@@ -107,13 +107,13 @@ async fn restart_all(fleet: &mut Fleet) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns when `change` begins and ends, as time from `started`.
+/// Returns when `change` begins and ends, as time from `start`.
 ///
 /// Errors: those of the change.
-async fn span(started: Instant, change: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<Range<Duration>> {
-    let begins = started.elapsed();
+async fn span(start: Instant, change: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<Range<Duration>> {
+    let begins = start.elapsed();
     change.await?;
-    Ok(begins..started.elapsed())
+    Ok(begins..start.elapsed())
 }
 
 /// Returns the hit ratio of responses; `None` if there are none.
@@ -137,15 +137,16 @@ impl Load {
         let mut load = Self { started: Instant::now(), seen: Arc::default(), tasks: JoinSet::new() };
         let corpus = Arc::new(shape.text.corpus()?);
         for lane in 0..shape.concurrency.max(1) {
-            let (client, shape, seen, started) = (client.clone(), shape.clone(), Arc::clone(&load.seen), load.started);
+            let (client, shape, results, started) =
+                (client.clone(), shape.clone(), Arc::clone(&load.seen), load.started);
             let corpus = Arc::clone(&corpus);
             load.tasks.spawn(async move {
-                let seen = || seen.lock().unwrap_or_else(PoisonError::into_inner);
+                let lock_results = || results.lock().unwrap_or_else(PoisonError::into_inner);
                 for user in lane * 10_000.. {
-                    let add = |answer| seen().0.push((started.elapsed(), answer));
+                    let add = |answer| lock_results().0.push((started.elapsed(), answer));
                     let (clients, tenant) = (std::slice::from_ref(&client), lane % shape.tenants.max(1));
                     let conversation = converse(&shape, &corpus, clients, tenant, user, add).await;
-                    seen().1 += usize::from(conversation.is_err());
+                    lock_results().1 += usize::from(conversation.is_err());
                 }
             });
         }

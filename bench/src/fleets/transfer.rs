@@ -38,12 +38,12 @@ pub(super) async fn run(args: &FleetsArgs) -> anyhow::Result<()> {
     let fleet = Fleet::start(args.fleet.spec(args.transfer_flags())?).await?;
     let (row, mut figures) = (Row::new("", "Warmpath"), Figures::default());
     for round in 0..args.rounds.max(1) {
-        let measured = measure(&args.shape, &fleet, round).await;
-        let (holder, held, computed) = measured.with_context(|| format!("in round {}", round + 1))?;
-        let reused = hit_ratio(held.prompt_tokens, held.cached_tokens);
-        let is_fetched = held.worker.is_some_and(|worker| worker != holder) && reused >= FETCHED_SHARE;
+        let measurement = measure(&args.shape, &fleet, round).await;
+        let (holder, held, computed) = measurement.with_context(|| format!("in round {}", round + 1))?;
+        let hit_ratio_held = hit_ratio(held.prompt_tokens, held.cached_tokens);
+        let is_fetched = held.worker.is_some_and(|worker| worker != holder) && hit_ratio_held >= FETCHED_SHARE;
         let samples = [
-            Measure::higher("reused", Unit::Share).sample(reused),
+            Measure::higher("reused", Unit::Share).sample(hit_ratio_held),
             Measure::higher("fetched", Unit::Share).sample(f64::from(u8::from(is_fetched))),
             Measure::lower("TTFT", Unit::Ms).sample(held.ttft_ms),
             Measure::lower("TTFT computed", Unit::Ms).sample(computed.ttft_ms),
@@ -67,17 +67,17 @@ async fn measure(shape: &Shape, fleet: &Fleet, round: u64) -> anyhow::Result<(St
     let holder_idx = fleet.worker_idx(&holder).context("an unknown worker")?;
     let idle = ChatClient::new(&fleet.workers[(holder_idx + 1) % fleet.workers.len()].base_url(), None)?;
     let busy = occupy(fleet, holder_idx, &holder, seed).await?;
-    let (held, computed) = (chat(1, 3), chat(4, 5));
+    let (with_prefix, without_prefix) = (chat(1, 3), chat(4, 5));
     // The order alternates, so that neither is always the first on an idle worker.
-    let (held, computed) = if round.is_multiple_of(2) {
-        let held = router.ask_exactly(&held, shape.answer_tokens).await?;
-        (held, idle.ask_exactly(&computed, shape.answer_tokens).await?)
+    let (with_prefix, without_prefix) = if round.is_multiple_of(2) {
+        let with_prefix = router.ask_exactly(&with_prefix, shape.answer_tokens).await?;
+        (with_prefix, idle.ask_exactly(&without_prefix, shape.answer_tokens).await?)
     } else {
-        let computed = idle.ask_exactly(&computed, shape.answer_tokens).await?;
-        (router.ask_exactly(&held, shape.answer_tokens).await?, computed)
+        let without_prefix = idle.ask_exactly(&without_prefix, shape.answer_tokens).await?;
+        (router.ask_exactly(&with_prefix, shape.answer_tokens).await?, without_prefix)
     };
     drop(busy);
-    Ok((holder, held, computed))
+    Ok((holder, with_prefix, without_prefix))
 }
 
 /// Starts a long answer in each slot of a worker and waits until the router reports all slots as busy. The answers end
@@ -103,8 +103,8 @@ async fn occupy(
     }
     let all_busy = async {
         while slots(&http, fleet, worker).await?.0 < n_slots {
-            if let Some(ended) = tasks.try_join_next() {
-                ended??;
+            if let Some(task_result) = tasks.try_join_next() {
+                task_result??;
             }
             tokio::time::sleep(BUSY_POLL).await;
         }
@@ -120,7 +120,8 @@ async fn occupy(
 async fn slots(http: &reqwest::Client, fleet: &Fleet, worker: &str) -> anyhow::Result<(usize, usize)> {
     let view = fleet.router.fleet_state(http).await?;
     let mut workers = view["workers"].as_array().into_iter().flatten();
-    let found = workers.find(|found| found["name"] == worker).context("the router does not know it")?;
-    let n_busy = found["load"]["busy_slots"].as_array().map_or(0, Vec::len);
-    Ok((n_busy, usize::try_from(found["model"]["n_slots"].as_u64().context("a number of slots")?)?))
+    let worker_view =
+        workers.find(|worker_view| worker_view["name"] == worker).context("the router does not know it")?;
+    let n_busy = worker_view["load"]["busy_slots"].as_array().map_or(0, Vec::len);
+    Ok((n_busy, usize::try_from(worker_view["model"]["n_slots"].as_u64().context("a number of slots")?)?))
 }

@@ -94,9 +94,9 @@ pub fn measure<S: Subject>(name: &str, size: Size, new: impl FnOnce() -> S) -> a
     let mut fleet = Fleet::random(size.n_workers, size.blocks_per_worker, size.seed);
     let (n_blocks, n_claims) = (fleet.n_blocks(), fleet.n_claims());
     let mut subject = new();
-    let stored = std::mem::take(&mut fleet.stored);
-    let n_stored: usize = stored.iter().map(|stretch| stretch.to - stretch.from).sum();
-    let stored_s = store(&mut subject, &fleet, &stored).as_secs_f64();
+    let stretches = std::mem::take(&mut fleet.stored);
+    let n_stored: usize = stretches.iter().map(|stretch| stretch.to - stretch.from).sum();
+    let stored_s = store(&mut subject, &fleet, &stretches).as_secs_f64();
     let n_checks = N_CHECKED_MAX.min(size.n_lookups).min(CHECKED_WORK_MAX / size.n_workers as usize) / 2;
     check(&subject, &mut fleet, n_checks)?;
     let times = time_lookups(&subject, &mut fleet, size.n_lookups);
@@ -107,8 +107,11 @@ pub fn measure<S: Subject>(name: &str, size: Size, new: impl FnOnce() -> S) -> a
     let n_removed: usize = removals.iter().map(|stretch| stretch.to - stretch.from).sum();
     let removed_s = remove(&mut subject, &fleet, &removals).as_secs_f64();
     for chain in fleet.chains.iter().take(n_checks) {
-        let left = S::read(subject.look_up(subject.ask(chain)));
-        anyhow::ensure!(left.is_empty(), "{name}: {left:?} are left behind after all was removed");
+        let remaining_matches = S::read(subject.look_up(subject.ask(chain)));
+        anyhow::ensure!(
+            remaining_matches.is_empty(),
+            "{name}: {remaining_matches:?} are left behind after all was removed"
+        );
     }
     Ok(Row {
         index: name.to_owned(),
@@ -125,9 +128,9 @@ pub fn measure<S: Subject>(name: &str, size: Size, new: impl FnOnce() -> S) -> a
     })
 }
 
-fn store<S: Subject>(subject: &mut S, fleet: &Fleet, stored: &[Stretch]) -> Duration {
-    let mut spent = Duration::ZERO;
-    for &stretch in stored {
+fn store<S: Subject>(subject: &mut S, fleet: &Fleet, stretches: &[Stretch]) -> Duration {
+    let mut time_spent = Duration::ZERO;
+    for &stretch in stretches {
         let chain = &fleet.chains[stretch.chain];
         if stretch.from > fleet.system_blocks[stretch.chain] {
             subject.routed(&chain[..stretch.from]);
@@ -135,9 +138,9 @@ fn store<S: Subject>(subject: &mut S, fleet: &Fleet, stored: &[Stretch]) -> Dura
         let change = stored_change(subject, chain, stretch);
         let start = Instant::now();
         subject.apply(change);
-        spent += start.elapsed();
+        time_spent += start.elapsed();
     }
-    spent
+    time_spent
 }
 
 fn stored_change<S: Subject>(subject: &S, chain: &[u64], stretch: Stretch) -> S::Change {
@@ -146,20 +149,20 @@ fn stored_change<S: Subject>(subject: &S, chain: &[u64], stretch: Stretch) -> S:
 }
 
 fn remove<S: Subject>(subject: &mut S, fleet: &Fleet, removals: &[Stretch]) -> Duration {
-    let mut spent = Duration::ZERO;
+    let mut time_spent = Duration::ZERO;
     for &stretch in removals {
         let change = subject.removed(stretch, &fleet.chains[stretch.chain][stretch.from..stretch.to]);
         let start = Instant::now();
         subject.apply(change);
-        spent += start.elapsed();
+        time_spent += start.elapsed();
     }
-    spent
+    time_spent
 }
 
 /// Replaces the views of the first `n` workers; returns the number of blocks of the new views, and the time.
 fn replace<S: Subject>(subject: &mut S, fleet: &mut Fleet, n: u32) -> (usize, Duration) {
     let mut n_blocks = 0;
-    let mut spent = Duration::ZERO;
+    let mut time_spent = Duration::ZERO;
     for worker in 0..n {
         let view = fleet.replace(worker);
         n_blocks += view.iter().map(|stretch| stretch.to - stretch.from).sum::<usize>();
@@ -167,18 +170,18 @@ fn replace<S: Subject>(subject: &mut S, fleet: &mut Fleet, n: u32) -> (usize, Du
         let changes = view.iter().map(change).collect();
         let start = Instant::now();
         subject.replace(worker, changes);
-        spent += start.elapsed();
+        time_spent += start.elapsed();
     }
-    (n_blocks, spent)
+    (n_blocks, time_spent)
 }
 
 fn check<S: Subject>(subject: &S, fleet: &mut Fleet, n: usize) -> anyhow::Result<()> {
     for _ in 0..n {
-        let asked = fleet.ask();
-        let mut found = S::read(subject.look_up(subject.ask(&asked)));
-        found.sort_unstable_by_key(|&(blocks, worker)| (std::cmp::Reverse(blocks), worker));
-        let expected = fleet.expected(&asked);
-        anyhow::ensure!(found == expected, "the index says {found:?}, brute force says {expected:?}");
+        let chain = fleet.ask();
+        let mut matches = S::read(subject.look_up(subject.ask(&chain)));
+        matches.sort_unstable_by_key(|&(blocks, worker)| (std::cmp::Reverse(blocks), worker));
+        let expected = fleet.expected(&chain);
+        anyhow::ensure!(matches == expected, "the index says {matches:?}, brute force says {expected:?}");
     }
     Ok(())
 }

@@ -93,7 +93,7 @@ impl Subject for Ours {
     }
 
     fn read(answer: Vec<Match>) -> Vec<(u32, u32)> {
-        answer.iter().map(|found| (found.blocks, found.worker.0)).collect()
+        answer.iter().map(|prefix_match| (prefix_match.blocks, prefix_match.worker.0)).collect()
     }
 
     fn bytes(&self) -> usize {

@@ -43,17 +43,17 @@ pub struct ResyncReport {
 /// Measures views of `n_blocks` blocks of one worker; the prompts that are looked up are held by another one.
 pub fn measure(n_blocks: usize, seed: u64) -> ResyncReport {
     let mut writer = IndexWriter::new(IndexOptions { bytes_max: INDEX_BYTES_MAX, seed });
-    let asked: Vec<Vec<BlockKey>> = view(8 * RUN_BLOCKS, u64::MAX).into_iter().map(|run| run.keys).collect();
+    let chains: Vec<Vec<BlockKey>> = view(8 * RUN_BLOCKS, u64::MAX).into_iter().map(|run| run.keys).collect();
     writer.replace_worker(WorkerIdx(1), view(8 * RUN_BLOCKS, u64::MAX));
     let first = view(n_blocks, 0);
     writer.replace_worker(WorkerIdx(0), first.clone());
     let index = writer.reader();
-    let quiet = look_up(&index, &asked, || 100_000);
+    let quiet = look_up(&index, &chains, || 100_000);
     let done = AtomicBool::new(false);
     let (mut same_ms, mut other_ms) = (0.0, 0.0f64);
     let busy = std::thread::scope(|scope| {
         let reader =
-            scope.spawn(|| look_up(&index, &asked, || if done.load(Ordering::Relaxed) { 0 } else { u64::MAX }));
+            scope.spawn(|| look_up(&index, &chains, || if done.load(Ordering::Relaxed) { 0 } else { u64::MAX }));
         same_ms = replace(&mut writer, first);
         for number in 1..N_REPLACED {
             other_ms = other_ms.max(replace(&mut writer, view(n_blocks, number)));
@@ -85,14 +85,14 @@ fn view(n_blocks: usize, number: u64) -> Vec<Run> {
 }
 
 /// Times lookups until `n` of them have been made.
-fn look_up(index: &PrefixIndex, asked: &[Vec<BlockKey>], n: impl Fn() -> u64) -> Histogram<u64> {
+fn look_up(index: &PrefixIndex, chains: &[Vec<BlockKey>], n: impl Fn() -> u64) -> Histogram<u64> {
     let mut times = Histogram::<u64>::new_with_bounds(1, 1_000_000_000, 3).expect("the bounds are valid");
-    for asked in asked.iter().cycle() {
+    for chain in chains.iter().cycle() {
         if times.len() >= n() {
             break;
         }
         let start = Instant::now();
-        std::hint::black_box(index.matches(std::hint::black_box(asked)));
+        std::hint::black_box(index.matches(std::hint::black_box(chain)));
         times.saturating_record(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
     }
     times

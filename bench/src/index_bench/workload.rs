@@ -107,16 +107,16 @@ impl Fleet {
         chain.extend(self.keys(n_own));
         self.chains.push(chain);
         self.system_blocks.push(system.len());
-        let opened = Stretch { worker, slot, chain: self.chains.len() - 1, from: 0, to: system.len() };
-        self.store(opened);
-        opened
+        let stretch = Stretch { worker, slot, chain: self.chains.len() - 1, from: 0, to: system.len() };
+        self.store(stretch);
+        stretch
     }
 
     /// Stores a prefix of a conversation at another worker.
     fn share(&mut self, of: Stretch) {
         let worker = self.below(self.sets.len()) as u32;
         let (system, len) = (self.system_blocks[of.chain], self.chains[of.chain].len());
-        if worker != of.worker && !self.held[worker as usize].iter().any(|held| held.chain == of.chain) {
+        if worker != of.worker && !self.held[worker as usize].iter().any(|stretch| stretch.chain == of.chain) {
             let to = system + 1 + self.below(len - system);
             self.store(Stretch { worker, from: 0, to: system, ..of });
             self.store(Stretch { worker, from: system, to, ..of });
@@ -132,20 +132,20 @@ impl Fleet {
         set.extend(&chain[stretch.from..stretch.to]);
         self.stored.push(stretch);
         let system = self.system_blocks[stretch.chain];
-        let held = &mut self.held[stretch.worker as usize];
+        let stretches = &mut self.held[stretch.worker as usize];
         if stretch.from >= system {
-            match held.iter_mut().rev().find(|held| held.chain == stretch.chain) {
-                Some(held) => held.to = stretch.to,
-                None => held.push(stretch),
+            match stretches.iter_mut().rev().find(|other| other.chain == stretch.chain) {
+                Some(other) => other.to = stretch.to,
+                None => stretches.push(stretch),
             }
         }
     }
 
     /// Replaces every second conversation of a worker by another one; returns all that it then holds, chain by chain.
     pub fn replace(&mut self, worker: u32) -> Vec<Stretch> {
-        let mut held = std::mem::take(&mut self.held[worker as usize]);
+        let mut stretches = std::mem::take(&mut self.held[worker as usize]);
         let mut set = HashSet::new();
-        for stretch in held.iter_mut().step_by(2) {
+        for stretch in stretches.iter_mut().step_by(2) {
             let mut chain = self.chains[stretch.chain][..stretch.from].to_vec();
             chain.extend(self.keys(stretch.to - stretch.from));
             self.system_blocks.push(stretch.from);
@@ -153,7 +153,7 @@ impl Fleet {
             stretch.chain = self.chains.len() - 1;
         }
         let mut view = Vec::new();
-        for &stretch in &held {
+        for &stretch in &stretches {
             let chain = &self.chains[stretch.chain];
             if !set.contains(&chain[stretch.from - 1]) {
                 view.push(Stretch { from: 0, to: stretch.from, ..stretch });
@@ -161,7 +161,7 @@ impl Fleet {
             view.push(stretch);
             set.extend(&chain[..stretch.to]);
         }
-        self.held[worker as usize] = held;
+        self.held[worker as usize] = stretches;
         self.sets[worker as usize] = set;
         view
     }
@@ -169,24 +169,24 @@ impl Fleet {
     /// Returns the removals that empty the fleet: leaves before their parents within a worker, with the workers
     /// interleaved at random.
     pub fn removals(&mut self) -> Vec<Stretch> {
-        let mut left: Vec<VecDeque<Stretch>> =
+        let mut removals_left: Vec<VecDeque<Stretch>> =
             self.held.iter().zip(&self.sets).map(|(held, set)| self.removals_of(held, set)).collect();
         let mut removals = Vec::new();
-        while !left.is_empty() {
-            let at = self.below(left.len());
-            match left[at].pop_front() {
+        while !removals_left.is_empty() {
+            let at = self.below(removals_left.len());
+            match removals_left[at].pop_front() {
                 Some(stretch) => removals.push(stretch),
-                None => drop(left.swap_remove(at)),
+                None => drop(removals_left.swap_remove(at)),
             }
         }
         removals
     }
 
-    /// Returns the removals that empty one worker, which holds the conversations `held` and the keys `set`.
-    fn removals_of(&self, held: &[Stretch], set: &HashSet<u64>) -> VecDeque<Stretch> {
+    /// Returns the removals that empty one worker, which holds the conversations `stretches` and the keys `set`.
+    fn removals_of(&self, stretches: &[Stretch], set: &HashSet<u64>) -> VecDeque<Stretch> {
         let mut systems: HashSet<u64> = HashSet::new();
         let (mut removals, mut last) = (VecDeque::new(), Vec::new());
-        for &stretch in held {
+        for &stretch in stretches {
             removals.extend(pieces(stretch));
             let system = Stretch { from: 0, to: stretch.from, ..stretch };
             if systems.insert(self.chains[stretch.chain][0]) {
@@ -216,22 +216,22 @@ impl Fleet {
     /// new prompt.
     pub fn ask(&mut self) -> Vec<u64> {
         let chain = self.below(self.chains.len());
-        let kept = match self.below(20) {
+        let n_kept = match self.below(20) {
             0 => 0,
             1..6 => self.system_blocks[chain],
             _ => self.chains[chain].len(),
         };
-        let mut asked = self.chains[chain][..kept].to_vec();
+        let mut prompt = self.chains[chain][..n_kept].to_vec();
         let n_new = self.between(TURN_BLOCKS);
-        asked.extend(self.keys(n_new));
-        asked
+        prompt.extend(self.keys(n_new));
+        prompt
     }
 
     /// Returns the result of brute force: how many leading blocks each worker holds, the most first, then by worker.
-    pub fn expected(&self, asked: &[u64]) -> Vec<(u32, u32)> {
+    pub fn expected(&self, prompt: &[u64]) -> Vec<(u32, u32)> {
         let mut expected: Vec<(u32, u32)> = (0..)
             .zip(&self.sets)
-            .map(|(worker, set)| (asked.iter().take_while(|key| set.contains(key)).count() as u32, worker))
+            .map(|(worker, set)| (prompt.iter().take_while(|key| set.contains(key)).count() as u32, worker))
             .filter(|&(blocks, _)| blocks > 0)
             .collect();
         expected.sort_unstable_by_key(|&(blocks, worker)| (std::cmp::Reverse(blocks), worker));

@@ -35,7 +35,7 @@ pub struct Limits {
 ///
 /// Errors: a request panics; the running ones are aborted.
 pub async fn drive<P, A>(
-    planned: impl Iterator<Item = Planned<P>>,
+    planned_requests: impl Iterator<Item = Planned<P>>,
     limits: Limits,
     ask: impl Fn(P, Instant) -> A,
 ) -> anyhow::Result<()>
@@ -45,7 +45,7 @@ where
     let start = Instant::now();
     let places = Arc::new(Semaphore::new(limits.places));
     let mut running = JoinSet::new();
-    for Planned { at, prompt } in planned {
+    for Planned { at, prompt } in planned_requests {
         if let Some(at) = at {
             sleep_until(start + at.min(limits.duration)).await;
         }
@@ -60,12 +60,12 @@ where
             drop(place);
         });
         // Ended requests are removed here, so that their number does not grow.
-        while let Some(ended) = running.try_join_next() {
-            ended?;
+        while let Some(task_result) = running.try_join_next() {
+            task_result?;
         }
     }
-    while let Some(ended) = running.join_next().await {
-        ended?;
+    while let Some(task_result) = running.join_next().await {
+        task_result?;
     }
     Ok(())
 }

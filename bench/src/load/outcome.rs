@@ -120,9 +120,9 @@ impl Tally {
     }
 
     /// Adds a request that started `start_delay` after its intended start.
-    pub fn add(&mut self, start_delay: Duration, ended: Result<Answer, AskError>) {
+    pub fn add(&mut self, start_delay: Duration, outcome: Result<Answer, AskError>) {
         self.start_delay.add_ms(start_delay.as_secs_f64() * 1e3);
-        match ended {
+        match outcome {
             Ok(answer) => self.add_answer(&answer),
             Err(error) => {
                 let (kind, message) = (error.kind(), format!("{:#}", anyhow::Error::new(error)));

@@ -101,19 +101,19 @@ impl Requests {
     fn prompt(&self, nth: usize) -> Prompt {
         let (pass, request) = self.nth(nth);
         let pass_seed = mix(self.seed ^ mix(pass));
-        let scaled = |n_tokens: u32| (f64::from(n_tokens) * self.scale) as usize;
+        let scaled_tokens = |n_tokens: u32| (f64::from(n_tokens) * self.scale) as usize;
         let mut texts = Vec::with_capacity(request.ids().len());
         let mut begin = 0_u32;
         for id in request.ids() {
             let end = begin.saturating_add(self.trace.block_tokens).min(request.prompt_tokens);
-            let n_tokens = scaled(end) - scaled(begin);
+            let n_tokens = scaled_tokens(end) - scaled_tokens(begin);
             if n_tokens > 0 {
                 texts.push(self.corpus.tokens(mix(pass_seed ^ u64::from(*id)), n_tokens));
             }
             begin = end;
         }
         let text = if texts.is_empty() { self.corpus.tokens(pass_seed, 1) } else { texts.join(" ") };
-        Prompt { text, answer_tokens: scaled(request.answer_tokens).max(1) as u32 }
+        Prompt { text, answer_tokens: scaled_tokens(request.answer_tokens).max(1) as u32 }
     }
 }
 

@@ -188,9 +188,10 @@ fn number(value: f64) -> String {
 fn with_style(svg: &str, title: &str) -> String {
     let colours = [PAPER, INK, GRID].into_iter().chain(LINES);
     let rules: String = colours.map(|colour| colour.rule()).collect();
-    let escaped = title.replace('&', "&amp;").replace('<', "&lt;");
-    let style =
-        format!("<title>{escaped}</title>\n<style>\n@media (prefers-color-scheme: dark) {{\n{rules}}}\n</style>\n");
+    let escaped_title = title.replace('&', "&amp;").replace('<', "&lt;");
+    let style = format!(
+        "<title>{escaped_title}</title>\n<style>\n@media (prefers-color-scheme: dark) {{\n{rules}}}\n</style>\n"
+    );
     match svg.split_once(">\n") {
         Some((open, rest)) => format!("{open} role=\"img\">\n{style}{rest}"),
         None => svg.to_owned(),

@@ -87,9 +87,9 @@ fn warnings(old: &Results, new: &Results) -> Vec<String> {
         }
     }
     let peers = old.versions.iter().filter(|(name, _)| *name != "Warmpath");
-    let changed =
+    let changed_versions =
         peers.filter_map(|(name, old)| Some((name, old, new.versions.get(name)?))).filter(|(_, old, new)| old != new);
-    warnings.extend(changed.map(|(name, old, new)| format!("{name} was {old} and is {new}.")));
+    warnings.extend(changed_versions.map(|(name, old, new)| format!("{name} was {old} and is {new}.")));
     warnings
 }
 
@@ -123,8 +123,8 @@ impl Comparison {
                 Some(kind) => self.changes.push(FigureChange { part, kind, old: old.clone(), new: new.clone() }),
             }
         }
-        let added = new.iter().filter(|new| !old.iter().any(|old| old.is_same(new)));
-        self.added.extend(added.map(|new| name(part, new)));
+        let added_figures = new.iter().filter(|new| !old.iter().any(|old| old.is_same(new)));
+        self.added.extend(added_figures.map(|new| name(part, new)));
     }
 
     /// Returns the comparison as Markdown, without a heading.

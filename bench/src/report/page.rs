@@ -80,9 +80,11 @@ fn command(line: &str) -> String {
     lines
 }
 
-fn skipped(skipped: &[Skipped]) -> String {
-    let line = |skipped: &Skipped| wrapped(&format!("- {}: {}", skipped.what, skipped.reason.replace('\n', " ")));
-    format!("## Not measured\n\n{}", skipped.iter().map(line).collect::<Vec<_>>().join("\n"))
+fn skipped(skipped_parts: &[Skipped]) -> String {
+    let line = |skipped_part: &Skipped| {
+        wrapped(&format!("- {}: {}", skipped_part.what, skipped_part.reason.replace('\n', " ")))
+    };
+    format!("## Not measured\n\n{}", skipped_parts.iter().map(line).collect::<Vec<_>>().join("\n"))
 }
 
 #[cfg(test)]

@@ -93,10 +93,10 @@ impl Plan {
 
     /// Returns the results of a part before anything is measured.
     pub fn empty_results(&self, part: Part) -> PartResults {
-        let shown = |args: Vec<String>| format!("warmpath-bench {}", args.join(" "));
+        let command_line = |args: Vec<String>| format!("warmpath-bench {}", args.join(" "));
         PartResults {
             part,
-            commands: self.commands(part).into_iter().map(shown).collect(),
+            commands: self.commands(part).into_iter().map(command_line).collect(),
             n_rounds: part.n_rounds(self.pace),
             has_seeds: part.takes_a_seed(),
             figures: Figures::default(),
@@ -107,7 +107,7 @@ impl Plan {
     /// Returns the commands of one round of a part, without seeds.
     fn commands(&self, part: Part) -> Vec<Vec<String>> {
         let is_quick = self.pace == Pace::Quick;
-        let choose = |full: &'static str, quick: &'static str| if is_quick { quick } else { full };
+        let choose = |in_full: &'static str, quick: &'static str| if is_quick { quick } else { in_full };
         let words = |text: String| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         let available = &self.available;
         let against_llama = if available.has_llama_server { "--against llama-server" } else { "" };

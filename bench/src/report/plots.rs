@@ -80,7 +80,7 @@ fn plot(part: Part, what: &str, title: &str, x: Axis, y: Axis, series: Vec<Serie
 fn ttft(part: &PartResults) -> Plot {
     let (x, y) = (axis("TTFT, ms", Scale::Log), axis("answers, %", Scale::Linear));
     let series = by_fleet(part, |answers| {
-        let mut ttft_ms: Vec<f64> = answers.iter().map(|answered| answered.ttft_ms).collect();
+        let mut ttft_ms: Vec<f64> = answers.iter().map(|answer| answer.ttft_ms).collect();
         distribution(&mut ttft_ms)
     });
     plot(part.part, "ttft", "TTFT of each fleet", x, y, series)
@@ -89,7 +89,7 @@ fn ttft(part: &PartResults) -> Plot {
 fn hits_over_time(part: &PartResults) -> Plot {
     let (x, y) =
         (axis("time since the start of the load, s", Scale::Linear), axis("prefix hit ratio, %", Scale::Linear));
-    let end_s = part.figures.answers.iter().map(|answered| answered.at_s).fold(0.0, f64::max);
+    let end_s = part.figures.answers.iter().map(|answer| answer.at_s).fold(0.0, f64::max);
     let series = by_fleet(part, |answers| ratio_over_time(answers, end_s));
     plot(part.part, "hit-ratio", "Prefix hit ratio of each fleet over time", x, y, series)
 }
@@ -113,13 +113,13 @@ fn ttft_by_routers(part: &PartResults) -> Plot {
 /// Returns a line for each fleet, in the order of the table.
 fn by_fleet(part: &PartResults, points: impl Fn(&[&Answered]) -> Vec<Point>) -> Vec<Series> {
     let mut fleets: Vec<&str> = Vec::new();
-    for answered in &part.figures.answers {
-        if !fleets.contains(&answered.fleet.as_str()) {
-            fleets.push(&answered.fleet);
+    for answer in &part.figures.answers {
+        if !fleets.contains(&answer.fleet.as_str()) {
+            fleets.push(&answer.fleet);
         }
     }
     let line = |fleet: &str| {
-        let answers: Vec<&Answered> = part.figures.answers.iter().filter(|answered| answered.fleet == fleet).collect();
+        let answers: Vec<&Answered> = part.figures.answers.iter().filter(|answer| answer.fleet == fleet).collect();
         Series { name: fleet.to_owned(), points: points(&answers) }
     };
     fleets.into_iter().map(line).collect()
@@ -151,10 +151,11 @@ fn distribution(values: &mut [f64]) -> Vec<Point> {
 fn ratio_over_time(answers: &[&Answered], end_s: f64) -> Vec<Point> {
     let bin_s = end_s / TIME_BINS as f64;
     let ratio = |bin: usize| {
-        let is_in = |answered: &&&Answered| ((answered.at_s / bin_s).ceil() as usize).clamp(1, TIME_BINS) == bin + 1;
-        let sums = answers.iter().filter(is_in).fold((0, 0), |(prompt, cached), answered| {
-            (prompt + answered.prompt_tokens, cached + answered.cached_tokens)
-        });
+        let is_in = |answer: &&&Answered| ((answer.at_s / bin_s).ceil() as usize).clamp(1, TIME_BINS) == bin + 1;
+        let sums = answers
+            .iter()
+            .filter(is_in)
+            .fold((0, 0), |(prompt, cached), answer| (prompt + answer.prompt_tokens, cached + answer.cached_tokens));
         (sums.0 > 0).then(|| ((bin as f64 + 0.5) * bin_s, sums.1 as f64 / sums.0 as f64 * 100.0))
     };
     (0..TIME_BINS).filter_map(ratio).collect()

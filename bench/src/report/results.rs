@@ -116,7 +116,7 @@ impl Results {
     /// Returns whether this is a full report without failures: each part that it has by default was measured, or left
     /// out for lack of a peer.
     pub fn is_whole(&self) -> bool {
-        let is_skipped = |part: Part| self.skipped.iter().any(|skipped| skipped.what == part.title());
+        let is_skipped = |part: Part| self.skipped.iter().any(|skipped_part| skipped_part.what == part.title());
         self.pace == Pace::Full
             && Part::DEFAULT.iter().all(|&part| self.part(part).is_some() || is_skipped(part))
             && self.parts.iter().all(|part| part.failures.is_empty())

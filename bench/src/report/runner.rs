@@ -57,7 +57,7 @@ impl Interrupts {
 ///
 /// Errors: it was interrupted, and all its processes have ended; the log cannot be written. A command that cannot be
 /// started, fails or takes too long is no error.
-pub async fn run(mut command: Command, log: &Path, interrupted: impl Future<Output = ()>) -> anyhow::Result<Run> {
+pub async fn run(mut command: Command, log: &Path, interrupt: impl Future<Output = ()>) -> anyhow::Result<Run> {
     let output = File::create(log).with_context(|| format!("creating {}", log.display()))?;
     command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).process_group(0).kill_on_drop(true);
     let mut child = match command.spawn() {
@@ -76,7 +76,7 @@ pub async fn run(mut command: Command, log: &Path, interrupted: impl Future<Outp
                 Ok(Run::Failed(format!("it took longer than {} minutes", TIMEOUT.as_secs() / 60)))
             }
         },
-        () = interrupted => {
+        () = interrupt => {
             end_group(&mut child).await?;
             bail!("interrupted")
         }
@@ -115,9 +115,9 @@ fn reason(log: &str, status: &str) -> String {
     let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let error = lines.iter().rposition(|line| line.starts_with("Error: "));
     let from = error.unwrap_or(lines.len().saturating_sub(1));
-    let kept: Vec<&str> =
+    let reason_lines: Vec<&str> =
         lines[from..].iter().take(REASON_LINES_MAX).map(|line| line.trim_start_matches("Error: ")).collect();
-    if kept.is_empty() { status.to_owned() } else { kept.join(" ") }
+    if reason_lines.is_empty() { status.to_owned() } else { reason_lines.join(" ") }
 }
 
 #[cfg(test)]

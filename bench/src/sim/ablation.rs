@@ -51,8 +51,8 @@ fn pick<'c, 'a>(term: Term, candidates: &'c [Candidate<'a>], turn: TieBreak) -> 
         return candidates.iter().min_by(|a, b| a.cost.total_ms().total_cmp(&b.cost.total_ms()));
     }
     let without: Vec<Candidate<'a>> = candidates.iter().map(|candidate| ablate(*candidate, term)).collect();
-    let chosen = choose_by(Policy::PredictedTtft, &without, turn)?.worker.idx;
-    candidates.iter().find(|candidate| candidate.worker.idx == chosen)
+    let worker = choose_by(Policy::PredictedTtft, &without, turn)?.worker.idx;
+    candidates.iter().find(|candidate| candidate.worker.idx == worker)
 }
 
 fn ablate(mut candidate: Candidate<'_>, term: Term) -> Candidate<'_> {

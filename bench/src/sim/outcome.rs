@@ -78,11 +78,11 @@ const DISTURBANCE: Duration = Duration::from_secs(60);
 fn follow_ups(trace: &Trace, scene: &Scene, history: &History) -> Option<[FollowUps; 3]> {
     let (first, last) = (scene.changes.first()?.at, scene.changes.last()?.at + DISTURBANCE);
     let mut sums = [(0_usize, 0_u64, 0_u64); 3];
-    for (request, served) in trace.requests.iter().zip(&history.served) {
+    for (request, response) in trace.requests.iter().zip(&history.served) {
         let Some(previous_blocks) = request.previous_blocks else { continue };
         let at = Duration::from_secs_f64(request.at_s);
         let (n_requests, n_hit, n_blocks) = &mut sums[usize::from(at >= first) + usize::from(at > last)];
-        let cached_tokens = served.map_or(0, |served| served.cached_tokens);
+        let cached_tokens = response.map_or(0, |response| response.cached_tokens);
         *n_requests += 1;
         *n_hit += u64::from(previous_blocks.min(cached_tokens / trace.block_tokens));
         *n_blocks += u64::from(previous_blocks);
@@ -96,33 +96,33 @@ fn follow_ups(trace: &Trace, scene: &Scene, history: &History) -> Option<[Follow
 
 /// Returns the outcome of a run.
 pub fn outcome(trace: &Trace, scene: &Scene, history: &History, lru: LruHits, ttft_limit: Duration) -> Outcome {
-    let served: Vec<Served> = history.served.iter().flatten().copied().collect();
+    let responses: Vec<Served> = history.served.iter().flatten().copied().collect();
     let n_blocks: usize = trace.requests.iter().map(|request| request.ids().len()).sum();
-    let cached_tokens: u64 = served.iter().map(|served| u64::from(served.cached_tokens)).sum();
+    let cached_tokens: u64 = responses.iter().map(|response| u64::from(response.cached_tokens)).sum();
     let hit_blocks = cached_tokens / u64::from(trace.block_tokens);
     let mut work_s = vec![0.0; scene.workers.len()];
     let mut computed_tokens = 0;
-    for (request, served) in trace.requests.iter().zip(&history.served) {
-        let Some(served) = served else { continue };
-        let tokens = request.prompt_tokens - served.cached_tokens;
+    for (request, maybe_response) in trace.requests.iter().zip(&history.served) {
+        let Some(response) = maybe_response else { continue };
+        let tokens = request.prompt_tokens - response.cached_tokens;
         computed_tokens += u64::from(tokens);
-        work_s[served.worker] += f64::from(tokens) / scene.workers[served.worker].prefill_tokens_per_s;
+        work_s[response.worker] += f64::from(tokens) / scene.workers[response.worker].prefill_tokens_per_s;
     }
-    let mut ttft_ms: Vec<f64> = served.iter().map(|served| served.ttft.as_secs_f64() * 1e3).collect();
+    let mut ttft_ms: Vec<f64> = responses.iter().map(|response| response.ttft.as_secs_f64() * 1e3).collect();
     ttft_ms.sort_unstable_by(f64::total_cmp);
-    let n_within = served.iter().filter(|served| served.ttft <= ttft_limit).count();
-    let n_wrong = served.iter().filter(|served| served.cached_tokens != served.predicted_tokens).count();
+    let n_within = responses.iter().filter(|response| response.ttft <= ttft_limit).count();
+    let n_wrong = responses.iter().filter(|response| response.cached_tokens != response.predicted_tokens).count();
     let bursts = siblings::workers_per_burst(trace, history);
     let n_within_two = bursts.iter().filter(|n_workers| **n_workers <= 2).count();
     let mean_work_s = work_s.iter().sum::<f64>() / work_s.len() as f64;
     Outcome {
         policy: scene.policy.to_string(),
         n_requests: trace.requests.len(),
-        n_answered: served.len(),
+        n_answered: responses.len(),
         block_hit_ratio: hit_blocks as f64 / n_blocks as f64,
         token_hit_ratio: cached_tokens as f64 / trace.prompt_tokens() as f64,
         lru_share: ratio(hit_blocks as f64, lru.n_blocks as f64),
-        fetched_ratio: served.iter().map(|served| f64::from(served.fetched_tokens)).sum::<f64>()
+        fetched_ratio: responses.iter().map(|response| f64::from(response.fetched_tokens)).sum::<f64>()
             / trace.prompt_tokens() as f64,
         computed_tokens,
         ttft_ms_mean: ttft_ms.iter().sum::<f64>() / ttft_ms.len().max(1) as f64,
@@ -132,8 +132,8 @@ pub fn outcome(trace: &Trace, scene: &Scene, history: &History, lru: LruHits, tt
         utilisation: ratio(mean_work_s, history.ended.as_secs_f64()),
         goodput_per_s: ratio(n_within as f64, history.ended.as_secs_f64()),
         within_limit: ratio(n_within as f64, trace.requests.len() as f64),
-        mispredicted: ratio(n_wrong as f64, served.len() as f64),
-        n_retries: served.iter().map(|served| served.n_retries).sum(),
+        mispredicted: ratio(n_wrong as f64, responses.len() as f64),
+        n_retries: responses.iter().map(|response| response.n_retries).sum(),
         n_cut_off: history.n_cut_off,
         follow_ups: follow_ups(trace, scene, history),
         workers_per_burst_max: bursts.iter().copied().max(),
@@ -234,12 +234,12 @@ fn seconds(ms: f64) -> String {
     format!("{:.2}", ms / 1e3)
 }
 
-fn ratio(part: f64, whole: f64) -> f64 {
-    if whole > 0.0 { part / whole } else { 0.0 }
+fn ratio(part: f64, total: f64) -> f64 {
+    if total > 0.0 { part / total } else { 0.0 }
 }
 
 /// Returns the smallest value that at least a share `q` of the sorted values does not exceed.
-fn quantile(sorted: &[f64], q: f64) -> f64 {
-    let rank = (q * sorted.len() as f64).ceil() as usize;
-    sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
+fn quantile(sorted_values: &[f64], q: f64) -> f64 {
+    let rank = (q * sorted_values.len() as f64).ceil() as usize;
+    sorted_values.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
 }

@@ -48,8 +48,8 @@ impl Policy {
 
     /// Returns our policy as a whole, and without each of its terms.
     pub fn ablated() -> Vec<Self> {
-        let whole = Self::Offered(Offered::PredictedTtft);
-        std::iter::once(whole).chain(Term::value_variants().iter().copied().map(Self::Without)).collect()
+        let complete_policy = Self::Offered(Offered::PredictedTtft);
+        std::iter::once(complete_policy).chain(Term::value_variants().iter().copied().map(Self::Without)).collect()
     }
 
     fn known() -> impl Iterator<Item = Self> {
@@ -72,9 +72,9 @@ impl FromStr for Policy {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let known = || Self::known().map(|policy| policy.to_string()).collect::<Vec<_>>().join(", ");
+        let known_names = || Self::known().map(|policy| policy.to_string()).collect::<Vec<_>>().join(", ");
         Self::known()
             .find(|policy| policy.to_string() == name)
-            .ok_or_else(|| format!("no policy is called `{name}`; the policies are {}", known()))
+            .ok_or_else(|| format!("no policy is called `{name}`; the policies are {}", known_names()))
     }
 }

@@ -149,46 +149,46 @@ impl Rival {
     }
 
     /// Chooses a worker; returns it with the number of tokens that are expected to be reused.
-    pub fn choose(&mut self, seen: &Seen<'_>) -> Option<(WorkerIdx, u32)> {
-        let there = |worker: &&WorkerView| worker.unavailable(seen.now).is_none() && !seen.tried.contains(&worker.idx);
-        let workers: Vec<&WorkerView> = seen.fleet.workers.iter().map(|worker| &**worker).filter(there).collect();
-        let assumed = Speeds::assumed(workers.iter().map(|worker| &worker.load.rates));
-        let extended = match seen.prompt {
+    pub fn choose(&mut self, view: &Seen<'_>) -> Option<(WorkerIdx, u32)> {
+        let there = |worker: &&WorkerView| worker.unavailable(view.now).is_none() && !view.tried.contains(&worker.idx);
+        let workers: Vec<&WorkerView> = view.fleet.workers.iter().map(|worker| &**worker).filter(there).collect();
+        let assumed_speeds = Speeds::assumed(workers.iter().map(|worker| &worker.load.rates));
+        let longer_matches = match view.prompt {
             PromptView::Known { keys, matches, .. } => self.pending.extend(keys, matches),
             PromptView::Estimated { .. } => None,
         };
-        let prompt = seen.prompt.with_matches(extended.as_deref());
-        let scored = workers.iter().map(|worker| {
+        let prompt = view.prompt.with_matches(longer_matches.as_deref());
+        let scores = workers.iter().map(|worker| {
             let block_size_tokens = worker.model.as_ref().map_or(1, |model| model.block_size_tokens);
-            let worker_load = self.worker_load(worker, assumed);
+            let worker_load = self.worker_load(worker, assumed_speeds);
             let mut candidate = Candidate::score(worker, prompt, block_size_tokens, worker_load);
             candidate.recent_tokens = self.recent_work.of(worker.idx, WorkSenders::Own);
             candidate
         });
-        let mut candidates: Vec<Candidate<'_>> = scored.collect();
+        let mut candidates: Vec<Candidate<'_>> = scores.collect();
         add_pressure(&mut candidates, self.reuse.ratio());
-        let chosen = *self.pick(seen, &candidates)?;
-        let n_held = chosen.found.map_or(0, |found| found.blocks);
-        let filling = self.pending.add(chosen.worker.idx, prompt.keys(), n_held);
-        self.book(&chosen, seen, filling);
-        Some((chosen.worker.idx, chosen.work.cached_tokens))
+        let best = *self.pick(view, &candidates)?;
+        let n_held = best.found.map_or(0, |prefix_match| prefix_match.blocks);
+        let filling = self.pending.add(best.worker.idx, prompt.keys(), n_held);
+        self.book(&best, view, filling);
+        Some((best.worker.idx, best.work.cached_tokens))
     }
 
     /// Records that a worker now counts a request in its load.
     pub fn accepted(&mut self, worker: WorkerIdx, id: &RequestId) {
         let account = &mut self.accounts[worker.0 as usize];
-        let Some(booked) = account.sent.get_mut(id).filter(|booked| booked.is_unreported) else { return };
-        booked.is_unreported = false;
+        let Some(booking) = account.sent.get_mut(id).filter(|booking| booking.is_unreported) else { return };
+        booking.is_unreported = false;
         account.unreported.n_requests -= 1;
-        account.unreported.prefill_tokens -= booked.prefill_tokens;
+        account.unreported.prefill_tokens -= booking.prefill_tokens;
     }
 
     /// Records that the prompt of a request has been computed.
     pub fn first_token(&mut self, worker: WorkerIdx, id: &RequestId) {
         let account = &mut self.accounts[worker.0 as usize];
-        let Some(booked) = account.sent.get_mut(id).filter(|booked| booked.is_prefilling) else { return };
-        booked.is_prefilling = false;
-        account.prefill_tokens -= booked.prefill_tokens;
+        let Some(booking) = account.sent.get_mut(id).filter(|booking| booking.is_prefilling) else { return };
+        booking.is_prefilling = false;
+        account.prefill_tokens -= booking.prefill_tokens;
     }
 
     /// Records that a request has left its worker.
@@ -196,37 +196,37 @@ impl Rival {
         self.accepted(worker, id);
         self.first_token(worker, id);
         let account = &mut self.accounts[worker.0 as usize];
-        if let Some(booked) = account.sent.remove(id) {
-            account.active.remove(&booked.active_ids);
-            self.pending.remove(booked.filling);
+        if let Some(booking) = account.sent.remove(id) {
+            account.active.remove(&booking.active_ids);
+            self.pending.remove(booking.filling);
         }
     }
 
-    fn worker_load<'a>(&self, worker: &'a WorkerView, assumed: Speeds) -> WorkerLoad<'a> {
+    fn worker_load<'a>(&self, worker: &'a WorkerView, assumed_speeds: Speeds) -> WorkerLoad<'a> {
         WorkerLoad {
             load: &worker.load,
             unreported: self.accounts[worker.idx.0 as usize].unreported,
             n_slots: self.n_slots,
-            speeds: Speeds::measured_or(&worker.load.rates, assumed),
+            speeds: Speeds::measured_or(&worker.load.rates, assumed_speeds),
         }
     }
 
-    fn book(&mut self, chosen: &Candidate<'_>, seen: &Seen<'_>, filling: PendingBlocks) {
-        let worker = chosen.worker.idx;
-        let prefill_tokens = u64::from(seen.request.prompt_tokens) - u64::from(chosen.work.cached_tokens);
-        self.reuse.count(u64::from(chosen.work.cached_tokens), prefill_tokens);
+    fn book(&mut self, candidate: &Candidate<'_>, view: &Seen<'_>, filling: PendingBlocks) {
+        let worker = candidate.worker.idx;
+        let prefill_tokens = u64::from(view.request.prompt_tokens) - u64::from(candidate.work.cached_tokens);
+        self.reuse.count(u64::from(candidate.work.cached_tokens), prefill_tokens);
         self.recent_work.give(worker, prefill_tokens);
         let active_ids =
-            if self.kind == Kind::DynamoCost { self.whole_blocks(seen.request).to_vec() } else { Vec::new() };
+            if self.kind == Kind::DynamoCost { self.whole_blocks(view.request).to_vec() } else { Vec::new() };
         let account = &mut self.accounts[worker.0 as usize];
         account.active.add(&active_ids);
-        let booked = Booked { filling, prefill_tokens, active_ids, is_unreported: true, is_prefilling: true };
-        account.sent.insert(seen.id.clone(), booked);
+        let booking = Booked { filling, prefill_tokens, active_ids, is_unreported: true, is_prefilling: true };
+        account.sent.insert(view.id.clone(), booking);
         account.unreported.n_requests += 1;
         account.unreported.prefill_tokens += prefill_tokens;
         account.prefill_tokens += prefill_tokens;
         if self.kind == Kind::Sticky {
-            self.homes.extend(seen.request.ids().iter().map(|id| (*id, worker)));
+            self.homes.extend(view.request.ids().iter().map(|id| (*id, worker)));
         }
     }
 
@@ -236,56 +236,56 @@ impl Rival {
 
     fn n_requests(&self, candidate: &Candidate<'_>) -> u64 {
         let load = &candidate.worker.load;
-        let unreported = self.accounts[candidate.worker.idx.0 as usize].unreported;
-        load.busy_slots.len() as u64 + u64::from(load.n_queued) + u64::from(unreported.n_requests)
+        let n_unreported = self.accounts[candidate.worker.idx.0 as usize].unreported;
+        load.busy_slots.len() as u64 + u64::from(load.n_queued) + u64::from(n_unreported.n_requests)
     }
 
     fn tokens_ahead(&self, candidate: &Candidate<'_>) -> f64 {
         let load = &candidate.worker.load;
-        let unreported = self.accounts[candidate.worker.idx.0 as usize].unreported;
-        (load.queued_prefill_tokens + load.running_prefill_tokens + unreported.prefill_tokens) as f64
+        let n_unreported = self.accounts[candidate.worker.idx.0 as usize].unreported;
+        (load.queued_prefill_tokens + load.running_prefill_tokens + n_unreported.prefill_tokens) as f64
     }
 
-    fn pick<'c, 'a>(&self, seen: &Seen<'_>, candidates: &'c [Candidate<'a>]) -> Option<&'c Candidate<'a>> {
-        let uncached = |c: &Candidate<'_>| c.work.uncached_tokens();
+    fn pick<'c, 'a>(&self, view: &Seen<'_>, candidates: &'c [Candidate<'a>]) -> Option<&'c Candidate<'a>> {
+        let uncached_tokens = |c: &Candidate<'_>| c.work.uncached_tokens();
         match self.kind {
-            Kind::BoundedHash => self.bounded(seen, candidates),
+            Kind::BoundedHash => self.bounded(view, candidates),
             Kind::Sticky => {
-                let mut known = seen.request.ids().iter().skip(COMMON_BLOCKS).rev();
-                let home = known.find_map(|id| self.homes.get(id));
+                let mut known_ids = view.request.ids().iter().skip(COMMON_BLOCKS).rev();
+                let home = known_ids.find_map(|id| self.homes.get(id));
                 let at_home = candidates.iter().find(|c| Some(&c.worker.idx) == home);
                 at_home.or_else(|| least(candidates, |c| self.tokens_ahead(c)))
             }
             Kind::EarliestFinish => {
                 let rate = |c: &Candidate<'_>| f64::from(c.worker.load.rates.prefill_tokens_per_s.unwrap_or(f32::MAX));
-                least(candidates, |c| (uncached(c) + self.tokens_ahead(c)) / rate(c))
+                least(candidates, |c| (uncached_tokens(c) + self.tokens_ahead(c)) / rate(c))
             }
-            Kind::TenthQueue => least(candidates, |c| uncached(c) + QUEUE_WEIGHT * self.tokens_ahead(c)),
+            Kind::TenthQueue => least(candidates, |c| uncached_tokens(c) + QUEUE_WEIGHT * self.tokens_ahead(c)),
             Kind::SglangSwitch => self.sglang(candidates),
             Kind::DynamoCost => least(candidates, |c| {
                 let account = &self.accounts[c.worker.idx.0 as usize];
-                let n_blocks = account.active.n_with(self.whole_blocks(seen.request));
-                let prefill = account.prefill_tokens as f64 + uncached(c);
+                let n_blocks = account.active.n_with(self.whole_blocks(view.request));
+                let prefill = account.prefill_tokens as f64 + uncached_tokens(c);
                 prefill / f64::from(self.block_tokens) + n_blocks as f64
             }),
             Kind::LlmdScorers => self.llmd(candidates),
         }
     }
 
-    fn bounded<'c, 'a>(&self, seen: &Seen<'_>, candidates: &'c [Candidate<'a>]) -> Option<&'c Candidate<'a>> {
+    fn bounded<'c, 'a>(&self, view: &Seen<'_>, candidates: &'c [Candidate<'a>]) -> Option<&'c Candidate<'a>> {
         let n_all: u64 = candidates.iter().map(|c| self.n_requests(c)).sum();
-        let bound = (BOUND * (n_all + 1) as f64 / candidates.len() as f64).ceil();
-        let family = seen.request.ids().iter().take(COMMON_BLOCKS + 1).fold(0, |hash, id| mix(hash ^ u64::from(*id)));
-        let within = candidates.iter().filter(|c| ((self.n_requests(c) + 1) as f64) <= bound);
+        let load_max = (BOUND * (n_all + 1) as f64 / candidates.len() as f64).ceil();
+        let family = view.request.ids().iter().take(COMMON_BLOCKS + 1).fold(0, |hash, id| mix(hash ^ u64::from(*id)));
+        let within = candidates.iter().filter(|c| ((self.n_requests(c) + 1) as f64) <= load_max);
         within.max_by_key(|c| mix(family ^ mix(u64::from(c.worker.idx.0))))
     }
 
     fn sglang<'c, 'a>(&self, candidates: &'c [Candidate<'a>]) -> Option<&'c Candidate<'a>> {
         let (threshold, difference, ratio) = SGLANG;
         let requests = |c: &Candidate<'_>| self.n_requests(c) as f64;
-        let most = candidates.iter().map(requests).fold(0.0, f64::max);
+        let maximum = candidates.iter().map(requests).fold(0.0, f64::max);
         let fewest = candidates.iter().map(requests).fold(f64::INFINITY, f64::min);
-        if most - fewest > difference && most > fewest * ratio {
+        if maximum - fewest > difference && maximum > fewest * ratio {
             return least(candidates, requests);
         }
         let longest = least(candidates, |c| -f64::from(c.work.cached_tokens))?;
@@ -294,18 +294,18 @@ impl Rival {
     }
 
     fn llmd<'c, 'a>(&self, candidates: &'c [Candidate<'a>]) -> Option<&'c Candidate<'a>> {
-        let queued = |c: &Candidate<'_>| self.n_requests(c) as f64;
-        let most = candidates.iter().map(queued).fold(0.0, f64::max);
-        let fewest = candidates.iter().map(queued).fold(f64::INFINITY, f64::min);
+        let queue_length = |c: &Candidate<'_>| self.n_requests(c) as f64;
+        let maximum = candidates.iter().map(queue_length).fold(0.0, f64::max);
+        let fewest = candidates.iter().map(queue_length).fold(f64::INFINITY, f64::min);
         let tokens_max = |c: &Candidate<'_>| {
             let blocks = c.worker.blocks.n_blocks as f64;
             blocks * f64::from(self.block_tokens) + c.worker.load.free_cells as f64
         };
         least(candidates, |c| {
             let prefix = f64::from(c.work.cached_tokens) / f64::from(c.work.prompt_tokens);
-            let queue = if most > fewest { (most - queued(c)) / (most - fewest) } else { 1.0 };
-            let free = c.worker.load.free_cells as f64 / tokens_max(c).max(1.0);
-            -(LLMD.0 * prefix + LLMD.1 * queue + LLMD.2 * free)
+            let queue = if maximum > fewest { (maximum - queue_length(c)) / (maximum - fewest) } else { 1.0 };
+            let free_share = c.worker.load.free_cells as f64 / tokens_max(c).max(1.0);
+            -(LLMD.0 * prefix + LLMD.1 * queue + LLMD.2 * free_share)
         })
     }
 }

@@ -120,15 +120,15 @@ impl Router {
         let fleet = FleetView { workers: (0..shape.n_workers).map(|idx| Arc::new(worker(idx))).collect() };
         let writer = IndexWriter::new(IndexOptions { bytes_max: INDEX_BYTES_MAX, seed });
         let index = writer.reader();
-        let own = |policy: Offered, rule| {
+        let own_books = |policy: Offered, rule| {
             let kv_bytes_per_ms = shape.network.map(|network| network.bytes_per_ms);
             let options = LedgerOptions { policy, kv_bytes_per_ms, ..LedgerOptions::default() };
             Books::Own { ledger: Box::new(Ledger::new(options)), rule }
         };
         let books = match policy {
-            Policy::Offered(policy) => own(policy, Rule::Offered),
-            Policy::Simple(policy) => own(Offered::default(), Rule::Simple(policy)),
-            Policy::Without(term) => own(Offered::default(), Rule::Without(term)),
+            Policy::Offered(policy) => own_books(policy, Rule::Offered),
+            Policy::Simple(policy) => own_books(Offered::default(), Rule::Simple(policy)),
+            Policy::Without(term) => own_books(Offered::default(), Rule::Without(term)),
             Policy::Rival(kind) => {
                 Books::Rival(Box::new(Rival::new(kind, shape.n_workers, shape.n_slots, shape.block_tokens)))
             }
@@ -157,14 +157,20 @@ impl Router {
         ledger.may_back_off(&self.fleet, &ask(id, self.start + now, &self.model, prompt))
     }
 
-    /// Chooses a worker for a request that has failed at `tried`; `None` if no worker is available.
-    pub fn choose(&mut self, request: &Request, id: &RequestId, tried: &[WorkerIdx], now: Duration) -> Option<Sent> {
+    /// Chooses a worker for a request that has failed at `failed_workers`; `None` if no worker is available.
+    pub fn choose(
+        &mut self,
+        request: &Request,
+        id: &RequestId,
+        failed_workers: &[WorkerIdx],
+        now: Duration,
+    ) -> Option<Sent> {
         let keys = request.reusable_keys(self.block_tokens);
         let matches = self.index.matches(keys);
         let prompt = PromptView::Known { n_tokens: request.prompt_tokens, keys, matches: &matches, media: &[] };
         match &mut self.books {
             Books::Own { ledger, rule } => {
-                let ask = RouteRequest { tried, ..ask(id, self.start + now, &self.model, prompt) };
+                let ask = RouteRequest { tried: failed_workers, ..ask(id, self.start + now, &self.model, prompt) };
                 let choice = match *rule {
                     Rule::Offered => ledger.choose(&self.fleet, &ask),
                     Rule::Without(term) => ablation::choose(term, ledger, &self.fleet, &ask),
@@ -175,7 +181,8 @@ impl Router {
                 Some(Sent { worker, cached_tokens, transfer, receipt: Receipt::Own(ticket) })
             }
             Books::Rival(rival) => {
-                let seen = Seen { fleet: &self.fleet, request, id, prompt, tried, now: self.start + now };
+                let seen =
+                    Seen { fleet: &self.fleet, request, id, prompt, tried: failed_workers, now: self.start + now };
                 let (worker, cached_tokens) = rival.choose(&seen)?;
                 Some(Sent { worker, cached_tokens, transfer: None, receipt: Receipt::Rival(worker) })
             }
@@ -226,8 +233,8 @@ impl Router {
     }
 
     /// Takes a worker's load, with the requests that it now counts.
-    pub fn apply_load(&mut self, worker: WorkerIdx, load: &Load, counted: &[Change], now: Duration) {
-        for change in counted {
+    pub fn apply_load(&mut self, worker: WorkerIdx, load: &Load, counted_requests: &[Change], now: Duration) {
+        for change in counted_requests {
             let Change::Accepted(id) = change else { continue };
             match &mut self.books {
                 Books::Own { ledger, .. } => ledger.accepted(worker, id, self.start + now),

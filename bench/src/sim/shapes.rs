@@ -154,8 +154,8 @@ impl Maker {
         loop {
             let n_whole = (n_tokens / BLOCK_TOKENS) as usize;
             let n_new = n_whole.saturating_sub(ids.len()) as u32;
-            let fresh = self.blocks(n_new);
-            ids.extend(fresh);
+            let new_ids = self.blocks(n_new);
+            ids.extend(new_ids);
             let mut hash_ids = ids.clone();
             if !n_tokens.is_multiple_of(BLOCK_TOKENS) {
                 hash_ids.extend(self.blocks(1));
@@ -175,10 +175,10 @@ impl Maker {
     /// Makes groups of prompts, each with 2,048 shared tokens and 128 of its own, at random times.
     fn groups(&mut self, n_requests: usize, group_size: usize) {
         for _ in 0..n_requests.div_ceil(group_size) {
-            let shared = self.blocks(2048 / BLOCK_TOKENS);
+            let prefix = self.blocks(2048 / BLOCK_TOKENS);
             for _ in 0..group_size {
-                let own = self.blocks(128 / BLOCK_TOKENS);
-                let hash_ids = [shared.clone(), own].concat();
+                let suffix = self.blocks(128 / BLOCK_TOKENS);
+                let hash_ids = [prefix.clone(), suffix].concat();
                 let timestamp = self.unit() * n_requests as f64 * 1e3;
                 self.lines.push(Line {
                     timestamp,
@@ -205,12 +205,12 @@ impl Maker {
         let total: f64 = weights.iter().sum();
         for n in 0..n_requests {
             let mut draw = self.unit() * total;
-            let chosen = weights.iter().position(|weight| {
+            let position = weights.iter().position(|weight| {
                 draw -= weight;
                 draw < 0.0
             });
             let question = self.blocks(2);
-            let hash_ids = [system.clone(), documents[chosen.unwrap_or(0)].clone(), question].concat();
+            let hash_ids = [system.clone(), documents[position.unwrap_or(0)].clone(), question].concat();
             let input_length = hash_ids.len() as u32 * BLOCK_TOKENS;
             let output_length = self.tokens(200.0);
             let timestamp = (n as f64 + self.unit()) * 1e3;

@@ -39,11 +39,11 @@ pub fn add(trace: &mut Trace, n_bursts: usize) -> anyhow::Result<()> {
     let duration_s = trace.duration_s();
     for burst in 0..n_bursts {
         let begins_s = duration_s * (burst as f64 + 0.5) / n_bursts as f64;
-        let shared = blocks(SHARED_TOKENS, trace.block_tokens);
+        let shared_ids = blocks(SHARED_TOKENS, trace.block_tokens);
         for idx in 0..SIBLINGS {
             let at_s = begins_s + BURST.mul_f64(idx as f64 / SIBLINGS as f64).as_secs_f64();
-            let hash_ids = [shared.clone(), blocks(OWN_TOKENS, trace.block_tokens)].concat();
-            let input_length = shared.len() as u32 * trace.block_tokens + OWN_TOKENS;
+            let hash_ids = [shared_ids.clone(), blocks(OWN_TOKENS, trace.block_tokens)].concat();
+            let input_length = shared_ids.len() as u32 * trace.block_tokens + OWN_TOKENS;
             let timestamp = at_s * 1e3;
             let line = Line { timestamp, input_length, output_length: ANSWER_TOKENS, hash_ids, previous_blocks: None };
             trace.requests.push(Request { burst: Some(burst), ..Request::new(line, trace.block_tokens)? });
@@ -55,11 +55,11 @@ pub fn add(trace: &mut Trace, n_bursts: usize) -> anyhow::Result<()> {
 
 /// Returns, for each burst, the number of workers that it was routed to.
 pub fn workers_per_burst(trace: &Trace, history: &History) -> Vec<usize> {
-    let mut landed: Vec<BTreeSet<usize>> = Vec::new();
+    let mut workers_of_each: Vec<BTreeSet<usize>> = Vec::new();
     for (request, served) in trace.requests.iter().zip(&history.served) {
         let (Some(burst), Some(served)) = (request.burst, served) else { continue };
-        landed.resize(landed.len().max(burst + 1), BTreeSet::new());
-        landed[burst].insert(served.worker);
+        workers_of_each.resize(workers_of_each.len().max(burst + 1), BTreeSet::new());
+        workers_of_each[burst].insert(served.worker);
     }
-    landed.iter().map(BTreeSet::len).collect()
+    workers_of_each.iter().map(BTreeSet::len).collect()
 }

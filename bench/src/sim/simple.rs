@@ -60,8 +60,8 @@ pub fn choose(
 fn of_longest_prefix<'c, 'a>(candidates: &'c [Candidate<'a>], ties: TieBreak) -> Option<&'c Candidate<'a>> {
     let longest = candidates.iter().map(|candidate| candidate.cached_blocks).max()?;
     let holders: Vec<_> = candidates.iter().filter(|candidate| candidate.cached_blocks == longest).copied().collect();
-    let chosen = choose_by(Policy::LeastLoaded, &holders, ties)?.worker.idx;
-    candidates.iter().find(|candidate| candidate.worker.idx == chosen)
+    let worker = choose_by(Policy::LeastLoaded, &holders, ties)?.worker.idx;
+    candidates.iter().find(|candidate| candidate.worker.idx == worker)
 }
 
 /// Returns the weight of a worker for a conversation. The largest wins, so a worker's loss moves only its own

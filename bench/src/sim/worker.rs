@@ -162,9 +162,9 @@ impl Worker {
 
     /// Ends the running step; returns the progress of its requests and the end of the next step.
     pub fn end_step(&mut self, now: Duration) -> (Vec<(u64, Progress)>, Option<Duration>) {
-        let ended = self.engine.end_step(now);
+        let updates = self.engine.end_step(now);
         self.announce();
-        ended
+        updates
     }
 
     /// Ends the worker; returns the requests that it had.
@@ -190,12 +190,12 @@ impl Worker {
     }
 
     fn enter(&mut self, trace: &Trace, request: usize, now: Duration) -> Option<Duration> {
-        let asked = &trace.requests[request];
+        let trace_request = &trace.requests[request];
         let job = Job {
             id: request as u64,
-            prompt: Arc::clone(&asked.prompt),
-            prompt_tokens: asked.prompt_tokens,
-            answer_tokens: asked.answer_tokens,
+            prompt: Arc::clone(&trace_request.prompt),
+            prompt_tokens: trace_request.prompt_tokens,
+            answer_tokens: trace_request.answer_tokens,
         };
         let end = self.engine.submit(job, now);
         self.announce();

@@ -271,15 +271,15 @@ impl World<'_> {
             }
         }
         let router = &mut self.routers[state.router];
-        let Some(sent) = router.choose(&self.trace.requests[request], &id, &state.tried, self.now) else {
+        let Some(dispatch) = router.choose(&self.trace.requests[request], &id, &state.tried, self.now) else {
             return;
         };
-        let worker = sent.worker.0 as usize;
-        state.receipt = Some(sent.receipt);
+        let worker = dispatch.worker.0 as usize;
+        state.receipt = Some(dispatch.receipt);
         state.worker = worker;
-        state.predicted_tokens = sent.cached_tokens;
-        (state.hinted, state.fetched) = (sent.transfer, None);
-        if let Some(n_blocks) = sent.transfer.and_then(|transfer| self.begin_fetch(request, transfer)) {
+        state.predicted_tokens = dispatch.cached_tokens;
+        (state.hinted, state.fetched) = (dispatch.transfer, None);
+        if let Some(n_blocks) = dispatch.transfer.and_then(|transfer| self.begin_fetch(request, transfer)) {
             self.hosts[worker].worker.fetch(self.trace, request, id, n_blocks);
             return self.want_push(worker);
         }
@@ -308,8 +308,8 @@ impl World<'_> {
         let (mut to, mut from) = (self.hosts[worker].links, self.hosts[peer].links);
         let at = network.transfer(&mut to, &mut from, bytes, self.now);
         (self.hosts[worker].links, self.hosts[peer].links) = (to, from);
-        let measured = (bytes, (at - self.now).as_secs_f64() * 1e3);
-        self.states[request].fetched = Some(Fetched { n_tokens, measured });
+        let measurement = (bytes, (at - self.now).as_secs_f64() * 1e3);
+        self.states[request].fetched = Some(Fetched { n_tokens, measured: measurement });
         let boot = self.hosts[worker].boot;
         self.schedule(at, Event::Fetched { worker, boot, request, n_blocks });
         Some(n_blocks)
@@ -336,17 +336,17 @@ impl World<'_> {
     fn first_token(&mut self, request: usize, cached_tokens: u32) {
         let state = &self.states[request];
         let ttft = self.now.saturating_sub(Duration::from_secs_f64(self.trace.requests[request].at_s));
-        let RequestState { worker, predicted_tokens, fetched, router, .. } = *state;
+        let RequestState { worker, predicted_tokens, fetched: fetched_state, router, .. } = *state;
         let n_retries = state.tried.len();
-        let fetched_tokens = fetched.map_or(0, |fetched| fetched.n_tokens);
+        let fetched_tokens = fetched_state.map_or(0, |fetched_state| fetched_state.n_tokens);
         self.served[request] =
             Some(Served { worker, ttft, cached_tokens, fetched_tokens, predicted_tokens, n_retries });
         if let Some(Transfer { peer, .. }) = state.hinted {
             let router = &mut self.routers[router];
             if cached_tokens < predicted_tokens {
                 router.fetch_failed(worker_idx(worker), peer, self.now);
-            } else if let Some(fetched) = fetched {
-                let (bytes, took_ms) = fetched.measured;
+            } else if let Some(fetched_state) = fetched_state {
+                let (bytes, took_ms) = fetched_state.measured;
                 router.fetched(worker_idx(worker), peer, bytes, took_ms, self.now);
             }
         }

@@ -192,7 +192,7 @@ impl Engine {
             self.kv.end(&job.prompt, slot, millis(now));
         } else if self.requests().any(|waiting| waiting == id) {
             self.inbox.retain(|(job, _)| job.id != id);
-            self.queue.retain(|queued| queued.job.id != id);
+            self.queue.retain(|waiting| waiting.job.id != id);
             self.updates.push(EngineUpdate::Resolved(AnnouncementId(id)));
         } else {
             return;
@@ -232,7 +232,7 @@ impl Engine {
     /// Returns the requests that wait or run.
     pub fn requests(&self) -> impl Iterator<Item = u64> {
         let running = self.running.iter().map(|running| running.job.id);
-        let queue = self.queue.iter().map(|queued| queued.job.id);
+        let queue = self.queue.iter().map(|waiting| waiting.job.id);
         running.chain(queue).chain(self.inbox.iter().map(|(job, _)| job.id))
     }
 
@@ -251,15 +251,15 @@ impl Engine {
         std::mem::take(&mut self.updates)
     }
 
-    fn report_step(&mut self, counted: Vec<AnnouncementId>) {
+    fn report_step(&mut self, counted_requests: Vec<AnnouncementId>) {
         let (changes, load) = (self.kv.take_changes(), self.load());
-        self.updates.push(EngineUpdate::Step { changes, load, counted });
+        self.updates.push(EngineUpdate::Step { changes, load, counted: counted_requests });
     }
 
     fn load(&self) -> Load {
-        let queued = self.queue.iter().map(|queued| u64::from(queued.job.prompt_tokens - queued.n_cached));
+        let queued_tokens = self.queue.iter().map(|waiting| u64::from(waiting.job.prompt_tokens - waiting.n_cached));
         Load {
-            queued_prefill_tokens: queued.sum(),
+            queued_prefill_tokens: queued_tokens.sum(),
             running_prefill_tokens: self.running.iter().map(|running| u64::from(running.remaining_tokens())).sum(),
             n_queued: u32::try_from(self.queue.len()).unwrap_or(u32::MAX),
             n_decoding: self.running.iter().filter(|running| running.remaining_tokens() == 0).count() as u32,
@@ -273,9 +273,9 @@ impl Engine {
     /// Queues the requests that have arrived since the last step, starts those that can start, in the order of their
     /// arrival, and begins the next step; returns its end.
     fn admit(&mut self, now: Duration) -> Option<Duration> {
-        let mut counted = Vec::new();
+        let mut counted_requests = Vec::new();
         for (job, arrived) in std::mem::take(&mut self.inbox) {
-            counted.push(AnnouncementId(job.id));
+            counted_requests.push(AnnouncementId(job.id));
             let n_cached = self.kv.n_usable(&job.prompt) * self.settings.tokens_per_cell;
             self.queue.push_back(Queued { job, arrived, n_cached });
         }
@@ -286,20 +286,20 @@ impl Engine {
                 SlotDecision::WaitFor { .. } => idx += 1,
                 SlotDecision::Fetch(_) => unreachable!("there is no disk to read from"),
                 SlotDecision::Start(plan) => {
-                    let queued = self.queue.remove(idx).expect("the index is below the length");
-                    started.push(AnnouncementId(queued.job.id));
-                    self.start(queued, &plan, now);
+                    let waiting = self.queue.remove(idx).expect("the index is below the length");
+                    started.push(AnnouncementId(waiting.job.id));
+                    self.start(waiting, &plan, now);
                 }
             }
         }
         let end = self.begin_step(now);
-        self.report_step(counted);
+        self.report_step(counted_requests);
         self.updates.extend(started.into_iter().map(EngineUpdate::Resolved));
         end
     }
 
-    fn start(&mut self, queued: Queued, plan: &SlotPlan, now: Duration) {
-        let Queued { job, arrived, .. } = queued;
+    fn start(&mut self, waiting: Queued, plan: &SlotPlan, now: Duration) {
+        let Queued { job, arrived, .. } = waiting;
         self.kv.start(&job.prompt, plan, millis(now));
         let n_cached = plan.start.n_tokens() * self.settings.tokens_per_cell;
         self.restore_ms += f64::from(n_cached) * self.settings.restore_ms_per_token;

@@ -316,12 +316,13 @@ impl Kv {
         }
     }
 
-    /// Records a use of the prompt's first `n_blocks`; returns the chunks with them, and how many of the prompt's blocks are stored.
+    /// Records a use of the prompt's first `n_blocks`; returns the chunks with them, and how many of the prompt's
+    /// blocks are stored.
     fn touch(&mut self, prompt: &Prompt, n_blocks: usize, now_ms: u64) -> (Vec<UsedChunk>, usize) {
-        let stored = self.index.find(&prompt.slot_request().prefix());
-        let chunks: Vec<UsedChunk> = stored.first(n_blocks).collect();
+        let stored_prefix = self.index.find(&prompt.slot_request().prefix());
+        let chunks: Vec<UsedChunk> = stored_prefix.first(n_blocks).collect();
         self.index.touch(&chunks, TENANT, now_ms);
-        (chunks, stored.n_blocks)
+        (chunks, stored_prefix.n_blocks)
     }
 
     fn inputs(&self) -> PlanInputs<'_> {

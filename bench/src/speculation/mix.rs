@@ -27,10 +27,10 @@ pub(super) async fn run(contenders: &[Contender], n_rounds: usize, n_streams: u1
 
 /// Asks for the answers of a round at the same time and returns their rate.
 async fn measure(contender: &Contender, task: Task, round: usize, n_streams: u16) -> anyhow::Result<f64> {
-    let asked = task
+    let requests = task
         .of_round(round, n_streams)
         .map(|messages| async move { contender.server.client.ask(&messages, ANSWER_TOKENS).await });
-    let answers = try_join_all(asked).await.with_context(|| format!("{}, {}", contender.name, task.name()))?;
+    let answers = try_join_all(requests).await.with_context(|| format!("{}, {}", contender.name, task.name()))?;
     Ok(rate(&answers))
 }
 

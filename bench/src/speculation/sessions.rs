@@ -25,8 +25,8 @@ pub(super) async fn run(contenders: &[Contender], n_rounds: usize) -> anyhow::Re
             let session = ShortSession::new(agent, SCALE, seed);
             for time in ["first", "again"] {
                 for (contender, rates) in contenders.iter().zip(&mut rates) {
-                    let held = session.hold(&contender.server.base_url(), ANSWER_TOKENS).await;
-                    let rate = held.with_context(|| format!("{}, {name}", contender.name))?;
+                    let session_rates = session.hold(&contender.server.base_url(), ANSWER_TOKENS).await;
+                    let rate = session_rates.with_context(|| format!("{}, {name}", contender.name))?;
                     rates.add(&format!("{name}, {time}"), rate);
                 }
             }

@@ -100,7 +100,7 @@ impl Task {
     /// Returns the conversation of the `idx`-th request.
     pub fn messages(self, idx: usize) -> Vec<Message> {
         let (library, bicycles) = (turned(LIBRARY, idx), turned(BICYCLES, idx));
-        let asked = match self {
+        let question = match self {
             Self::Rewrite => format!("Write this text again, with \"book\" replaced by \"film\":\n\n{library}"),
             Self::Repeat => format!("Repeat this text word for word:\n\n{bicycles}"),
             Self::JsonEdit => {
@@ -123,7 +123,7 @@ impl Task {
             Self::Chat => format!("Give me {} reasons to learn an instrument.", 3 + idx),
             Self::Story => format!("Tell a story about {} travellers who find a lighthouse.", 2 + idx),
         };
-        vec![Message::new("user", asked)]
+        vec![Message::new("user", question)]
     }
 }
 

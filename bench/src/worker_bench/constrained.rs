@@ -56,8 +56,8 @@ impl Rule {
         match self {
             Self::Nothing => None,
             Self::Schema => {
-                let named = json!({"name": "answer", "schema": schema()});
-                Some(("response_format", json!({"type": "json_schema", "json_schema": named})))
+                let named_schema = json!({"name": "answer", "schema": schema()});
+                Some(("response_format", json!({"type": "json_schema", "json_schema": named_schema})))
             }
             Self::Grammar => Some(("grammar", json!(GRAMMAR))),
         }
@@ -85,7 +85,7 @@ pub async fn measure(programs: &Programs, texts: Texts, n: u32) -> anyhow::Resul
     let mut rates = BTreeMap::new();
     for contender in contenders {
         let server = programs.start(contender, &setup).await?;
-        let mut measured = Rates::new();
+        let mut rates_by_rule = Rates::new();
         // The first round prefills the prompts and is not counted.
         for round in 0..=ROUNDS {
             for rule in Rule::ALL {
@@ -93,29 +93,29 @@ pub async fn measure(programs: &Programs, texts: Texts, n: u32) -> anyhow::Resul
                 if round == 0 {
                     ask().await?;
                 } else {
-                    measured.entry(rule).or_default().push(measured_together(ask).await?);
+                    rates_by_rule.entry(rule).or_default().push(measured_together(ask).await?);
                 }
             }
         }
         server.stop().await?;
-        rates.insert(contender, measured);
+        rates.insert(contender, rates_by_rule);
     }
     Ok(rates)
 }
 
 async fn answers(server: &Running, texts: Texts, n: u32, rule: Rule) -> anyhow::Result<Vec<Streamed>> {
-    let asked = (0..n).map(|sequence| async move {
+    let requests = (0..n).map(|sequence| async move {
         let messages = texts.user(u64::from(sequence), PROMPT_TOKENS);
-        let sent = Instant::now();
+        let sent_at = Instant::now();
         let answer = match rule.field() {
             None => server.client.ask_exactly(&messages, ANSWER_TOKENS).await?,
             Some((name, value)) => server.client.ask_following(&messages, ANSWER_TOKENS, name, value).await?,
         };
         let n_tokens = answer.completion_tokens;
         anyhow::ensure!(n_tokens == u64::from(ANSWER_TOKENS), "an answer has {n_tokens} tokens");
-        anyhow::Ok(Streamed { sent, answer })
+        anyhow::Ok(Streamed { sent: sent_at, answer })
     });
-    try_join_all(asked).await
+    try_join_all(requests).await
 }
 
 /// Returns a schema of records whose list never ends within a response.

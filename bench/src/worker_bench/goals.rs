@@ -23,13 +23,13 @@ pub struct Verdict {
 
 impl Verdict {
     /// Returns the verdict for a share or ratio that must be at least `goal`.
-    pub fn at_least(what: &str, goal: &str, reached: f64, minimum: f64) -> Self {
-        Self { goal: format!("{what} at least {goal}"), reached: shown(reached, goal), passed: reached >= minimum }
+    pub fn at_least(what: &str, goal: &str, value: f64, minimum: f64) -> Self {
+        Self { goal: format!("{what} at least {goal}"), reached: shown(value, goal), passed: value >= minimum }
     }
 
     /// Returns the verdict for a share or ratio that must be at most `goal`.
-    pub fn at_most(what: &str, goal: &str, reached: f64, maximum: f64) -> Self {
-        Self { goal: format!("{what} at most {goal}"), reached: shown(reached, goal), passed: reached <= maximum }
+    pub fn at_most(what: &str, goal: &str, value: f64, maximum: f64) -> Self {
+        Self { goal: format!("{what} at most {goal}"), reached: shown(value, goal), passed: value <= maximum }
     }
 
     /// Returns `pass` or `missed`.
@@ -47,8 +47,8 @@ fn shown(value: f64, goal: &str) -> String {
 const REPEAT_MS_MAX: f64 = 3.0;
 
 /// Returns the verdicts on the worker in a reuse scenario; none where it was not measured.
-pub fn judge(scenario: Scenario, measured: &BTreeMap<Contender, Measured>) -> Vec<Verdict> {
-    let Some(worker) = measured.get(&Contender::Worker) else { return Vec::new() };
+pub fn judge(scenario: Scenario, by_contender: &BTreeMap<Contender, Measured>) -> Vec<Verdict> {
+    let Some(worker) = by_contender.get(&Contender::Worker) else { return Vec::new() };
     let share = |goal: &str, minimum: f64| vec![Verdict::at_least("reused", goal, worker.reused(), minimum)];
     match scenario {
         Scenario::ExactRepeat => vec![Verdict {
@@ -59,19 +59,19 @@ pub fn judge(scenario: Scenario, measured: &BTreeMap<Contender, Measured>) -> Ve
         Scenario::GrownPrompt => {
             let ratio = worker.worst_round_to_cold().unwrap_or(f64::INFINITY);
             let rounds = Verdict::at_most("warm/cold in every round", "4 %", ratio, 0.04);
-            no_more_computed(measured, worker).into_iter().chain([rounds]).collect()
+            no_more_computed(by_contender, worker).into_iter().chain([rounds]).collect()
         }
         Scenario::SixTurnChat => {
-            let uncached = measured.get(&Contender::WorkerUncached);
-            let faster = uncached.map(|uncached| uncached.warm_ttft_ms_mean / worker.warm_ttft_ms_mean);
+            let without_cache = by_contender.get(&Contender::WorkerUncached);
+            let faster = without_cache.map(|without_cache| without_cache.warm_ttft_ms_mean / worker.warm_ttft_ms_mean);
             let faster = faster.map(|ratio| Verdict::at_least("TTFT faster than uncached", "1.31x", ratio, 1.31));
-            no_more_computed(measured, worker).into_iter().chain(faster).collect()
+            no_more_computed(by_contender, worker).into_iter().chain(faster).collect()
         }
         Scenario::SharedSystem8 => {
             let ratio = worker.warm_to_cold().unwrap_or(f64::INFINITY);
             share("96 %", 0.96).into_iter().chain([Verdict::at_most("warm/cold", "0.7x", ratio, 0.7)]).collect()
         }
-        Scenario::Interleaved12 => no_more_computed(measured, worker).into_iter().collect(),
+        Scenario::Interleaved12 => no_more_computed(by_contender, worker).into_iter().collect(),
         Scenario::Shared4k => share("96.9 %", 0.969),
         Scenario::HotAfterFlood | Scenario::HotAfterFloodTight => share("97.6 %", 0.976),
         Scenario::Tenants6x4 => share("93 %", 0.93),
@@ -85,8 +85,8 @@ pub fn judge(scenario: Scenario, measured: &BTreeMap<Contender, Measured>) -> Ve
 }
 
 /// Returns whether the worker computed no more tokens than the better of llama-server's settings.
-fn no_more_computed(measured: &BTreeMap<Contender, Measured>, worker: &Measured) -> Option<Verdict> {
-    let peers = measured.iter().filter(|(contender, _)| contender.is_peer());
+fn no_more_computed(by_contender: &BTreeMap<Contender, Measured>, worker: &Measured) -> Option<Verdict> {
+    let peers = by_contender.iter().filter(|(contender, _)| contender.is_peer());
     let fewest = peers.map(|(_, peer)| peer.computed_tokens).min()?;
     Some(Verdict {
         goal: format!("at most {fewest} tokens computed"),

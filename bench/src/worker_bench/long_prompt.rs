@@ -104,13 +104,13 @@ impl Beside<'_> {
         what: impl AsyncFnOnce() -> anyhow::Result<()>,
     ) -> anyhow::Result<f64> {
         let moment = self.moment(moment);
-        let timed = async {
+        let short_ttft = async {
             tokio::time::sleep(moment).await;
             let began = Instant::now();
             what().await?;
             anyhow::Ok(began.elapsed().as_secs_f64() * 1e3)
         };
-        let (long, ms) = tokio::join!(self.long(), timed);
+        let (long, ms) = tokio::join!(self.long(), short_ttft);
         long?;
         ms
     }

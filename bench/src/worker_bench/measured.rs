@@ -34,7 +34,7 @@ impl Measured {
     pub fn of(passes: &[Pass]) -> Self {
         let n_passes = passes.len().max(1) as u64;
         let warm: Vec<&Answer> = passes.iter().flat_map(|pass| pass.rounds.iter().flatten()).collect();
-        let cold: Vec<f64> = passes.iter().flat_map(|pass| &pass.cold).map(|answer| answer.ttft_ms).collect();
+        let cold_ms: Vec<f64> = passes.iter().flat_map(|pass| &pass.cold).map(|answer| answer.ttft_ms).collect();
         let n_rounds = passes.iter().map(|pass| pass.rounds.len()).max().unwrap_or(0);
         let ttft_ms = |round: usize| {
             let answers = passes.iter().filter_map(move |pass| pass.rounds.get(round)).flatten();
@@ -45,7 +45,7 @@ impl Measured {
         Self {
             prompt_tokens: warm.iter().map(|answer| answer.prompt_tokens).sum::<u64>() / n_passes,
             computed_tokens: warm.iter().map(|answer| computed_tokens(answer)).sum::<u64>() / n_passes,
-            cold_ttft_ms: median(&cold),
+            cold_ttft_ms: median(&cold_ms),
             warm_ttft_ms: median(&warm_ms).unwrap_or(0.0),
             warm_ttft_ms_mean: warm_ms.iter().sum::<f64>() / warm_ms.len().max(1) as f64,
             round_ttft_ms: (0..n_rounds).filter_map(|round| median(&ttft_ms(round))).collect(),
@@ -55,10 +55,10 @@ impl Measured {
 
     /// Returns a sample of each figure.
     pub fn samples(&self) -> impl Iterator<Item = Sample> {
-        let cold = self.cold_ttft_ms.map(|ms| Measure::lower("TTFT cold", Unit::Ms).sample(ms));
+        let cold_sample = self.cold_ttft_ms.map(|ms| Measure::lower("TTFT cold", Unit::Ms).sample(ms));
         let warm = Measure::lower("TTFT warm", Unit::Ms).sample(self.warm_ttft_ms);
-        let computed = Measure::lower("computed", Unit::Tokens).sample(self.computed_tokens as f64);
-        [computed, warm].into_iter().chain(cold)
+        let computed_sample = Measure::lower("computed", Unit::Tokens).sample(self.computed_tokens as f64);
+        [computed_sample, warm].into_iter().chain(cold_sample)
     }
 
     /// Returns the share of the warm prompts' tokens that was reused.
@@ -80,8 +80,8 @@ impl Measured {
 }
 
 /// Returns whether all servers got prompts of the same length, which they do if their greedy responses are equal.
-pub fn same_prompts(measured: &BTreeMap<Contender, Measured>) -> bool {
-    let mut lengths = measured.values().map(|measured| measured.prompt_tokens);
+pub fn same_prompts(by_contender: &BTreeMap<Contender, Measured>) -> bool {
+    let mut lengths = by_contender.values().map(|measurements| measurements.prompt_tokens);
     let first = lengths.next();
     lengths.all(|length| Some(length) == first)
 }

@@ -65,8 +65,8 @@ impl Outcome {
             let Verdict { goal, reached, .. } = verdict.clone();
             goals.add([scenario.name(), goal, reached, verdict.word().to_owned()]);
         }
-        let titled = |(title, figures): &(&str, Figures)| format!("{title}\n\n{}\n\n", table(figures));
-        let tables: String = self.tables.iter().map(titled).collect();
+        let titled_table = |(title, figures): &(&str, Figures)| format!("{title}\n\n{}\n\n", table(figures));
+        let tables: String = self.tables.iter().map(titled_table).collect();
         let first_lines = self.failures.iter().filter_map(|failure| failure.lines().next());
         let failures = first_lines.map(|line| format!("\n\nNot measured: {line}")).collect::<String>();
         format!("{tables}{goals}\n\n{}{failures}", self.summary())

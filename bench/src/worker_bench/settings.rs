@@ -151,11 +151,11 @@ async fn measure_round(server: &Running, texts: Texts, round: u64, times: &mut T
         prompt.push(Message::new("user", texts.text(200 + 10 * round + idx as u64, n_tokens)));
         turn_times.push(first_token(prompt).await?);
     }
-    let alone = server.client.ask_exactly(&prompts[0], ANSWER_TOKENS).await?;
-    times.decode_one.push(alone.tpot_ms.context("an answer of one token")?);
+    let answer_alone = server.client.ask_exactly(&prompts[0], ANSWER_TOKENS).await?;
+    times.decode_one.push(answer_alone.tpot_ms.context("an answer of one token")?);
     let ask = async |prompt: &Vec<Message>| {
-        let sent = Instant::now();
-        anyhow::Ok(Streamed { sent, answer: server.client.ask_exactly(prompt, ANSWER_TOKENS).await? })
+        let sent_at = Instant::now();
+        anyhow::Ok(Streamed { sent: sent_at, answer: server.client.ask_exactly(prompt, ANSWER_TOKENS).await? })
     };
     let tokens_per_s = measured_together(async || try_join_all(prompts.iter().map(ask)).await).await?;
     times.decode_all.push(1e3 * f64::from(N_SLOTS) / tokens_per_s);

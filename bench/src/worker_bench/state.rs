@@ -74,16 +74,16 @@ pub async fn restart(programs: &Programs, contender: Contender, texts: Texts) ->
     let dir = tempfile::tempdir()?;
     let setup = Setup { cache_disk: Some(dir.path().to_owned()), ..setup() };
     let server = programs.start(contender, &setup).await?;
-    let cold = ask_all(&server, texts).await?;
-    let held = ask_all(&server, texts).await?;
+    let cold_answers = ask_all(&server, texts).await?;
+    let held_answers = ask_all(&server, texts).await?;
     server.stop().await?;
     let server = programs.start(contender, &setup).await?;
     let after = ask_all(&server, texts).await?;
     server.stop().await?;
     Ok(Restart {
-        held_tokens: cached_tokens(&held),
+        held_tokens: cached_tokens(&held_answers),
         came_back_tokens: cached_tokens(&after),
-        cold_ttft_ms: ttft_ms(&cold),
+        cold_ttft_ms: ttft_ms(&cold_answers),
         after_ttft_ms: ttft_ms(&after),
     })
 }
@@ -144,13 +144,13 @@ pub async fn footprint(programs: &Programs, contender: Contender, texts: Texts) 
     let before = server.rss_bytes();
     let system = texts.text(0, SHARED_TOKENS);
     // The prefix and the template around an empty question, which all conversations have in common.
-    let alone = [Message::new("system", system.as_str()), Message::new("user", "")];
-    let shared = server.client.ask_exactly(&alone, 1).await?.prompt_tokens;
-    let mut distinct_tokens = shared;
+    let system_alone = [Message::new("system", system.as_str()), Message::new("user", "")];
+    let n_shared_tokens = server.client.ask_exactly(&system_alone, 1).await?.prompt_tokens;
+    let mut distinct_tokens = n_shared_tokens;
     for conversation in 1..=SHARING_CONVERSATIONS {
         let messages = texts.under(&system, conversation, QUESTION_TOKENS);
         let answer = server.client.ask_exactly(&messages, ANSWER_TOKENS).await?;
-        distinct_tokens += answer.prompt_tokens - shared + answer.completion_tokens;
+        distinct_tokens += answer.prompt_tokens - n_shared_tokens + answer.completion_tokens;
     }
     let after = server.rss_bytes();
     let cache_bytes = if contender.is_peer() { None } else { Some(ram_tier_bytes(&server).await?) };
@@ -159,8 +159,8 @@ pub async fn footprint(programs: &Programs, contender: Contender, texts: Texts) 
         again.push(server.client.ask_exactly(&texts.under(&system, conversation, QUESTION_TOKENS), 1).await?);
     }
     server.stop().await?;
-    let own_tokens: u64 = again.iter().map(|answer| answer.prompt_tokens - shared).sum();
-    let own_cached_tokens: u64 = again.iter().map(|answer| answer.cached_tokens.saturating_sub(shared)).sum();
+    let own_tokens: u64 = again.iter().map(|answer| answer.prompt_tokens - n_shared_tokens).sum();
+    let own_cached_tokens: u64 = again.iter().map(|answer| answer.cached_tokens.saturating_sub(n_shared_tokens)).sum();
     Ok(Footprint {
         distinct_tokens,
         token_bytes,
@@ -204,16 +204,17 @@ impl Footprint {
 pub fn kv_token_bytes(model: &Path) -> anyhow::Result<u64> {
     let header = warmpath_gguf::check(model)?;
     let key = |name: &str| format!("{}.{name}", header.architecture());
-    let wanted = |name: &str| header.unsigned(&key(name)).with_context(|| format!("the model has no {}", key(name)));
-    let n_heads = wanted("attention.head_count")?;
+    let required_key =
+        |name: &str| header.unsigned(&key(name)).with_context(|| format!("the model has no {}", key(name)));
+    let n_heads = required_key("attention.head_count")?;
     let head = |header: &Header, name: &str| match header.unsigned(&key(name)) {
         Some(length) => Ok(length),
-        None => anyhow::Ok(wanted("embedding_length")? / n_heads),
+        None => anyhow::Ok(required_key("embedding_length")? / n_heads),
     };
     let row = head(&header, "attention.key_length")? + head(&header, "attention.value_length")?;
     let kv_heads: u64 = match header.numbers(&key("attention.head_count_kv")) {
         Some(by_layer) => by_layer.into_iter().filter_map(|n| u64::try_from(n).ok()).sum(),
-        None => wanted("block_count")? * header.unsigned(&key("attention.head_count_kv")).unwrap_or(n_heads),
+        None => required_key("block_count")? * header.unsigned(&key("attention.head_count_kv")).unwrap_or(n_heads),
     };
     Ok(kv_heads * row * NUMBER_BYTES)
 }

@@ -134,8 +134,8 @@ pub async fn measure(programs: &Programs, texts: Texts, load: Load) -> anyhow::R
         let mut of_kind = Vec::new();
         for _ in 0..load.n_servers {
             let server = programs.start(contender, &setup).await?;
-            if let Some(settled) = server.settled() {
-                eprintln!("  {}: {} has settled on {settled}", load.describe(), contender.name());
+            if let Some(setting) = server.settled() {
+                eprintln!("  {}: {} has settled on {setting}", load.describe(), contender.name());
             }
             of_kind.push(server);
         }
@@ -182,20 +182,20 @@ impl Under {
     }
 
     async fn ask(&self, server: &Running, round: u64, n_tokens: u32) -> anyhow::Result<Vec<Streamed>> {
-        let asked = (0..self.load.n_sequences).map(|sequence| async move {
+        let requests = (0..self.load.n_sequences).map(|sequence| async move {
             let messages = self.texts.user(round * 100 + u64::from(sequence), self.load.context_tokens);
-            let sent = Instant::now();
+            let sent_at = Instant::now();
             let answer = server.client.ask_exactly(&messages, n_tokens).await?;
-            anyhow::Ok(Streamed { sent, answer })
+            anyhow::Ok(Streamed { sent: sent_at, answer })
         });
-        try_join_all(asked).await
+        try_join_all(requests).await
     }
 
     async fn prefill(&self, server: &Running, round: u64) -> anyhow::Result<f64> {
-        let started = Instant::now();
+        let start = Instant::now();
         let answers = self.ask(server, round, 1).await?;
-        let computed = answers.iter().map(|Streamed { answer, .. }| answer.prompt_tokens - answer.cached_tokens);
-        Ok(computed.sum::<u64>() as f64 / started.elapsed().as_secs_f64())
+        let computed_tokens = answers.iter().map(|Streamed { answer, .. }| answer.prompt_tokens - answer.cached_tokens);
+        Ok(computed_tokens.sum::<u64>() as f64 / start.elapsed().as_secs_f64())
     }
 
     async fn decode(&self, servers: &[Running]) -> anyhow::Result<f64> {

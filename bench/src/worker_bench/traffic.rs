@@ -20,8 +20,8 @@ pub struct Pass {
 }
 
 impl Pass {
-    fn warm_in_one_round(cold: Vec<Answer>, warm: Vec<Answer>) -> Self {
-        Self { cold, rounds: vec![warm] }
+    fn warm_in_one_round(cold_answers: Vec<Answer>, warm: Vec<Answer>) -> Self {
+        Self { cold: cold_answers, rounds: vec![warm] }
     }
 }
 
@@ -79,8 +79,8 @@ impl Traffic<'_> {
     }
 
     async fn ask_at_once(&self, conversations: Vec<Vec<Message>>, n_at_once: usize) -> anyhow::Result<Vec<Answer>> {
-        let asked = conversations.into_iter().map(|messages| async move { self.ask(&messages).await });
-        stream::iter(asked).buffer_unordered(n_at_once).try_collect().await
+        let requests = conversations.into_iter().map(|messages| async move { self.ask(&messages).await });
+        stream::iter(requests).buffer_unordered(n_at_once).try_collect().await
     }
 
     async fn exact_repeat(&self) -> anyhow::Result<Pass> {
@@ -139,9 +139,9 @@ impl Traffic<'_> {
 
     async fn shared_context(&self) -> anyhow::Result<Pass> {
         let context = self.texts.text(0, 4000);
-        let cold = vec![self.ask(&self.texts.under(&context, 1, QUESTION_TOKENS)).await?];
+        let cold_answers = vec![self.ask(&self.texts.under(&context, 1, QUESTION_TOKENS)).await?];
         let questions = (0..12).map(|question| self.texts.under(&context, 10 + question, QUESTION_TOKENS));
-        Ok(Pass::warm_in_one_round(cold, self.ask_at_once(questions.collect(), 1).await?))
+        Ok(Pass::warm_in_one_round(cold_answers, self.ask_at_once(questions.collect(), 1).await?))
     }
 
     /// Uses a system prompt three times, sends the flood, and uses the system prompt once more.
@@ -161,10 +161,10 @@ impl Traffic<'_> {
             self.texts.under(&systems[tenant], tenant as u64 * 100 + 10 + user, QUESTION_TOKENS)
         };
         let first = (0..systems.len()).map(|tenant| under(tenant, 99)).collect();
-        let cold = self.ask_at_once(first, 1).await?;
+        let cold_answers = self.ask_at_once(first, 1).await?;
         let order = self.texts.shuffled((1..5).flat_map(|user| (0..systems.len()).map(move |tenant| (tenant, user))));
         let users = order.into_iter().map(|(tenant, user)| under(tenant, user)).collect();
-        Ok(Pass::warm_in_one_round(cold, self.ask_at_once(users, usize::from(N_SLOTS)).await?))
+        Ok(Pass::warm_in_one_round(cold_answers, self.ask_at_once(users, usize::from(N_SLOTS)).await?))
     }
 }
 
