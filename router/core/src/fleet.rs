@@ -231,15 +231,17 @@ impl WorkerView {
     /// Returns the model that the worker has under a name, if it belongs to the pool of `meant`. If one model has the
     /// name and another model's pattern matches it, only workers of the first belong to the pool.
     pub fn model_of_pool(&self, name: &str, meant: &ModelInfo) -> Option<&Arc<ModelInfo>> {
-        let own = |model: &ModelInfo| model.meant(name).map(|meant| meant.model_name.to_owned());
+        let own_name = |model: &ModelInfo| model.meant(name).map(|meant| meant.model_name.to_owned());
         // The tokenizer source of a stock server may have changed since the name was looked up.
-        let pool = own(meant);
-        self.model_named(name).filter(|model| pool.is_none() || own(model) == pool)
+        let pool = own_name(meant);
+        self.model_named(name).filter(|model| pool.is_none() || own_name(model) == pool)
     }
 
     /// Returns whether the worker is loading the model `name`; no name means any model.
     fn is_loading(&self, name: Option<&str>) -> bool {
-        name.map_or(!self.awaited.is_empty(), |name| self.awaited.iter().any(|awaited| names::matches(awaited, name)))
+        name.map_or(!self.awaited.is_empty(), |name| {
+            self.awaited.iter().any(|awaited_name| names::matches(awaited_name, name))
+        })
     }
 
     /// Returns whether the worker will serve `name`, or serves it but is excluded from the fleet. Without a name, any
@@ -255,9 +257,9 @@ impl WorkerView {
         is_silent && now.saturating_duration_since(self.joined_at) <= UNDECLARED_GRACE
     }
 
-    /// Returns whether the worker supports `wanted`; true also for a worker that has not declared its model yet.
-    pub fn can(&self, wanted: Option<Capability>) -> bool {
-        self.model.is_none() || self.models().any(|model| model.can(wanted))
+    /// Returns whether the worker supports `capability`; true also for a worker that has not declared its model yet.
+    pub fn can(&self, capability: Option<Capability>) -> bool {
+        self.model.is_none() || self.models().any(|model| model.can(capability))
     }
 }
 
@@ -376,47 +378,47 @@ impl FleetView {
         self.workers.last().map_or(0, |worker| worker.idx.0 as usize + 1)
     }
 
-    /// Returns the model that a request for `wanted` means; without a name, the only model that supports it.
+    /// Returns the model that a request that needs `capability` means; without a name, the only model that supports it.
     ///
     /// Errors: every [`LookupError`]. Workers that are down count: their model exists.
     pub fn lookup(
         &self,
         name: Option<&str>,
-        wanted: Option<Capability>,
+        capability: Option<Capability>,
         now: Instant,
     ) -> Result<Arc<ModelInfo>, LookupError> {
-        let able = self.models().filter(|model| model.can(wanted));
+        let able = self.models().filter(|model| model.can(capability));
         let Some(meant) = best_named(able.clone(), name) else {
             let is_named = best_named(self.models(), name).is_some();
-            return Err(self.refusal(name, wanted.filter(|_| is_named), now));
+            return Err(self.refusal(name, capability.filter(|_| is_named), now));
         };
         if name.is_none() && able.into_iter().any(|model| model.fingerprint != meant.fingerprint) {
-            return Err(LookupError::Ambiguous { known: self.names_for(wanted) });
+            return Err(LookupError::Ambiguous { known: self.names_for(capability) });
         }
         Ok(Arc::clone(meant))
     }
 
-    /// Returns the model that a request for `wanted` means; a name that no model has counts as no name.
+    /// Returns the model that a request that needs `capability` means; a name that no model has counts as no name.
     ///
     /// Errors: those of [`Self::lookup`]; `Unknown` instead of `Ambiguous`.
     pub fn lookup_any(
         &self,
         name: &str,
-        wanted: Option<Capability>,
+        capability: Option<Capability>,
         now: Instant,
     ) -> Result<Arc<ModelInfo>, LookupError> {
-        let named = self.lookup(Some(name), wanted, now);
-        if !matches!(named, Err(LookupError::Unknown { .. })) {
-            return named;
+        let lookup = self.lookup(Some(name), capability, now);
+        if !matches!(lookup, Err(LookupError::Unknown { .. })) {
+            return lookup;
         }
-        match self.lookup(None, wanted, now) {
-            Err(LookupError::Ambiguous { .. }) => named,
+        match self.lookup(None, capability, now) {
+            Err(LookupError::Ambiguous { .. }) => lookup,
             only => only,
         }
     }
 
-    /// Returns why no worker serves a name, or supports the task `wanted` under it.
-    fn refusal(&self, name: Option<&str>, wanted: Option<Capability>, now: Instant) -> LookupError {
+    /// Returns why no worker serves a name, or has `capability` under it.
+    fn refusal(&self, name: Option<&str>, capability: Option<Capability>, now: Instant) -> LookupError {
         let owned_name = name.map(str::to_owned);
         if self.workers.iter().any(|worker| worker.is_awaited_for(name)) {
             return LookupError::Loading { name: owned_name };
@@ -427,8 +429,10 @@ impl FleetView {
             return LookupError::Undeclared { name: owned_name, n_undeclared };
         }
         let is_awaiting = self.workers.iter().any(|worker| !worker.awaited.is_empty());
-        match (owned_name, wanted) {
-            (name, Some(wanted)) => LookupError::Incapable { name, wanted, able: self.names_for(Some(wanted)) },
+        match (owned_name, capability) {
+            (name, Some(capability)) => {
+                LookupError::Incapable { name, wanted: capability, able: self.names_for(Some(capability)) }
+            }
             (Some(name), None) if has_models || (is_awaiting && n_undeclared == 0) => {
                 LookupError::Unknown { name, known: self.names() }
             }
@@ -439,10 +443,10 @@ impl FleetView {
         }
     }
 
-    /// Returns whether a request for `wanted` is worth holding: no available worker serves it, and a worker is loading
-    /// the model or has joined recently without declaring one.
-    pub fn is_awaited(&self, name: Option<&str>, wanted: Option<Capability>, now: Instant) -> bool {
-        let suits = |model: &Arc<ModelInfo>| name.is_none_or(|name| model.answers_to(name)) && model.can(wanted);
+    /// Returns whether a request that needs `capability` is worth holding: no available worker serves it, and a worker
+    /// is loading the model or has joined recently without declaring one.
+    pub fn is_awaited(&self, name: Option<&str>, capability: Option<Capability>, now: Instant) -> bool {
+        let suits = |model: &Arc<ModelInfo>| name.is_none_or(|name| model.answers_to(name)) && model.can(capability);
         let is_ready = |worker: &WorkerView| worker.unavailable(now).is_none() && worker.models().any(suits);
         let may_come = |worker: &WorkerView| match worker.link {
             ConnectionState::Refused { .. } => false,
@@ -461,9 +465,9 @@ impl FleetView {
         self.names_for(None)
     }
 
-    fn names_for(&self, wanted: Option<Capability>) -> Vec<String> {
+    fn names_for(&self, capability: Option<Capability>) -> Vec<String> {
         let mut fingerprints = HashSet::new();
-        let names = self.models().filter(|model| model.can(wanted)).flat_map(|model| model.all_names());
+        let names = self.models().filter(|model| model.can(capability)).flat_map(|model| model.all_names());
         names.filter(|name| fingerprints.insert(name.clone())).collect()
     }
 }

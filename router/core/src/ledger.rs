@@ -59,7 +59,7 @@ impl Ledger {
         let why = reason(self.options.policy, &candidates, candidate, request.prompt);
         let decision = Decision {
             worker: candidate.worker.idx,
-            slot: candidate.found.filter(|_| candidate.cached_blocks > 0).and_then(|found| found.slot),
+            slot: candidate.found.filter(|_| candidate.cached_blocks > 0).and_then(|prefix_match| prefix_match.slot),
             expected_block: expected_block(request.prompt, candidate.cached_blocks),
             cached_tokens: candidate.work.reused_tokens(),
             transfer: candidate.transfer,
@@ -77,7 +77,7 @@ impl Ledger {
         self.recent_work.give(worker, prefill_tokens);
         // A stock server computes a prefix for each of several requests that arrive while it is being computed.
         let shared_keys = if candidate.worker.stock.is_none() { request.prompt.keys() } else { &[] };
-        let n_cached_blocks = candidate.found.map_or(0, |found| found.blocks);
+        let n_cached_blocks = candidate.found.map_or(0, |prefix_match| prefix_match.blocks);
         let pending_blocks = self.pending_prefixes.add(worker, shared_keys, n_cached_blocks);
         self.health.sent(worker, request.quota(), request.now);
         self.peer_routers.sent(request.request_id);

@@ -154,19 +154,20 @@ impl StockServer {
     /// Records the server's models; the blocks of a model that is gone or has changed are dropped.
     pub fn placed(&mut self, n_slots: u16, models: Vec<Placed>) {
         self.n_slots = n_slots;
-        let is_listed = |fingerprint: &Fingerprint| models.iter().any(|placed| placed.fingerprint == *fingerprint);
+        let is_listed =
+            |fingerprint: &Fingerprint| models.iter().any(|stock_model| stock_model.fingerprint == *fingerprint);
         let changes = &mut self.changes;
-        self.models.retain(|fingerprint, remembered| {
+        self.models.retain(|fingerprint, state| {
             let stays = is_listed(fingerprint);
             if !stays {
-                remembered.forget(changes);
+                state.forget(changes);
             }
             stays
         });
-        for placed in models {
-            match self.models.get_mut(&placed.fingerprint) {
-                Some(remembered) => remembered.place(placed, &mut self.changes),
-                None => drop(self.models.insert(placed.fingerprint, ModelState::new(placed))),
+        for stock_model in models {
+            match self.models.get_mut(&stock_model.fingerprint) {
+                Some(state) => state.place(stock_model, &mut self.changes),
+                None => drop(self.models.insert(stock_model.fingerprint, ModelState::new(stock_model))),
             }
         }
         self.bound_changes();
@@ -188,8 +189,8 @@ impl StockServer {
 
     /// Records a request that is sent to the server.
     pub fn sent(&mut self, request_id: &RequestId, mut sending: SentRequest, now: Instant) -> ServerRequestId {
-        let remembered = self.models.get(&sending.model).filter(|remembered| remembered.is_cut_like(&sending));
-        if remembered.is_none() {
+        let state = self.models.get(&sending.model).filter(|state| state.is_cut_like(&sending));
+        if state.is_none() {
             sending.keys.clear();
         }
         // At least one token is always computed.
@@ -202,7 +203,7 @@ impl StockServer {
             || self.models.get(&sending.model).is_some_and(|model| model.is_warm(now));
         let request = ServerRequest {
             n_starts: self.n_starts,
-            known: remembered.map_or_else(Vec::new, |model| model.memory.known(&sending.keys[..n_reusable])),
+            known: state.map_or_else(Vec::new, |model| model.memory.known(&sending.keys[..n_reusable])),
             busy: of_model.filter_map(|request| Some(request.begun?.used)).collect(),
             is_measure: is_undisturbed && is_warm,
             sending,
@@ -221,11 +222,11 @@ impl StockServer {
         let Some(request) = self.requests.get_mut(&id).filter(|request| request.begun.is_none()) else { return };
         let is_lost = request.n_starts != self.n_starts;
         let keys: &[BlockKey] = if is_lost { &[] } else { &request.sending.keys };
-        let mut remembered = self.models.get_mut(&request.sending.model);
-        if let Some(remembered) = remembered.as_mut().filter(|_| !is_lost) {
-            remembered.generates(now);
+        let mut state = self.models.get_mut(&request.sending.model);
+        if let Some(state) = state.as_mut().filter(|_| !is_lost) {
+            state.generates(now);
         }
-        let used = remembered.map_or(0, |remembered| remembered.memory.hold(keys, &mut self.changes));
+        let used = state.map_or(0, |state| state.memory.hold(keys, &mut self.changes));
         request.begun = Some(ResponseStart { at: now, used });
         self.bound_changes();
     }
@@ -235,22 +236,22 @@ impl StockServer {
         let request = self.requests.remove(&id)?;
         let ending = ending.filter(|_| request.begun.is_some())?;
         self.learn_speed(&request, &ending);
-        let remembered = self.models.get_mut(&request.sending.model)?;
+        let state = self.models.get_mut(&request.sending.model)?;
         let is_same_start = request.n_starts == self.n_starts;
         if is_same_start {
-            remembered.generates(ending.at);
+            state.generates(ending.at);
         }
-        if is_same_start && remembered.compare_counts(&request.sending, &ending.usage) {
+        if is_same_start && state.compare_counts(&request.sending, &ending.usage) {
             self.differing.push(request.sending.model);
         }
         if !request.sending.is_countable {
             return None;
         }
-        let (reused, actual) = remembered.compare_reuse(&request.sending, &ending.usage)?;
+        let (reused, actual) = state.compare_reuse(&request.sending, &ending.usage)?;
         if is_same_start {
             let evidence =
                 BlockEvidence { known: &request.known, busy: &request.busy, keys: &request.sending.keys, actual };
-            remembered.correct(evidence, &mut self.changes);
+            state.correct(evidence, &mut self.changes);
         }
         self.bound_changes();
         Some(reused)
@@ -306,25 +307,25 @@ impl StockServer {
     fn learn_speed(&mut self, request: &ServerRequest, ending: &ResponseEnd) {
         let ResponseEnd { usage, n_events, at, is_complete } = *ending;
         let ms = |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64() * 1e3;
-        let begun = request.begun.map_or(at, |begun| begun.at);
+        let begun_at = request.begun.map_or(at, |begun_at| begun_at.at);
         let n_answered = f64::from(usage.completion_tokens.unwrap_or(n_events));
         if is_complete {
             self.speed.answered(n_answered);
         }
-        let computed = usage.reuse().map_or(0.0, |(prompt, cached)| {
+        let computed_tokens = usage.reuse().map_or(0.0, |(prompt, cached)| {
             // In tokens as this router counts them, the unit of the cost.
             f64::from(prompt - cached) * f64::from(request.sending.n_tokens) / f64::from(prompt)
         });
         let (prefill_ms, step_ms) = if n_events > 0 {
-            let step_ms = (n_answered > 1.0).then(|| ms(begun, at) / (n_answered - 1.0));
-            (ms(request.sent_at, begun), step_ms)
+            let step_ms = (n_answered > 1.0).then(|| ms(begun_at, at) / (n_answered - 1.0));
+            (ms(request.sent_at, begun_at), step_ms)
         } else {
-            let unit_ms = ms(request.sent_at, at) / (computed + PREFILL_FOR_DECODE * n_answered);
-            (computed * unit_ms, request.is_measure.then_some(PREFILL_FOR_DECODE * unit_ms))
+            let unit_ms = ms(request.sent_at, at) / (computed_tokens + PREFILL_FOR_DECODE * n_answered);
+            (computed_tokens * unit_ms, request.is_measure.then_some(PREFILL_FOR_DECODE * unit_ms))
         };
         let prefill_ms = usage.prefill_ms.or(request.is_measure.then_some(prefill_ms));
-        if let Some(prefill_ms) = prefill_ms.filter(|_| computed >= COMPUTED_TOKENS_MIN) {
-            self.speed.prefilled(computed, prefill_ms, at);
+        if let Some(prefill_ms) = prefill_ms.filter(|_| computed_tokens >= COMPUTED_TOKENS_MIN) {
+            self.speed.prefilled(computed_tokens, prefill_ms, at);
         }
         if let Some(step_ms) = usage.decode_step_ms.or(step_ms) {
             self.speed.decoded(step_ms, at);

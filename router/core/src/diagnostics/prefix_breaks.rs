@@ -211,8 +211,8 @@ impl Conversations {
         let keys: Vec<u64> = spoken.chat.session.into_iter().chain(questions(earlier)).collect();
         let same = keys.iter().rev().filter_map(|question| self.by_question.get(&(spoken.root, *question)));
         let before = same.flat_map(|ids| ids.iter().rev()).filter_map(|id| self.by_id.get(id));
-        let found = before.take(COMPARED_MAX).find_map(|before| continuity(before, spoken));
-        (None, found.unwrap_or(PrefixContinuity::New))
+        let continuity_found = before.take(COMPARED_MAX).find_map(|before| continuity(before, spoken));
+        (None, continuity_found.unwrap_or(PrefixContinuity::New))
     }
 
     fn forget(&mut self, id: u64) {

@@ -92,8 +92,8 @@ impl ToolLists {
     /// Cost: O(lists + texts of one list).
     pub fn observe(&mut self, root: BlockHash, spoken: ToolsBehindText) -> bool {
         let is_same = |list: &ToolList| list.root == root && list.tools == spoken.tools;
-        let known = self.recent.iter().position(is_same).and_then(|idx| self.recent.remove(idx));
-        let mut list = known.unwrap_or_else(|| ToolList { root, tools: spoken.tools, texts: VecDeque::new() });
+        let earlier = self.recent.iter().position(is_same).and_then(|idx| self.recent.remove(idx));
+        let mut list = earlier.unwrap_or_else(|| ToolList { root, tools: spoken.tools, texts: VecDeque::new() });
         let n_texts = list.texts.len();
         list.texts.retain(|text| *text != spoken.text);
         let repeats = n_texts > 0 && list.texts.len() == n_texts;

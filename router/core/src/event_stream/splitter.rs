@@ -39,10 +39,10 @@ impl Splitter {
         let mut ends: Option<Ends> = None;
         let mut at = 0;
         while at < piece.len() {
-            let rest = &piece[at..];
-            let text_len = memchr::memchr2(b'\n', b'\r', rest).unwrap_or(rest.len());
+            let bytes_left = &piece[at..];
+            let text_len = memchr::memchr2(b'\n', b'\r', bytes_left).unwrap_or(bytes_left.len());
             if text_len > 0 {
-                self.go_on(rest[0]);
+                self.go_on(bytes_left[0]);
             }
             at += text_len;
             let Some(&byte) = piece.get(at) else { break };

@@ -111,9 +111,10 @@ pub fn check_alone(model: &ModelInfo) -> Option<Mismatch> {
     if let Some(adapter) = model.adapters.iter().find(|a| a.name.is_empty() || a.name.len() > NAME_BYTES_MAX) {
         return nonsense("the length of an adapter's name", &adapter.name.len());
     }
-    if let Some(applied) = model.adapter_in_force.filter(|applied| usize::from(applied.adapter) >= model.adapters.len())
+    if let Some(adapter_in_force) =
+        model.adapter_in_force.filter(|adapter_in_force| usize::from(adapter_in_force.adapter) >= model.adapters.len())
     {
-        return nonsense("the adapter in force", &applied.adapter);
+        return nonsense("the adapter in force", &adapter_in_force.adapter);
     }
     if model.chat_template_kwargs.len() > TEMPLATE_KWARGS_BYTES_MAX {
         return nonsense("the length of chat_template_kwargs", &model.chat_template_kwargs.len());
@@ -141,26 +142,29 @@ pub struct Declaration<'a> {
 
 /// Returns, for each worker that declares a model, the reason to exclude it from the fleet.
 ///
-/// Shape: `declared` `[n]` -> `[n]`; `None` stands for a worker that is not connected. The order of the workers makes
-/// no difference.
-pub fn check_all(declared: &[Option<Declaration<'_>>]) -> Vec<Option<Mismatch>> {
-    let mut verdicts: Vec<_> = declared.iter().map(|own| own.and_then(|own| check_alone(own.model))).collect();
-    let sound = declared.iter().enumerate().filter_map(|(idx, own)| {
-        let own = (*own).filter(|_| verdicts[idx].is_none())?;
-        Some((idx, own, identity(own.model)))
+/// Shape: `declarations` `[n]` -> `[n]`; `None` stands for a worker that is not connected. The order of the workers
+/// makes no difference.
+pub fn check_all(declarations: &[Option<Declaration<'_>>]) -> Vec<Option<Mismatch>> {
+    let mut verdicts: Vec<_> = declarations
+        .iter()
+        .map(|declaration| declaration.and_then(|declaration| check_alone(declaration.model)))
+        .collect();
+    let sound = declarations.iter().enumerate().filter_map(|(idx, declaration)| {
+        let declaration = (*declaration).filter(|_| verdicts[idx].is_none())?;
+        Some((idx, declaration, identity(declaration.model)))
     });
     let sound: Vec<_> = sound.collect();
     let mut pools: HashMap<(&str, bool), HashMap<&Identity, Support>> = HashMap::new();
-    for (_, own, identity) in &sound {
-        for name in &own.model.names {
-            pools.entry(pool(own.model, name)).or_default().entry(identity).or_default().add(*own);
+    for (_, declaration, identity) in &sound {
+        for name in &declaration.model.names {
+            pools.entry(pool(declaration.model, name)).or_default().entry(identity).or_default().add(*declaration);
         }
     }
     let right: HashMap<_, &Identity> =
         pools.into_iter().filter_map(|(pool, models)| Some((pool, best_supported(models)?))).collect();
-    for (idx, own, identity) in &sound {
-        let differs = |name: &String| difference(name, identity, right[&pool(own.model, name)]);
-        verdicts[*idx] = own.model.names.iter().find_map(differs);
+    for (idx, declaration, identity) in &sound {
+        let differs = |name: &String| difference(name, identity, right[&pool(declaration.model, name)]);
+        verdicts[*idx] = declaration.model.names.iter().find_map(differs);
     }
     verdicts
 }
@@ -249,7 +253,11 @@ fn identity(model: &ModelInfo) -> Identity {
         ("adapters", list(adapters.map(|adapter| adapter.fingerprint.to_string()))),
         (
             "the adapter in force",
-            or_none(model.adapter_in_force.map(|applied| format!("{} x {}", applied.adapter, applied.scale))),
+            or_none(
+                model
+                    .adapter_in_force
+                    .map(|adapter_in_force| format!("{} x {}", adapter_in_force.adapter, adapter_in_force.scale)),
+            ),
         ),
         ("media", or_none(model.media.map(|reading| reading.fingerprint.to_string()))),
         ("embedding", or_none(model.embedding.map(|embedding| embedding.to_string()))),

@@ -164,7 +164,7 @@ impl<A: Clone + Eq + Hash> Membership<A> {
         self.by_address.insert(address.clone(), worker);
         let place = MemberPlace::Taken { address: address.clone(), phase: Phase::Staying };
         match self.places.get_mut(worker.0 as usize) {
-            Some(empty) => *empty = place,
+            Some(empty_place) => *empty_place = place,
             None => self.places.push(place),
         }
         MembershipChange::Joined { worker, address }

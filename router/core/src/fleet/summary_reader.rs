@@ -233,11 +233,11 @@ impl SummaryReader {
                 let view = self.view.ok_or(Violation::Identity)?;
                 check_order(view.stamp, stamp)?;
                 // Everything is checked before anything is applied.
-                let stored = changes.iter().filter_map(|change| match change {
+                let stored_runs = changes.iter().filter_map(|change| match change {
                     Change::Stored(run) => Some(run),
                     Change::Removed(_) | Change::Accepted(_) => None,
                 });
-                self.check_runs(stored, view.n_slots)?;
+                self.check_runs(stored_runs, view.n_slots)?;
                 load.iter().try_for_each(|load| check_load(load, view.n_slots))?;
                 (self.view, self.newest) = (Some(ViewPosition { stamp, ..view }), Some(stamp));
                 self.state = StreamPhase::Live(StreamProgress::Some);
@@ -265,7 +265,7 @@ impl SummaryReader {
         let is_older = |than: Stamp| {
             stamp.worker_uid == than.worker_uid && (stamp.boot_epoch, stamp.seq) < (than.boot_epoch, than.seq)
         };
-        let is_shown_again = |refused: Stamp| stamp.is_same_boot(refused) && !is_older(refused);
+        let is_shown_again = |refused_stamp: Stamp| stamp.is_same_boot(refused_stamp) && !is_older(refused_stamp);
         match self.newest.filter(|newest| is_older(*newest)) {
             Some(newest) if !self.refused.is_some_and(is_shown_again) => {
                 self.refused = Some(stamp);

@@ -225,9 +225,9 @@ impl BlockTable {
         }
         for distance in 0..LINES_TRIED {
             let line = &self.lines[self.line_at(probe, distance)];
-            let found = line.find(probe.slot(distance, 0), |_, id| check(id));
-            if found.is_some() || !line.was_passed() {
-                return found;
+            let value = line.find(probe.slot(distance, 0), |_, id| check(id));
+            if value.is_some() || !line.was_passed() {
+                return value;
             }
         }
         None
@@ -280,8 +280,8 @@ impl BlockTable {
     fn find_slot(&self, probe: BlockProbe, id: u32) -> Option<(usize, usize, usize)> {
         (0..LINES_TRIED).find_map(|distance| {
             let line = self.line_at(probe, distance);
-            let accepted = |idx, found| (found == id).then_some((distance, line, idx));
-            self.lines[line].find(probe.slot(distance, 0), accepted)
+            let accepted_slot = |idx, found_id| (found_id == id).then_some((distance, line, idx));
+            self.lines[line].find(probe.slot(distance, 0), accepted_slot)
         })
     }
 }
@@ -314,9 +314,9 @@ impl TableLine {
             // An empty slot has no number.
             if let Some(id) = (self.0[idx] & ID_MASK).checked_sub(1)
                 && self.extra(idx) == like.extra
-                && let Some(found) = check(idx, id)
+                && let Some(value) = check(idx, id)
             {
-                return Some(found);
+                return Some(value);
             }
             mask &= mask - 1;
         }

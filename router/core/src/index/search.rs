@@ -33,9 +33,9 @@ pub(super) struct SearchStep {
 
 impl SearchStep {
     fn new(keys: &[BlockKey], first: usize, segment: SegmentRef) -> Self {
-        let found = segment.as_ref().map(Segment::from);
-        let n = found.map_or(0, |found| found.n_common(0, &keys[first..]));
-        let only = found.map_or(0, Segment::only);
+        let first_segment = segment.as_ref().map(Segment::from);
+        let n = first_segment.map_or(0, |first_segment| first_segment.n_common(0, &keys[first..]));
+        let only = first_segment.map_or(0, Segment::only);
         Self { segment, only, first, n }
     }
 
@@ -64,8 +64,8 @@ impl SearchStep {
 
     /// Returns the segment.
     pub(super) fn segment(&self) -> Segment<'_> {
-        let shared = self.segment.as_ref().expect("a table finds segments that are there");
-        Segment::with_only(shared, self.only)
+        let shared_segment = self.segment.as_ref().expect("a table finds segments that are there");
+        Segment::with_only(shared_segment, self.only)
     }
 }
 
@@ -123,17 +123,17 @@ fn take_plain(step: &SearchStep, matches: &mut Vec<Match>) {
     met.iter_mut().zip(&*matches).for_each(|(met, found)| *met = found.worker);
     met.sort_unstable();
     let segment = step.segment();
-    let mut rest = segment.span_words();
+    let mut words_left = segment.span_words();
     let blocks = step.blocks(step.n);
     let to_match = |&word: &u64| to_match(BlockSpan(word), blocks);
     for met in met {
-        let at = rest.partition_point(|&word| BlockSpan(word).worker() < *met);
-        let (before, behind) = rest.split_at(at);
+        let at = words_left.partition_point(|&word| BlockSpan(word).worker() < *met);
+        let (before, behind) = words_left.split_at(at);
         matches.extend(before.iter().map(to_match));
         let is_met = behind.first().is_some_and(|&word| BlockSpan(word).worker() == *met);
-        rest = &behind[usize::from(is_met)..];
+        words_left = &behind[usize::from(is_met)..];
     }
-    matches.extend(rest.iter().map(to_match));
+    matches.extend(words_left.iter().map(to_match));
 }
 
 /// Adds the workers of a segment that are not in `matches` yet.
@@ -141,7 +141,7 @@ fn take(step: &SearchStep, matches: &mut Vec<Match>) {
     let n_before = matches.len();
     let mut met: Vec<WorkerIdx> = Vec::new();
     if n_before > FEW {
-        met.extend(matches.iter().map(|found| found.worker));
+        met.extend(matches.iter().map(|prefix_match| prefix_match.worker));
         met.sort_unstable();
     }
     let mut met = met.iter().peekable();
@@ -152,7 +152,7 @@ fn take(step: &SearchStep, matches: &mut Vec<Match>) {
             while met.next_if(|met| **met < worker).is_some() {}
             met.peek() == Some(&&worker)
         } else {
-            matches[..n_before].iter().any(|found| found.worker == worker)
+            matches[..n_before].iter().any(|prefix_match| prefix_match.worker == worker)
         };
         if is_met {
             continue;
@@ -163,7 +163,7 @@ fn take(step: &SearchStep, matches: &mut Vec<Match>) {
         matches.push(to_match(span, step.blocks(span.to().min(step.n))));
     }
     let new_matches = &mut matches[n_before..];
-    let order = |found: &Match| (Reverse(found.blocks), found.worker);
+    let order = |prefix_match: &Match| (Reverse(prefix_match.blocks), prefix_match.worker);
     if !new_matches.is_sorted_by_key(order) {
         new_matches.sort_unstable_by_key(order);
     }

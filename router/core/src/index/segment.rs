@@ -46,8 +46,8 @@ pub(super) struct Segment<'a> {
 }
 
 impl<'a> From<&'a SharedSegment> for Segment<'a> {
-    fn from(shared: &'a SharedSegment) -> Self {
-        Self::with_only(shared, shared.header.header.only.load(Ordering::Relaxed))
+    fn from(segment: &'a SharedSegment) -> Self {
+        Self::with_only(segment, segment.header.header.only.load(Ordering::Relaxed))
     }
 }
 
@@ -112,8 +112,8 @@ impl<'a> Segment<'a> {
 
     /// Returns this segment and `next` as one, under this one's number; `words` is scratch memory.
     pub(super) fn joined(self, next: Segment<'_>, words: &mut Vec<u64>) -> SharedSegment {
-        let shifted = |span: BlockSpan| span.form().over(span.from() + self.len()..span.to() + self.len());
-        let mut spans: Vec<BlockSpan> = self.spans().chain(next.spans().map(shifted)).collect();
+        let shifted_span = |span: BlockSpan| span.form().over(span.from() + self.len()..span.to() + self.len());
+        let mut spans: Vec<BlockSpan> = self.spans().chain(next.spans().map(shifted_span)).collect();
         spans.sort_unstable_by_key(|span| (span.worker(), span.from()));
         coalesce(&mut spans);
         words.clear();
@@ -126,8 +126,8 @@ impl<'a> Segment<'a> {
 
     /// Returns a segment with `only` as its only span, as it was at some earlier time; ignored if the segment has
     /// several spans.
-    pub(super) fn with_only(shared: &'a SharedSegment, only: u64) -> Self {
-        Self { head: &shared.header.header, words: &shared.slice, only }
+    pub(super) fn with_only(segment: &'a SharedSegment, only: u64) -> Self {
+        Self { head: &segment.header.header, words: &segment.slice, only }
     }
 
     /// Returns the word of the only span, if there is exactly one.
@@ -210,58 +210,58 @@ impl<'a> Segment<'a> {
     ///
     /// Shape: the spans of `new` are of that worker, ordered, and within `range`.
     pub(super) fn edit(self, worker: WorkerIdx, range: Range<usize>, new: &[BlockSpan]) -> Option<Edit> {
-        let replaced = self.places_of(worker);
-        let old = || self.span_words()[replaced.clone()].iter().copied().map(BlockSpan);
-        let left = |span: &BlockSpan| span.from() < range.start;
-        let right = |span: &BlockSpan| span.to() > range.end;
-        let mut with: Vec<BlockSpan> = Vec::with_capacity(replaced.len() + 3);
-        with.extend(old().filter(left).map(|span| span.form().over(span.from()..span.to().min(range.start))));
+        let replaced_spans = self.places_of(worker);
+        let old = || self.span_words()[replaced_spans.clone()].iter().copied().map(BlockSpan);
+        let begins_before = |span: &BlockSpan| span.from() < range.start;
+        let ends_after = |span: &BlockSpan| span.to() > range.end;
+        let mut with: Vec<BlockSpan> = Vec::with_capacity(replaced_spans.len() + 3);
+        with.extend(old().filter(begins_before).map(|span| span.form().over(span.from()..span.to().min(range.start))));
         with.extend_from_slice(new);
-        with.extend(old().filter(right).map(|span| span.form().over(span.from().max(range.end)..span.to())));
+        with.extend(old().filter(ends_after).map(|span| span.form().over(span.from().max(range.end)..span.to())));
         coalesce(&mut with);
         if old().eq(with.iter().copied()) {
             return None;
         }
         let mut lost = Digest::default();
         for span in old() {
-            let held = span.from().max(range.start)..span.to().min(range.end);
-            self.keys().get(held).into_iter().flatten().for_each(|key| lost.add(BlockKey(*key)));
+            let held_blocks = span.from().max(range.start)..span.to().min(range.end);
+            self.keys().get(held_blocks).into_iter().flatten().for_each(|key| lost.add(BlockKey(*key)));
         }
-        Some(Edit { replaced, with, lost })
+        Some(Edit { replaced: replaced_spans, with, lost })
     }
 
     /// Returns the end of the last block that any worker holds after an edit.
     pub(super) fn n_held_after(self, edit: &Edit) -> usize {
-        let kept = self.spans().enumerate().filter(|(idx, _)| !edit.replaced.contains(idx)).map(|(_, span)| span);
-        kept.chain(edit.with.iter().copied()).map(BlockSpan::to).max().unwrap_or(0)
+        let kept_spans = self.spans().enumerate().filter(|(idx, _)| !edit.replaced.contains(idx)).map(|(_, span)| span);
+        kept_spans.chain(edit.with.iter().copied()).map(BlockSpan::to).max().unwrap_or(0)
     }
 
-    /// Returns the offset of the first of `asked`; found at once if `asked` are the first or the last blocks.
-    pub(super) fn offset_of(self, asked: &[BlockKey]) -> Option<usize> {
-        let (keys, BlockKey(key)) = (self.keys(), *asked.first()?);
-        let at_end = keys.len().saturating_sub(asked.len());
+    /// Returns the offset of the first block of `chain`; found at once if these are the first or the last blocks.
+    pub(super) fn offset_of(self, chain: &[BlockKey]) -> Option<usize> {
+        let (keys, BlockKey(key)) = (self.keys(), *chain.first()?);
+        let at_end = keys.len().saturating_sub(chain.len());
         if let Some(offset) = [0, at_end].into_iter().find(|&offset| keys[offset] == key) {
             return Some(offset);
         }
         // Eight at a time without a branch: the compiler turns them into one vector comparison.
-        let holds = |chunk: &[u64]| chunk.iter().fold(false, |found, &other| found | (other == key));
+        let holds = |chunk: &[u64]| chunk.iter().fold(false, |is_held, &other| is_held | (other == key));
         let start = keys.chunks(8).position(holds)? * 8;
         keys[start..].iter().position(|&other| other == key).map(|offset| start + offset)
     }
 
-    /// Returns how many blocks from `offset` on equal the first ones of `asked`; the first is known to be equal.
+    /// Returns how many blocks from `offset` on equal the first ones of `chain`; the first is known to be equal.
     ///
     /// Cost: one comparison if all agree, otherwise O(log n).
-    pub(super) fn n_common(self, offset: usize, asked: &[BlockKey]) -> usize {
+    pub(super) fn n_common(self, offset: usize, chain: &[BlockKey]) -> usize {
         let keys = &self.keys()[offset..];
-        let n = keys.len().min(asked.len());
-        if keys[n - 1] == asked[n - 1].0 {
+        let n = keys.len().min(chain.len());
+        if keys[n - 1] == chain[n - 1].0 {
             return n;
         }
         let (mut agrees, mut differs) = (0, n - 1);
         while agrees + 1 < differs {
             let middle = agrees.midpoint(differs);
-            if keys[middle] == asked[middle].0 { agrees = middle } else { differs = middle }
+            if keys[middle] == chain[middle].0 { agrees = middle } else { differs = middle }
         }
         agrees + 1
     }

@@ -41,8 +41,8 @@ impl SegmentTable {
 
     /// Returns the segment that begins with a block.
     pub(super) fn find(&self, key: BlockKey) -> Option<SegmentRef> {
-        let held = self.slot_of(self.hasher.hash(key)).ok()?.segment.load();
-        held.as_ref().is_some_and(|segment| Segment::from(segment).first() == key).then_some(held)
+        let segment_held = self.slot_of(self.hasher.hash(key)).ok()?.segment.load();
+        segment_held.as_ref().is_some_and(|segment| Segment::from(segment).first() == key).then_some(segment_held)
     }
 
     /// Returns the slot of a hash, or the empty slot into which it would be put; `Err(None)` if the table has no slots.
@@ -53,7 +53,7 @@ impl SegmentTable {
         while let Some(slot) = self.slots.get(place) {
             match slot.get() {
                 None => return Err(Some(slot)),
-                Some(found) if found.hash == hash => return Ok(found),
+                Some(entry) if entry.hash == hash => return Ok(entry),
                 Some(_) => place = (place + 1) & mask,
             }
         }
@@ -67,8 +67,8 @@ impl SegmentTable {
                 None => Put::Revived,
             },
             Err(slot) => {
-                let fresh = TableSlot { hash, segment: ArcSwapAny::new(Some(segment)) };
-                let is_put = slot.is_some_and(|slot| slot.set(fresh).is_ok());
+                let entry = TableSlot { hash, segment: ArcSwapAny::new(Some(segment)) };
+                let is_put = slot.is_some_and(|slot| slot.set(entry).is_ok());
                 debug_assert!(is_put, "the one writer makes room first");
                 Put::New
             }

@@ -175,9 +175,9 @@ impl IndexWriter {
             // Their lines are loaded while the segment is looked up.
             let probes = self.probes(keys[batch.clone()].iter().map(|key| key.0));
             while at < batch.end {
-                let known = &probes[at - batch.start..batch.len()];
-                at += match self.locate_at(known[0], &keys[at..]) {
-                    Some(place) => self.withdraw_stretch(worker, place, &keys[at..], known),
+                let known_probes = &probes[at - batch.start..batch.len()];
+                at += match self.locate_at(known_probes[0], &keys[at..]) {
+                    Some(place) => self.withdraw_stretch(worker, place, &keys[at..], known_probes),
                     None => 1,
                 };
             }
@@ -239,11 +239,12 @@ impl IndexWriter {
         let end_of = (range.end == segment.len()).then_some(at.id);
         let edit = segment.edit(worker, range.clone(), &piece.spans(at.offset, n));
         if let Some(edit) = edit {
-            let changed = (!segment.change(&edit)).then(|| segment.edited(&edit, segment.len(), &[], &mut self.words));
+            let changed_segment =
+                (!segment.change(&edit)).then(|| segment.edited(&edit, segment.len(), &[], &mut self.words));
             self.count(worker, at.id, &edit);
             self.holdings[worker.0 as usize].gain(&piece.keys[..n]);
-            if let Some(changed) = changed {
-                self.put(at.id, changed);
+            if let Some(changed_segment) = changed_segment {
+                self.put(at.id, changed_segment);
             }
         }
         self.note_touched(at.id, range);
@@ -253,13 +254,13 @@ impl IndexWriter {
     /// Records the first blocks of a piece that no segment has: appended to the segment `end_of` if only this worker
     /// holds its end, otherwise as a new segment.
     fn store(&mut self, worker: WorkerIdx, piece: RunPiece<'_>, end_of: Option<u32>) -> (usize, Option<u32>) {
-        let own = end_of.filter(|&id| {
+        let own_segment = end_of.filter(|&id| {
             // The eviction for this piece may have removed the segment.
             let segment = self.numbers.get(id);
             let is_own = |segment: Segment<'_>| segment.spans().all(|span| span.worker() == worker);
             segment.map(Segment::from).is_some_and(|segment| segment.len() < SEGMENT_BLOCKS_MAX && is_own(segment))
         });
-        let (id, offset) = match own {
+        let (id, offset) = match own_segment {
             Some(id) => (id, self.numbers.segment(id).len()),
             None => (self.numbers.take(), 0),
         };
@@ -268,10 +269,10 @@ impl IndexWriter {
         self.n_inserted_in_epoch += n;
         if n == 0 {
             // The table had no slot for the first block; the next call makes a larger one.
-            if own.is_none() {
+            if own_segment.is_none() {
                 self.numbers.give_back(id);
             }
-        } else if own.is_some() {
+        } else if own_segment.is_some() {
             let segment = self.numbers.segment(id);
             let edit = segment
                 .edit(worker, offset..offset + n, &spans)
@@ -300,8 +301,8 @@ impl IndexWriter {
             let probe = probes[n % BATCH];
             let has = |other: u32| {
                 let segment = self.numbers.get(other);
-                let stored = segment.is_some_and(|segment| Segment::from(segment).offset_of(&[key]).is_some());
-                (stored || other == id && keys[..n].contains(&key)).then_some(())
+                let is_stored = segment.is_some_and(|segment| Segment::from(segment).offset_of(&[key]).is_some());
+                (is_stored || other == id && keys[..n].contains(&key)).then_some(())
             };
             if self.locator.find(probe, has).is_some() || !self.locator.insert(probe, id) {
                 return n;
@@ -388,14 +389,14 @@ impl IndexWriter {
     /// holds any more.
     fn withdraw(&mut self, worker: WorkerIdx, id: u32, ReleasedBlocks { range, probes }: ReleasedBlocks<'_>) {
         // An earlier range may have removed the whole segment.
-        let Some(shared) = self.numbers.get(id).cloned() else { return };
-        let segment = Segment::from(&shared);
+        let Some(shared_segment) = self.numbers.get(id).cloned() else { return };
+        let segment = Segment::from(&shared_segment);
         let start = range.start;
         let Some(edit) = segment.edit(worker, range, &[]) else { return };
         let n_left = segment.n_held_after(&edit);
         let given_up = &segment.keys()[n_left..];
-        let known = n_left.checked_sub(start).and_then(|passed| probes.get(passed..)).unwrap_or_default();
-        self.unindex(given_up, id, &known[..known.len().min(given_up.len())]);
+        let known_probes = n_left.checked_sub(start).and_then(|n_passed| probes.get(n_passed..)).unwrap_or_default();
+        self.unindex(given_up, id, &known_probes[..known_probes.len().min(given_up.len())]);
         self.count(worker, id, &edit);
         if n_left == 0 {
             self.close(id);
@@ -423,10 +424,10 @@ impl IndexWriter {
     }
 
     fn join(&mut self, first: u32, second: u32) {
-        let joined = self.numbers.segment(first).joined(self.numbers.segment(second), &mut self.words);
+        let joined_segment = self.numbers.segment(first).joined(self.numbers.segment(second), &mut self.words);
         self.relabel(second, first);
         // Readers find the whole segment before its second half is removed.
-        self.put(first, joined);
+        self.put(first, joined_segment);
         let old = self.numbers.close(second);
         let two = Segment::from(&old);
         self.forget(two);
@@ -440,8 +441,8 @@ impl IndexWriter {
 
     /// Gives all blocks of a segment the number `to`.
     fn relabel(&mut self, id: u32, to: u32) {
-        let Some(shared) = self.numbers.get(id).cloned() else { return };
-        for batch in Segment::from(&shared).keys().chunks(BATCH) {
+        let Some(shared_segment) = self.numbers.get(id).cloned() else { return };
+        for batch in Segment::from(&shared_segment).keys().chunks(BATCH) {
             let probes = self.probes(batch.iter().copied());
             probes[..batch.len()].iter().for_each(|&probe| self.locator.relabel(probe, id, to));
         }

@@ -100,9 +100,9 @@ impl FleetHealth {
         let health = self.of_mut(worker);
         let pauses = std::mem::take(&mut health.pauses).answered(now);
         *health = Health { pauses, ..Health::default() };
-        for failed in failures {
-            if failed.failure.blame() == Blame::Unproven && failed.worker != worker {
-                self.of_mut(failed.worker).proven(now);
+        for attempt in failures {
+            if attempt.failure.blame() == Blame::Unproven && attempt.worker != worker {
+                self.of_mut(attempt.worker).proven(now);
             }
         }
     }

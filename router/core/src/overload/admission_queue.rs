@@ -154,12 +154,12 @@ impl AdmissionQueue {
     /// Returns the workers that a request must leave to earlier ones if it tries to start now; `None` if it may not
     /// try: another one with its needs is earlier, or one whose workers are not known yet.
     pub fn turn(&self, id: WaiterId) -> Option<Vec<WorkerIdx>> {
-        let mut awaited = Vec::new();
+        let mut awaited_workers = Vec::new();
         for other in self.trying() {
             if other == id {
-                return Some(awaited);
+                return Some(awaited_workers);
             }
-            awaited.extend(self.demands[&self.waiting[&other].needs].awaited.as_ref()?);
+            awaited_workers.extend(self.demands[&self.waiting[&other].needs].awaited.as_ref()?);
         }
         None
     }
@@ -167,11 +167,11 @@ impl AdmissionQueue {
     /// Records that a request could not start, and the workers that had no capacity for it; none if all are paused.
     ///
     /// Returns whether other requests may try because of it.
-    pub fn refused(&mut self, id: WaiterId, awaited: &[WorkerIdx]) -> bool {
+    pub fn refused(&mut self, id: WaiterId, awaited_workers: &[WorkerIdx]) -> bool {
         let Some(waiter) = self.waiting.get(&id) else { return false };
         let demand = self.demands.entry(waiter.needs).or_default();
         let was_paused = demand.is_paused();
-        let before = demand.awaited.replace(awaited.to_vec());
+        let before = demand.awaited.replace(awaited_workers.to_vec());
         before.is_none() || demand.is_paused() && !was_paused
     }
 
@@ -219,9 +219,9 @@ impl AdmissionQueue {
 
     /// Removes a request from the queue; returns whether it was there.
     pub fn leave(&mut self, id: WaiterId) -> bool {
-        let left = self.remove(id).is_some();
+        let was_queued = self.remove(id).is_some();
         self.forget();
-        left
+        was_queued
     }
 
     /// Removes and returns the requests whose deadline has passed.

@@ -100,13 +100,13 @@ pub enum RetryDecision {
 }
 
 impl RetryOptions {
-    /// Returns the decision after the failure of attempt `n_attempts`, `elapsed` after the request's first failure; the
-    /// client has received nothing yet.
+    /// Returns the decision after the failure of attempt `n_attempts`, `elapsed_time` after the request's first
+    /// failure; the client has received nothing yet.
     ///
     /// The time before the request's first failure does not count as time of retries, and neither does the time that it
     /// took to notice the loss of a worker.
-    pub fn after(&self, n_attempts: u32, failure: WorkerFailure, elapsed: Duration) -> RetryDecision {
-        let is_in_time = failure == WorkerFailure::Lost || elapsed <= self.elapsed_max;
+    pub fn after(&self, n_attempts: u32, failure: WorkerFailure, elapsed_time: Duration) -> RetryDecision {
+        let is_in_time = failure == WorkerFailure::Lost || elapsed_time <= self.elapsed_max;
         if n_attempts < self.attempts_max && is_in_time { RetryDecision::TryAnother } else { RetryDecision::GiveUp }
     }
 }

@@ -150,7 +150,7 @@ impl<'a> PromptView<'a> {
     /// have the same key.
     pub fn first_new_block(&self) -> u64 {
         let Self::Known { keys, matches, .. } = self else { return 0 };
-        let n_held = matches.iter().map(|found| found.blocks).max().unwrap_or(0);
+        let n_held = matches.iter().map(|prefix_match| prefix_match.blocks).max().unwrap_or(0);
         keys.get(n_held as usize).or(keys.last()).map_or(0, |key| key.0)
     }
 
@@ -198,17 +198,19 @@ impl<'a> Candidate<'a> {
     /// cached up to the block before. `block_size_tokens` is the block size by which the prompt is hashed.
     pub fn score(worker: &'a WorkerView, prompt: PromptView<'_>, block_size_tokens: u32, load: WorkerLoad<'a>) -> Self {
         let n_tokens = prompt.n_tokens();
-        let found = match prompt {
-            PromptView::Known { matches, .. } => matches.iter().copied().find(|found| found.worker == worker.idx),
+        let prefix_match = match prompt {
+            PromptView::Known { matches, .. } => {
+                matches.iter().copied().find(|prefix_match| prefix_match.worker == worker.idx)
+            }
             PromptView::Estimated { .. } => None,
         };
         let blocks_max = n_tokens.saturating_sub(1) / block_size_tokens.max(1);
-        let cached_blocks = found.map_or(0, |found| found.blocks.min(blocks_max));
+        let cached_blocks = prefix_match.map_or(0, |prefix_match| prefix_match.blocks.min(blocks_max));
         let cached_tokens = cached_blocks * block_size_tokens;
         let encoded_tokens = prompt.media_tokens_behind(cached_tokens);
         let work = PrefillWork { prompt_tokens: n_tokens, cached_tokens, fetched_tokens: 0, encoded_tokens };
         let cost = Cost::of(work, load);
-        Self { worker, found, cached_blocks, transfer: None, work, cost, load, recent_tokens: 0.0 }
+        Self { worker, found: prefix_match, cached_blocks, transfer: None, work, cost, load, recent_tokens: 0.0 }
     }
 
     /// Returns the candidate with the transfer that saves it most time, if one does.
@@ -309,11 +311,11 @@ fn least_loaded<'c, 'a>(candidates: &'c [Candidate<'a>], ties: TieBreak) -> Opti
     })
 }
 
-/// Returns the reason why `chosen` was chosen among `candidates`.
+/// Returns the reason why `winner` was chosen among `candidates`.
 pub fn reason(
     policy: Policy,
     candidates: &[Candidate<'_>],
-    chosen: &Candidate<'_>,
+    winner: &Candidate<'_>,
     prompt: PromptView<'_>,
 ) -> ChoiceReason {
     if candidates.len() == 1 {
@@ -325,27 +327,27 @@ pub fn reason(
     let longest = candidates.iter().map(|candidate| candidate.cached_blocks).max().unwrap_or(0);
     match prompt {
         PromptView::Estimated { .. } => ChoiceReason::Load,
-        PromptView::Known { .. } if chosen.transfer.is_some() => ChoiceReason::Transfer,
+        PromptView::Known { .. } if winner.transfer.is_some() => ChoiceReason::Transfer,
         PromptView::Known { .. } if longest == 0 => ChoiceReason::Cold,
-        PromptView::Known { .. } if chosen.cached_blocks == longest => ChoiceReason::Prefix,
+        PromptView::Known { .. } if winner.cached_blocks == longest => ChoiceReason::Prefix,
         PromptView::Known { .. } => ChoiceReason::Load,
     }
 }
 
-/// Returns the load of `worker` for [`Candidate::score`], with `assumed` speeds in place of those that it has not
+/// Returns the load of `worker` for [`Candidate::score`], with `assumed_speeds` in place of those that it has not
 /// measured recently.
 pub(crate) fn worker_load(
     worker: &WorkerView,
-    unreported: Unreported,
-    assumed: Speeds,
+    unreported_work: Unreported,
+    assumed_speeds: Speeds,
     now: Instant,
 ) -> WorkerLoad<'_> {
     let age = now.saturating_duration_since(worker.measured_at);
     WorkerLoad {
         load: &worker.load,
-        unreported,
+        unreported: unreported_work,
         n_slots: worker.model.as_ref().map_or(1, |model| model.n_slots),
-        speeds: Speeds::measured_or(&worker.load.rates, assumed).faded(assumed, age),
+        speeds: Speeds::measured_or(&worker.load.rates, assumed_speeds).faded(assumed_speeds, age),
     }
 }
 

@@ -82,14 +82,14 @@ pub struct Speeds {
 
 impl Speeds {
     /// Returns a worker's measured speeds, with assumed ones in place of those it has not measured.
-    pub fn measured_or(rates: &Rates, assumed: Speeds) -> Self {
+    pub fn measured_or(rates: &Rates, assumed_speeds: Speeds) -> Self {
         Self {
             prefill_tokens_per_ms: rates
                 .prefill_tokens_per_s
-                .map_or(assumed.prefill_tokens_per_ms, |rate| f64::from(rate) / 1000.0),
-            decode_step_ms: rates.decode_step_ms.map_or(assumed.decode_step_ms, f64::from),
-            answer_tokens: rates.answer_tokens.map_or(assumed.answer_tokens, f64::from),
-            encode_ms_per_token: rates.encode_ms_per_token.map_or(assumed.encode_ms_per_token, f64::from),
+                .map_or(assumed_speeds.prefill_tokens_per_ms, |rate| f64::from(rate) / 1000.0),
+            decode_step_ms: rates.decode_step_ms.map_or(assumed_speeds.decode_step_ms, f64::from),
+            answer_tokens: rates.answer_tokens.map_or(assumed_speeds.answer_tokens, f64::from),
+            encode_ms_per_token: rates.encode_ms_per_token.map_or(assumed_speeds.encode_ms_per_token, f64::from),
         }
     }
 
@@ -97,11 +97,13 @@ impl Speeds {
     /// ages.
     ///
     /// An idle worker measures nothing, so a low rate from its last burst would keep requests away from it forever.
-    pub fn faded(self, assumed: Speeds, age: Duration) -> Self {
-        let faded = |own: f64, assumed: f64| own + faded_share(age) * (assumed - own);
+    pub fn faded(self, assumed_speeds: Speeds, age: Duration) -> Self {
+        let faded_speed = |measured_speed: f64, assumed_speed: f64| {
+            measured_speed + faded_share(age) * (assumed_speed - measured_speed)
+        };
         Self {
-            prefill_tokens_per_ms: faded(self.prefill_tokens_per_ms, assumed.prefill_tokens_per_ms),
-            encode_ms_per_token: faded(self.encode_ms_per_token, assumed.encode_ms_per_token),
+            prefill_tokens_per_ms: faded_speed(self.prefill_tokens_per_ms, assumed_speeds.prefill_tokens_per_ms),
+            encode_ms_per_token: faded_speed(self.encode_ms_per_token, assumed_speeds.encode_ms_per_token),
             ..self
         }
     }

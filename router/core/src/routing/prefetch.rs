@@ -57,18 +57,19 @@ fn layout(fleet: &FleetView, worker: WorkerIdx) -> Option<Fingerprint> {
 
 /// Returns the workers from which a new worker fetches prefixes: those with the most blocks, at most `SOURCES_MAX`.
 pub fn sources(fleet: &FleetView, new: WorkerIdx) -> Vec<WorkerIdx> {
-    let Some(own) = layout(fleet, new) else { return Vec::new() };
+    let Some(own_layout) = layout(fleet, new) else { return Vec::new() };
     let others = fleet.workers.iter().filter(|other| other.idx != new && other.blocks.n_blocks > 0);
-    let mut sources: Vec<_> = others.filter(|other| exchanged(other).is_some_and(|kv| kv.layout == own)).collect();
+    let mut sources: Vec<_> =
+        others.filter(|other| exchanged(other).is_some_and(|kv| kv.layout == own_layout)).collect();
     sources.sort_by_key(|other| (std::cmp::Reverse(other.blocks.n_blocks), other.idx));
     sources.into_iter().map(|other| other.idx).take(SOURCES_MAX).collect()
 }
 
 /// Returns the workers that can take over the state of one that leaves.
 pub fn receivers(fleet: &FleetView, leaving: WorkerIdx) -> Vec<WorkerIdx> {
-    let Some(own) = layout(fleet, leaving) else { return Vec::new() };
+    let Some(own_layout) = layout(fleet, leaving) else { return Vec::new() };
     let stays = fleet.workers.iter().filter(|other| other.idx != leaving && !other.load.draining && !other.is_leaving);
-    stays.filter(|other| exchanged(other).is_some_and(|kv| kv.layout == own)).map(|other| other.idx).collect()
+    stays.filter(|other| exchanged(other).is_some_and(|kv| kv.layout == own_layout)).map(|other| other.idx).collect()
 }
 
 /// Returns the prefixes of several workers, each with its worker, the most important of each in turn.
@@ -85,10 +86,10 @@ pub fn merge(lists: Vec<HotPrefixes>, block_size_tokens: u32) -> Vec<(WorkerIdx,
             let Some(prefix) = list.next() else { return false };
             let chain = block_chain(&prefix.root, &prefix.tokens, block_size_tokens);
             let n_new = chain.iter().filter(|hash| !hashes.contains(*hash)).count();
-            let Some(left) = n_left.checked_sub(n_new * block_size_tokens as usize) else { return false };
+            let Some(n_left_after) = n_left.checked_sub(n_new * block_size_tokens as usize) else { return false };
             // A prefix that is the start of an earlier one has no new block.
             if n_new > 0 {
-                n_left = left;
+                n_left = n_left_after;
                 hashes.extend(chain);
                 prefixes.push((*worker, prefix));
             }
@@ -111,15 +112,16 @@ pub fn divide(
     let mut shares: HashMap<WorkerIdx, Vec<HotPrefix>> = HashMap::new();
     let mut n_given: HashMap<WorkerIdx, usize> = HashMap::new();
     // Blocks that each receiver will have.
-    let mut given: HashSet<(WorkerIdx, BlockHash)> = HashSet::new();
+    let mut blocks_given: HashSet<(WorkerIdx, BlockHash)> = HashSet::new();
     for prefix in prefixes {
         let chain = block_chain(&prefix.root, &prefix.tokens, block_size_tokens);
         let keys: Vec<BlockKey> = chain.iter().map(BlockHash::key).collect();
-        let found = matches(&keys);
+        let prefix_matches = matches(&keys);
         let n_held = |receiver: WorkerIdx| {
-            let ready = found.iter().find(|found| found.worker == receiver && found.state == RunState::Ready);
-            let n_given = chain.iter().take_while(|hash| given.contains(&(receiver, **hash))).count();
-            n_given.max(ready.map_or(0, |found| found.blocks as usize))
+            let is_ready = |held: &&Match| held.worker == receiver && held.state == RunState::Ready;
+            let ready = prefix_matches.iter().find(is_ready);
+            let n_given = chain.iter().take_while(|hash| blocks_given.contains(&(receiver, **hash))).count();
+            n_given.max(ready.map_or(0, |prefix_match| prefix_match.blocks as usize))
         };
         let order = |place: &usize| {
             let Receiver { idx: receiver, name } = receivers[*place];
@@ -130,7 +132,7 @@ pub fn divide(
         let n_missing = chain.len() - n_held(receiver).min(chain.len());
         if n_missing > 0 {
             *n_given.entry(receiver).or_default() += n_missing;
-            given.extend(chain.into_iter().map(|hash| (receiver, hash)));
+            blocks_given.extend(chain.into_iter().map(|hash| (receiver, hash)));
             shares.entry(receiver).or_default().push(prefix);
         }
     }

@@ -71,12 +71,12 @@ pub(super) fn exchanged(worker: &WorkerView) -> Option<KvTransfer> {
 ///
 /// `matches` are the workers' cached prefixes, longest first; blocks that are still being computed cannot be sent.
 pub fn peers(fleet: &FleetView, matches: &[Match]) -> Vec<TransferPeer> {
-    let computed = matches.iter().filter(|found| found.state == RunState::Ready);
-    let peer = |found: &Match| {
-        let layout = exchanged(fleet.worker(found.worker)?)?.layout;
-        Some(TransferPeer { worker: found.worker, blocks: found.blocks, layout })
+    let ready_matches = matches.iter().filter(|prefix_match| prefix_match.state == RunState::Ready);
+    let peer = |prefix_match: &Match| {
+        let layout = exchanged(fleet.worker(prefix_match.worker)?)?.layout;
+        Some(TransferPeer { worker: prefix_match.worker, blocks: prefix_match.blocks, layout })
     };
-    computed.filter_map(peer).take(PEERS_MAX).collect()
+    ready_matches.filter_map(peer).take(PEERS_MAX).collect()
 }
 
 impl Transfer {
@@ -89,12 +89,12 @@ impl Transfer {
         peers: &[TransferPeer],
         bytes_per_ms: impl Fn(WorkerIdx) -> f64,
     ) -> Option<Self> {
-        let own = exchanged(worker)?;
-        let usable = peers.iter().filter(|peer| peer.worker != worker.idx && peer.layout == own.layout);
+        let own_transfer = exchanged(worker)?;
+        let usable = peers.iter().filter(|peer| peer.worker != worker.idx && peer.layout == own_transfer.layout);
         let saving = |peer: &TransferPeer| {
             let blocks = peer.blocks.min(gap.blocks_max);
             let tokens = f64::from(blocks.checked_sub(gap.own_blocks)?) * f64::from(gap.block_size_tokens);
-            let ms = LATENCY_MS + tokens * own.bytes_per_token as f64 / bytes_per_ms(peer.worker);
+            let ms = LATENCY_MS + tokens * own_transfer.bytes_per_token as f64 / bytes_per_ms(peer.worker);
             Some((Self { peer: peer.worker, blocks, ms }, tokens / gap.prefill_tokens_per_ms - ms))
         };
         let worthwhile = usable.filter_map(saving).filter(|(_, saved_ms)| *saved_ms > 0.0);

@@ -105,12 +105,12 @@ impl AssumedCache {
         self.clock
     }
 
-    /// Records that the server no longer had a block of the prompt `own`; `last_use` is that block's previous use.
+    /// Records that the server no longer had a block of the prompt `own_keys`; `last_use` is that block's previous use.
     ///
     /// Cost: O(all assumed blocks).
-    pub(super) fn missed(&mut self, last_use: UseNumber, own: &[BlockKey], changes: &mut Vec<Change>) {
-        let own: HashSet<_> = own.iter().collect();
-        let is_since = |(key, at): &(&BlockKey, &UseNumber)| **at > last_use && !own.contains(key);
+    pub(super) fn missed(&mut self, last_use: UseNumber, own_keys: &[BlockKey], changes: &mut Vec<Change>) {
+        let own_keys: HashSet<_> = own_keys.iter().collect();
+        let is_since = |(key, at): &(&BlockKey, &UseNumber)| **at > last_use && !own_keys.contains(key);
         let n_since = self.last_use.iter().filter(is_since).count();
         // Only half way, because the miss may come from a slot that another branch took over, which loses the end of
         // one prompt and nothing of others.

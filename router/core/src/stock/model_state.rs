@@ -94,25 +94,25 @@ pub(super) struct ModelState {
 }
 
 impl ModelState {
-    pub(super) fn new(placed: Placed) -> Self {
-        let memory = AssumedCache::new(placed.limits);
-        Self { placed, memory, n_differing: 0, generated_at: None }
+    pub(super) fn new(placement: Placed) -> Self {
+        let memory = AssumedCache::new(placement.limits);
+        Self { placed: placement, memory, n_differing: 0, generated_at: None }
     }
 
     /// Takes the model's new description; if more than its residence changed, or if it is unloaded, the assumed blocks
     /// are dropped.
-    pub(super) fn place(&mut self, placed: Placed, changes: &mut Vec<Change>) {
-        let is_unloaded = placed.residence == Residence::Unloaded;
-        let same = Placed { residence: placed.residence, ..self.placed.clone() } == placed;
+    pub(super) fn place(&mut self, placement: Placed, changes: &mut Vec<Change>) {
+        let is_unloaded = placement.residence == Residence::Unloaded;
+        let same = Placed { residence: placement.residence, ..self.placed.clone() } == placement;
         if !same || is_unloaded {
             self.forget(changes);
             self.generated_at = None;
         }
         if !same {
-            self.memory = AssumedCache::new(placed.limits);
+            self.memory = AssumedCache::new(placement.limits);
             self.n_differing = 0;
         }
-        self.placed = placed;
+        self.placed = placement;
     }
 
     /// Drops every block and reports their removal.

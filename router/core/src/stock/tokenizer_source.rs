@@ -65,7 +65,7 @@ pub fn place<'a>(
 ) -> (ModelInfo, TokenizerSource) {
     let stock_model = &server.models[nth];
     let shares_name = |fellow: &PeerServer<'_>| fellow.model.names.iter().any(|name| stock_model.names.contains(name));
-    let own = |model: &ModelInfo| ModelInfo {
+    let own_model = |model: &ModelInfo| ModelInfo {
         names: stock_model.names.clone(),
         n_slots: server.n_slots,
         context_tokens: stock_model.context_tokens,
@@ -79,14 +79,14 @@ pub fn place<'a>(
     };
     match (fellows.into_iter().find(shares_name), configured_model) {
         (Some(PeerServer { model, tokenizer_source: TokenizerSource::Vocabulary }), _) if counts == Counts::Differ => {
-            (own(model), TokenizerSource::Load)
+            (own_model(model), TokenizerSource::Load)
         }
-        (Some(PeerServer { model, tokenizer_source }), _) => (own(model), tokenizer_source),
-        (None, Some(model)) if nth == 0 => (own(model), TokenizerSource::Vocabulary),
+        (Some(PeerServer { model, tokenizer_source }), _) => (own_model(model), tokenizer_source),
+        (None, Some(model)) if nth == 0 => (own_model(model), TokenizerSource::Vocabulary),
         (None, Some(model)) => {
             // Models of one server share no state, even if one vocabulary is configured for all of them.
             let fingerprint = beside(model, &stock_model.names[0]);
-            (ModelInfo { fingerprint, ..own(model) }, TokenizerSource::Vocabulary)
+            (ModelInfo { fingerprint, ..own_model(model) }, TokenizerSource::Vocabulary)
         }
         (None, None) => (text_blocks::model(stock_model, server.n_slots), TokenizerSource::Text),
     }

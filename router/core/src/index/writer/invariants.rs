@@ -71,7 +71,7 @@ impl IndexWriter {
         }
         let table = self.index.heads.load();
         let head = table.find(segment.first());
-        let head = head.as_ref().and_then(|held| held.as_ref()).expect("a reader finds every segment");
+        let head = head.as_ref().and_then(|segment_held| segment_held.as_ref()).expect("a reader finds every segment");
         let present = self.numbers.get(id).expect("the segment was found above");
         assert_eq!(head.ptr(), present.ptr(), "the readers' segment is the current one");
     }

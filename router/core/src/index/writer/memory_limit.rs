@@ -145,8 +145,8 @@ impl IndexWriter {
     }
 
     fn drop_segment(&mut self, id: u32) {
-        let Some(shared) = self.numbers.get(id).cloned() else { return };
-        let segment = Segment::from(&shared);
+        let Some(shared_segment) = self.numbers.get(id).cloned() else { return };
+        let segment = Segment::from(&shared_segment);
         self.unindex(segment.keys(), id, &[]);
         self.close(id);
         let mut last = None;

@@ -94,13 +94,13 @@ impl SegmentIds {
 impl SegmentIds {
     /// Asserts that each number is either taken or free.
     pub(super) fn check(&self) {
-        let mut seen: Vec<u32> = self.free.clone();
+        let mut seen_ids: Vec<u32> = self.free.clone();
         for (id, segment) in self.iter() {
             assert_eq!(segment.number(), id, "a segment knows its number");
-            seen.push(id);
+            seen_ids.push(id);
         }
-        seen.sort_unstable();
-        assert!(seen.into_iter().eq(0..self.segments.len() as u32), "every number is one of these, once");
+        seen_ids.sort_unstable();
+        assert!(seen_ids.into_iter().eq(0..self.segments.len() as u32), "every number is one of these, once");
         assert!(self.free.capacity() >= self.segments.len(), "the free list has room for every number");
     }
 }

@@ -196,12 +196,12 @@ impl IndexWriter {
 
     /// Removes a worker's entries for the blocks of a segment that its new view does not have; returns an upper bound
     /// of their number.
-    fn withdraw_untouched(&mut self, worker: WorkerIdx, id: u32, touched: &[Touched]) -> usize {
+    fn withdraw_untouched(&mut self, worker: WorkerIdx, id: u32, touched_ranges: &[Touched]) -> usize {
         let Some(segment) = self.numbers.get(id) else { return 0 };
         let len = Segment::from(segment).len();
-        let start = touched.partition_point(|touched| touched.id < id);
-        let kept = touched[start..].iter().take_while(|touched| touched.id == id);
-        let gaps = gaps(kept, len);
+        let start = touched_ranges.partition_point(|range| range.id < id);
+        let kept_ranges = touched_ranges[start..].iter().take_while(|range| range.id == id);
+        let gaps = gaps(kept_ranges, len);
         let n = gaps.iter().map(ExactSizeIterator::len).sum();
         gaps.into_iter().for_each(|range| self.withdraw(worker, id, ReleasedBlocks { range, probes: &[] }));
         n
@@ -242,8 +242,8 @@ impl IndexWriter {
 
     /// Records that the view that is being inserted has blocks of a segment.
     pub(super) fn note_touched(&mut self, id: u32, range: Range<usize>) {
-        if let Some(touched) = &mut self.touched {
-            touched.push(Touched { id, from: range.start as u16, to: range.end as u16 });
+        if let Some(touched_ranges) = &mut self.touched {
+            touched_ranges.push(Touched { id, from: range.start as u16, to: range.end as u16 });
         }
     }
 
@@ -273,15 +273,15 @@ impl IndexWriter {
     }
 }
 
-/// Returns the ranges of a segment that are in none of `kept`, which are ordered.
-fn gaps<'a>(kept: impl Iterator<Item = &'a Touched>, len: usize) -> Vec<Range<usize>> {
+/// Returns the ranges of a segment that are in none of `kept_ranges`, which are ordered.
+fn gaps<'a>(kept_ranges: impl Iterator<Item = &'a Touched>, len: usize) -> Vec<Range<usize>> {
     let mut gaps = Vec::new();
     let mut at = 0;
-    for touched in kept {
-        if at < touched.from.into() {
-            gaps.push(at..touched.from.into());
+    for range in kept_ranges {
+        if at < range.from.into() {
+            gaps.push(at..range.from.into());
         }
-        at = at.max(touched.to.into());
+        at = at.max(range.to.into());
     }
     if at < len {
         gaps.push(at..len);

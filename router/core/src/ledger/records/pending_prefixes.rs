@@ -77,7 +77,7 @@ impl PendingPrefixes {
     pub fn extend(&self, keys: &[BlockKey], matches: &[Match]) -> Option<Vec<Match>> {
         let mut longer_matches: Option<Vec<Match>> = None;
         for (&worker, runs) in &self.by_worker {
-            let place = matches.iter().position(|found| found.worker == worker);
+            let place = matches.iter().position(|prefix_match| prefix_match.worker == worker);
             let n_held = place.map_or(0, |place| matches[place].blocks as usize);
             let n_reached = reach(n_held, runs.iter().filter_map(|run| run.shared(keys)).collect());
             if n_reached == n_held {
@@ -93,7 +93,7 @@ impl PendingPrefixes {
             }
         }
         if let Some(all) = &mut longer_matches {
-            all.sort_unstable_by_key(|found| (std::cmp::Reverse(found.blocks), found.worker));
+            all.sort_unstable_by_key(|prefix_match| (std::cmp::Reverse(prefix_match.blocks), prefix_match.worker));
         }
         longer_matches
     }

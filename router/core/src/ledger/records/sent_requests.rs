@@ -144,9 +144,9 @@ impl SentRequests {
 
     fn withdraw(&mut self, number: u64) {
         let Some(request) = self.unreported.remove(&number) else { return };
-        let unreported = &mut self.by_worker[request.worker.0 as usize].unreported;
-        unreported.n_requests -= request.n_sequences;
-        unreported.prefill_tokens -= request.prefill_tokens;
+        let unreported_work = &mut self.by_worker[request.worker.0 as usize].unreported;
+        unreported_work.n_requests -= request.n_sequences;
+        unreported_work.prefill_tokens -= request.prefill_tokens;
         // A later request with the same id keeps its own entry.
         let key = (request.worker, request.request_id);
         if self.number_by_id.get(&key) == Some(&number) {

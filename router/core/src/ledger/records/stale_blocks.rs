@@ -104,22 +104,22 @@ impl StaleBlocks {
         false
     }
 
-    /// Returns `found` with each match ending before its first stale block; `None` if no block is stale.
-    pub fn correct(&self, keys: &[BlockKey], found: &[Match]) -> Option<Vec<Match>> {
+    /// Returns `matches` with each match ending before its first stale block; `None` if no block is stale.
+    pub fn correct(&self, keys: &[BlockKey], matches: &[Match]) -> Option<Vec<Match>> {
         if self.misses.is_empty() {
             return None;
         }
-        let corrected_matches = found.iter().filter_map(|&found| {
-            let claimed = &keys[..(found.blocks as usize).min(keys.len())];
-            let is_stale = |&key: &BlockKey| self.misses.get(&(found.worker, key)) == Some(&Misses::Several);
-            match claimed.iter().position(is_stale) {
-                None => Some(found),
+        let corrected_matches = matches.iter().filter_map(|&prefix_match| {
+            let claimed_keys = &keys[..(prefix_match.blocks as usize).min(keys.len())];
+            let is_stale = |&key: &BlockKey| self.misses.get(&(prefix_match.worker, key)) == Some(&Misses::Several);
+            match claimed_keys.iter().position(is_stale) {
+                None => Some(prefix_match),
                 Some(0) => None,
-                Some(blocks) => Some(Match { blocks: u32::try_from(blocks).unwrap_or(u32::MAX), ..found }),
+                Some(blocks) => Some(Match { blocks: u32::try_from(blocks).unwrap_or(u32::MAX), ..prefix_match }),
             }
         });
         let mut corrected_matches: Vec<Match> = corrected_matches.collect();
-        corrected_matches.sort_by_key(|found| (std::cmp::Reverse(found.blocks), found.worker));
+        corrected_matches.sort_by_key(|prefix_match| (std::cmp::Reverse(prefix_match.blocks), prefix_match.worker));
         Some(corrected_matches)
     }
 

@@ -43,10 +43,10 @@ struct MeasuredRate {
 impl TransferRates {
     /// Returns the bandwidth with which `worker` fetches from `peer`: the measured one, which approaches the assumed
     /// one as it ages. Units: bytes per millisecond.
-    pub fn bytes_per_ms(&self, worker: WorkerIdx, peer: WorkerIdx, assumed: f64, now: Instant) -> f64 {
-        let Some(rate) = self.by_pair.get(&(worker, peer)) else { return assumed };
+    pub fn bytes_per_ms(&self, worker: WorkerIdx, peer: WorkerIdx, assumed_bytes_per_ms: f64, now: Instant) -> f64 {
+        let Some(rate) = self.by_pair.get(&(worker, peer)) else { return assumed_bytes_per_ms };
         let share = faded_share(now.saturating_duration_since(rate.at));
-        rate.bytes_per_ms + share * (assumed - rate.bytes_per_ms)
+        rate.bytes_per_ms + share * (assumed_bytes_per_ms - rate.bytes_per_ms)
     }
 
     /// Records that `worker` has fetched this many bytes from `peer` in this time.
