@@ -93,15 +93,15 @@ struct Forced {
 }
 
 impl Drafter {
-    /// Returns the drafter of a sequence with this prompt. `predicted` is the response that its client expects.
+    /// Returns the drafter of a sequence with this prompt. `prediction` is the response that its client expects.
     ///
     /// Cost: O(n) in the tokens.
-    pub fn new(prompt: &[Token], predicted: &[Token], limits: DraftLimits) -> Self {
+    pub fn new(prompt: &[Token], prediction: &[Token], limits: DraftLimits) -> Self {
         let mut text = NgramIndex::new(LOOKUP_TOKENS_MAX);
-        if !predicted.is_empty() {
+        if !prediction.is_empty() {
             // The end of the prompt precedes the prediction, so that the first tokens of the response have a match.
             text.extend(&prompt[prompt.len().saturating_sub(MATCH_MAX)..]);
-            text.extend(predicted);
+            text.extend(prediction);
             text.end_text();
         }
         text.extend(prompt);
@@ -128,7 +128,7 @@ impl Drafter {
     pub fn propose(&mut self, memory: Option<&NgramIndex>, n_max: usize) -> Possible<'_> {
         let n_max = n_max.min(self.limits.n_max);
         self.proposal = match &self.forced {
-            Some(forced) => Some(forced.proposal(n_max)),
+            Some(forced_tokens) => Some(forced_tokens.proposal(n_max)),
             None => self.best(memory, n_max),
         };
         Possible {
@@ -146,10 +146,10 @@ impl Drafter {
 
     /// Replaces the proposal by tokens of the draft model, up to the planned length; returns the length of the draft,
     /// which is 0 if it is too short.
-    pub fn take_made(&mut self, mut tokens: Vec<Token>, planned: Length) -> Length {
-        tokens.truncate(planned.n_tokens);
+    pub fn take_made(&mut self, mut tokens: Vec<Token>, planned_length: Length) -> Length {
+        tokens.truncate(planned_length.n_tokens);
         // A draft model that stopped early took less time.
-        let cost = planned.cost * tokens.len().max(1) as f64 / planned.n_tokens.max(1) as f64;
+        let cost = planned_length.cost * tokens.len().max(1) as f64 / planned_length.n_tokens.max(1) as f64;
         if tokens.len() < self.limits.n_min {
             tokens.clear();
         }
@@ -158,7 +158,7 @@ impl Drafter {
             let source = ProposalSource::Model;
             self.proposal = Some(Proposal { tokens, chances: Vec::new(), source, n_taken: 0, n_drafted: 0 });
         }
-        Length { n_tokens, cost, ..planned }
+        Length { n_tokens, cost, ..planned_length }
     }
 
     /// Returns whether drafts are computed at any cost.
@@ -183,8 +183,8 @@ impl Drafter {
     /// Adds the sequence's next token, drafted or not.
     pub fn push(&mut self, token: Token) {
         self.text.extend(&[token]);
-        if let Some(forced) = &mut self.forced {
-            forced.tokens.push(token);
+        if let Some(forced_tokens) = &mut self.forced {
+            forced_tokens.tokens.push(token);
         }
         let is_made = |proposal: &Proposal| proposal.source == ProposalSource::Model && !proposal.is_taken();
         if !self.proposal.as_ref().is_some_and(is_made) {
@@ -197,8 +197,8 @@ impl Drafter {
     /// Compares the sequence's next token with the proposed one.
     fn compare(&mut self, token: Token) -> NextTokenFrom {
         let Some(proposal) = &mut self.proposal else { return NextTokenFrom::Unproposed };
-        let Some(proposed) = proposal.tokens.get(proposal.n_taken) else { return NextTokenFrom::Unproposed };
-        let (is_right, is_drafted) = (*proposed == token, proposal.n_taken < proposal.n_drafted);
+        let Some(proposed_token) = proposal.tokens.get(proposal.n_taken) else { return NextTokenFrom::Unproposed };
+        let (is_right, is_drafted) = (*proposed_token == token, proposal.n_taken < proposal.n_drafted);
         let outcome = if is_right { ProposalOutcome::Right } else { ProposalOutcome::Wrong };
         match proposal.source {
             ProposalSource::Found(origin, n_matched) => {

@@ -80,8 +80,8 @@ pub struct Tenants {
 
 impl Tenants {
     /// Returns the tenant of a new request: the named one, or else that of its root. Cost: O(log n).
-    pub fn identify(&mut self, named: Option<TenantId>, root: &BlockHash) -> Tenant {
-        if let Some(id) = named {
+    pub fn identify(&mut self, named_tenant: Option<TenantId>, root: &BlockHash) -> Tenant {
+        if let Some(id) = named_tenant {
             return Tenant::with_share(id);
         }
         let id = TenantId::of_root(root);

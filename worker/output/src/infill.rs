@@ -51,21 +51,22 @@ pub fn keep(candidates: &[TokenCandidate], piece: impl Fn(usize) -> Vec<u8>) -> 
         return KeptCandidates::Candidates((0..candidates.len()).filter(|idx| candidates[*idx].is_end).collect());
     }
     merge(&mut probabilities[..candidates.len().min(COMPARED_MAX)], piece);
-    let mut kept: Vec<usize> = (0..candidates.len()).collect();
-    let is_likely = |idx: &usize, least: f32| probabilities[*idx] >= least || candidates[*idx].is_end;
-    kept.retain(|idx| is_likely(idx, PROBABILITY_MIN));
-    let n_texts = kept.iter().filter(|idx| !candidates[**idx].is_end).count();
+    let mut kept_idxs: Vec<usize> = (0..candidates.len()).collect();
+    let is_likely =
+        |idx: &usize, probability_min: f32| probabilities[*idx] >= probability_min || candidates[*idx].is_end;
+    kept_idxs.retain(|idx| is_likely(idx, PROBABILITY_MIN));
+    let n_texts = kept_idxs.iter().filter(|idx| !candidates[**idx].is_end).count();
     if n_texts == 0 {
         return KeptCandidates::End;
     }
-    let sum: f32 = kept.iter().map(|idx| probabilities[*idx]).sum();
-    kept.retain(|idx| is_likely(idx, sum / (n_texts + 1) as f32));
-    KeptCandidates::Candidates(kept)
+    let sum: f32 = kept_idxs.iter().map(|idx| probabilities[*idx]).sum();
+    kept_idxs.retain(|idx| is_likely(idx, sum / (n_texts + 1) as f32));
+    KeptCandidates::Candidates(kept_idxs)
 }
 
 fn softmax(candidates: &[TokenCandidate]) -> Vec<f32> {
-    let most = candidates.first().map_or(0.0, |candidate| candidate.logit);
-    let weights: Vec<f32> = candidates.iter().map(|candidate| (candidate.logit - most).exp()).collect();
+    let logit_max = candidates.first().map_or(0.0, |candidate| candidate.logit);
+    let weights: Vec<f32> = candidates.iter().map(|candidate| (candidate.logit - logit_max).exp()).collect();
     let sum: f32 = weights.iter().sum();
     weights.into_iter().map(|weight| weight / sum).collect()
 }

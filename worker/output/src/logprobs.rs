@@ -36,23 +36,25 @@ pub struct PromptProbabilities {
     pub rest: Vec<TokenProbabilities>,
 }
 
-/// Returns the probabilities by a model's logits of `chosen` and of the `n_top` most likely tokens.
+/// Returns the probabilities by a model's logits of `chosen_token` and of the `n_top` most likely tokens.
 ///
-/// Shape: `logits[n_vocab]`, by token id; `chosen` is below `n_vocab`. A logit that is not a number counts as minus
-/// infinity. Cost: O(`n_vocab` + `n_top` log `n_top`).
-pub fn of_logits(logits: &[f32], chosen: Token, n_top: usize) -> TokenProbabilities {
+/// Shape: `logits[n_vocab]`, by token id; `chosen_token` is below `n_vocab`. A logit that is not a number counts as
+/// minus infinity. Cost: O(`n_vocab` + `n_top` log `n_top`).
+pub fn of_logits(logits: &[f32], chosen_token: Token, n_top: usize) -> TokenProbabilities {
     let number = |logit: f32| if logit.is_nan() { f32::NEG_INFINITY } else { logit };
-    let most = logits.iter().copied().map(number).fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|logit| f64::from(number(*logit) - most).exp()).filter(|p| !p.is_nan()).sum();
-    let log_sum = f64::from(most) + sum.ln();
+    let logit_max = logits.iter().copied().map(number).fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|logit| f64::from(number(*logit) - logit_max).exp()).filter(|p| !p.is_nan()).sum();
+    let log_sum = f64::from(logit_max) + sum.ln();
     let logprob = |logit: f32| {
         let logprob = (f64::from(number(logit)) - log_sum) as f32;
         if logprob.is_nan() { f32::NEG_INFINITY } else { logprob.min(0.0) }
     };
     let all: Vec<TokenLogprob> =
         (0..).zip(logits).map(|(token, logit)| TokenLogprob { token, logprob: logprob(*logit) }).collect();
-    let chosen =
-        TokenLogprob { token: chosen, logprob: all.get(chosen as usize).map_or(f32::NEG_INFINITY, |it| it.logprob) };
+    let chosen = TokenLogprob {
+        token: chosen_token,
+        logprob: all.get(chosen_token as usize).map_or(f32::NEG_INFINITY, |it| it.logprob),
+    };
     TokenProbabilities { chosen, top: likeliest(all, n_top) }
 }
 

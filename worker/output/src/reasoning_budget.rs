@@ -48,16 +48,17 @@ pub enum Begun {
 impl Begun {
     /// Returns what a prompt, or its end, has begun; `opening` opens an answer.
     pub fn of(text: &str, marks: &ReasoningMarks, opening: &str) -> Self {
-        let opened = if opening.is_empty() { None } else { text.rfind(opening) };
-        let turn = &text[opened.map_or(0, |at| at + opening.len())..];
+        let opening_at = if opening.is_empty() { None } else { text.rfind(opening) };
+        let turn = &text[opening_at.map_or(0, |at| at + opening.len())..];
         let ends = || marks.ends.iter().filter(|end| !end.is_empty());
-        let begun = if marks.start.is_empty() { None } else { turn.rfind(&marks.start) };
-        let rest = begun.map(|at| &turn[at + marks.start.len()..]);
-        let closed = rest.and_then(|rest| ends().filter_map(|end| Some(rest.rfind(end.as_str())? + end.len())).max());
-        match (rest, closed) {
+        let start_at = if marks.start.is_empty() { None } else { turn.rfind(&marks.start) };
+        let text_after = start_at.map(|at| &turn[at + marks.start.len()..]);
+        let closed_at =
+            text_after.and_then(|text| ends().filter_map(|end| Some(text.rfind(end.as_str())? + end.len())).max());
+        match (text_after, closed_at) {
             (Some(_), None) => Self::Reasoning,
             (Some(rest), Some(end)) if !rest[end..].trim().is_empty() => Self::Content,
-            (None, _) if opened.is_some() && !turn.trim().is_empty() => Self::Content,
+            (None, _) if opening_at.is_some() && !turn.trim().is_empty() => Self::Content,
             _ => Self::Nothing,
         }
     }
@@ -95,8 +96,13 @@ enum Place {
 
 impl ReasoningBudget {
     /// Returns the state at the start of a response.
-    pub fn new(bound: ReasoningBound) -> Self {
-        let mut budget = Self { n_left: bound.tokens_max, bound, state: State::Outside(Place::Open), text: Vec::new() };
+    pub fn new(reasoning_bound: ReasoningBound) -> Self {
+        let mut budget = Self {
+            n_left: reasoning_bound.tokens_max,
+            bound: reasoning_bound,
+            state: State::Outside(Place::Open),
+            text: Vec::new(),
+        };
         match budget.bound.begun {
             Begun::Nothing => {}
             Begun::Content => budget.state = State::Outside(Place::Content),

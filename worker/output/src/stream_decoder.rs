@@ -59,8 +59,8 @@ impl Output {
         if self.ended.is_some() {
             return String::new();
         }
-        let rest = String::from_utf8_lossy(&std::mem::take(&mut self.bytes)).into_owned();
-        let mut text = self.advance(&rest);
+        let text_left = String::from_utf8_lossy(&std::mem::take(&mut self.bytes)).into_owned();
+        let mut text = self.advance(&text_left);
         if self.ended.is_none() {
             self.n_out += self.held.len();
             text.push_str(&std::mem::take(&mut self.held));
@@ -95,11 +95,12 @@ impl Output {
     fn advance(&mut self, text: &str) -> String {
         let n_old = self.held.len();
         self.held.push_str(text);
-        let outdented = self.indent.first_outdented(text).map(|shown| n_old + shown.start..n_old + shown.end);
+        let outdented_range =
+            self.indent.first_outdented(text).map(|visible| n_old + visible.start..n_old + visible.end);
         let stop = self.first_stop(n_old);
         // A stop text that ends with the same character as the cut takes precedence.
-        let is_first = |shown: &Range<usize>| stop.is_none_or(|stop| shown.end < stop.end);
-        let cut = outdented.filter(is_first).map(|shown| (shown.start, Ended::Indent));
+        let is_first = |visible: &Range<usize>| stop.is_none_or(|stop| visible.end < stop.end);
+        let cut = outdented_range.filter(is_first).map(|visible| (visible.start, Ended::Indent));
         if let Some((n_left, ended)) = cut.or(stop.map(|stop| (stop.start, Ended::Stop(stop.idx)))) {
             self.ended = Some(ended);
             self.held.truncate(n_left);
@@ -107,26 +108,26 @@ impl Output {
             return std::mem::take(&mut self.held);
         }
         let n_certain = self.held.len() - self.longest_partial_stop();
-        let held = self.held.split_off(n_certain);
+        let held_text = self.held.split_off(n_certain);
         self.n_out += n_certain;
-        std::mem::replace(&mut self.held, held)
+        std::mem::replace(&mut self.held, held_text)
     }
 
     /// Returns the stop text that is complete first, after the first `n_old` bytes.
     fn first_stop(&self, n_old: usize) -> Option<FoundStop> {
-        let found = self.stops.iter().enumerate().filter(|(_, stop)| !stop.is_empty()).filter_map(|(idx, stop)| {
+        let matches = self.stops.iter().enumerate().filter(|(_, stop)| !stop.is_empty()).filter_map(|(idx, stop)| {
             let from = self.held.floor_char_boundary(n_old.saturating_sub(stop.len()));
             let start = from + self.held[from..].find(stop.as_str())?;
             Some(FoundStop { end: start + stop.len(), start, idx })
         });
-        found.min()
+        matches.min()
     }
 
     /// Returns the length of the longest suffix of the held text that is a proper prefix of a stop text.
     fn longest_partial_stop(&self) -> usize {
         let longest = |stop: &String| {
-            let most = stop.len().saturating_sub(1).min(self.held.len());
-            (1..=most).rev().find(|n| self.held.as_bytes().ends_with(&stop.as_bytes()[..*n]))
+            let len_max = stop.len().saturating_sub(1).min(self.held.len());
+            (1..=len_max).rev().find(|n| self.held.as_bytes().ends_with(&stop.as_bytes()[..*n]))
         };
         self.stops.iter().filter_map(longest).max().unwrap_or(0)
     }

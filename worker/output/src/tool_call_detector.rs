@@ -46,9 +46,9 @@ impl Pattern {
     }
 
     fn find(&self, text: &str) -> Option<usize> {
-        let found = self.0.captures(text).ok().flatten()?;
-        let mut groups = found.iter().skip(1).flatten();
-        let group = groups.find(|group| !group.as_str().is_empty()).or_else(|| found.get(0))?;
+        let captures = self.0.captures(text).ok().flatten()?;
+        let mut groups = captures.iter().skip(1).flatten();
+        let group = groups.find(|group| !group.as_str().is_empty()).or_else(|| captures.get(0))?;
         Some(group.start())
     }
 }
@@ -96,8 +96,8 @@ struct HeldText {
 impl ToolCallDetector {
     /// Returns a detector for a response whose first part, `prefix`, is in the prompt.
     pub fn new(start: StartTrigger, marks: ReasoningMarks, prefix: &str) -> Self {
-        let opened = if marks.start.is_empty() { None } else { prefix.rfind(&marks.start) };
-        let behind = opened.map(|at| &prefix[at + marks.start.len()..]);
+        let opened_at = if marks.start.is_empty() { None } else { prefix.rfind(&marks.start) };
+        let behind = opened_at.map(|at| &prefix[at + marks.start.len()..]);
         let is_thinking = behind.is_some_and(|behind| !marks.ends.iter().any(|end| behind.contains(end.as_str())));
         Self { start, marks, is_thinking, end: HeldText::default(), searched: HeldText::default() }
     }
@@ -196,8 +196,8 @@ impl HeldText {
 
 /// Returns the position of the first of `words` in `text`; empty words are ignored.
 fn first<'a>(text: &[u8], words: impl Iterator<Item = &'a String>) -> Option<usize> {
-    let found = |word: &String| text.windows(word.len()).position(|window| window == word.as_bytes());
-    words.filter(|word| !word.is_empty()).filter_map(found).min()
+    let position_of = |word: &String| text.windows(word.len()).position(|window| window == word.as_bytes());
+    words.filter(|word| !word.is_empty()).filter_map(position_of).min()
 }
 
 fn longest<'a>(words: impl Iterator<Item = &'a String>) -> usize {

@@ -97,8 +97,8 @@ struct StepTimes {
 
 impl ComputeThreads {
     /// Returns the choice for a configured number of threads, which is used first.
-    pub fn new(configured: u16) -> Self {
-        let halves = std::iter::successors(Some(configured.max(1)), |n| (*n > 1).then_some(n / 2));
+    pub fn new(n_threads_max: u16) -> Self {
+        let halves = std::iter::successors(Some(n_threads_max.max(1)), |n| (*n > 1).then_some(n / 2));
         Self {
             numbers: halves.collect(),
             idx: 0,
@@ -123,13 +123,13 @@ impl ComputeThreads {
 
     /// Records a step that ended `now`.
     ///
-    /// `waited` returns the sum of the times that the threads have waited for a processor since the window began,
+    /// `time_waited` returns the sum of the times that the threads have waited for a processor since the window began,
     /// `None` if it is unknown; it is called at the end of a window only. Returns the waits of a window that has ended.
     pub fn step(
         &mut self,
         step: TimedStep,
         now: Instant,
-        waited: impl FnOnce() -> Option<Duration>,
+        time_waited: impl FnOnce() -> Option<Duration>,
     ) -> Option<ThreadWaits> {
         self.window.add(step);
         let is_lost = self.trial.as_ref().is_some_and(|(_, before)| self.window.cannot_be_faster_than(before));
@@ -138,7 +138,7 @@ impl ComputeThreads {
         }
         let window = std::mem::take(&mut self.window);
         let (took, n_threads) = (window.total, self.get());
-        let waits = waited().map(|waited| ThreadWaits { waited, took, n_threads });
+        let waits = time_waited().map(|time_waited| ThreadWaits { waited: time_waited, took, n_threads });
         let waiting = waits.map_or(0.0, |waits| waits.waited.as_secs_f64() / took.as_secs_f64());
         let was_waiting = std::mem::replace(&mut self.is_waiting, waiting >= WAITING_MIN);
         let is_mixed = self.is_waiting && !was_waiting && waiting < WAITING_MOST * f64::from(n_threads);
@@ -153,8 +153,8 @@ impl ComputeThreads {
 
     /// Ends a trial with the number that is clearly faster. If none is, the number before the trial stays; if the two
     /// cannot be compared, the larger one is used, as configured.
-    fn end_trial(&mut self, before: usize, steps: &StepTimes, tried: &StepTimes, now: Instant) {
-        let is_faster = tried.ratio_to(steps).map_or(self.idx < before, |ratio| ratio < FASTER_MAX);
+    fn end_trial(&mut self, before: usize, steps: &StepTimes, tried_times: &StepTimes, now: Instant) {
+        let is_faster = tried_times.ratio_to(steps).map_or(self.idx < before, |ratio| ratio < FASTER_MAX);
         if is_faster {
             self.pause = PAUSE_MIN;
         } else {

@@ -72,20 +72,20 @@ pub fn step_in_pieces(waiting: &[&[u32]], turn: PieceTurn, room: EmbeddingBatchL
 /// Shape: `waiting` has for each request, the oldest first, the lengths of its remaining texts in tokens. The result
 /// has the first texts of each request; it is empty only if no text waits.
 pub fn plan(waiting: &[&[u32]], room: EmbeddingBatchLimits) -> Vec<TextPosition> {
-    let mut taken = vec![0_usize; waiting.len()];
+    let mut n_taken = vec![0_usize; waiting.len()];
     let mut batch = Vec::new();
     let mut n_tokens = 0_u32;
     loop {
         let n_before = batch.len();
         for (request_idx, texts) in waiting.iter().enumerate() {
-            let text_idx = taken[request_idx];
+            let text_idx = n_taken[request_idx];
             let Some(&text_tokens) = texts.get(text_idx) else { continue };
             let sum = n_tokens.saturating_add(text_tokens);
             if batch.len() >= usize::from(room.sequences) || (sum > room.tokens && !batch.is_empty()) {
                 continue;
             }
             batch.push(TextPosition { request_idx, text_idx });
-            taken[request_idx] += 1;
+            n_taken[request_idx] += 1;
             n_tokens = sum;
         }
         if batch.len() == n_before {

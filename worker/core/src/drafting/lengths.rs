@@ -98,9 +98,9 @@ pub fn lengths(possible: &[Possible<'_>], room: StepRoom, costs: &StepCosts) -> 
         lengths[idx] = step.add(draft, DraftSource::Found, times, draft.chances.iter().copied(), costs);
     }
     for (length, possible) in lengths.iter_mut().zip(possible) {
-        let Some(made) = possible.made.filter(|_| length.n_tokens == 0) else { continue };
-        let chances = std::iter::repeat_n(made.chance, made.n_max);
-        *length = step.add(*possible, DraftSource::Made, made.times, chances, costs);
+        let Some(made_draft) = possible.made.filter(|_| length.n_tokens == 0) else { continue };
+        let chances = std::iter::repeat_n(made_draft.chance, made_draft.n_max);
+        *length = step.add(*possible, DraftSource::Made, made_draft.times, chances, costs);
     }
     lengths
 }
@@ -151,11 +151,11 @@ impl DraftedStep {
         chances: impl Iterator<Item = f64>,
         costs: &StepCosts,
     ) -> Length {
-        let left = self.room.tokens_max.saturating_sub(self.n_tokens());
-        if left == 0 || self.drafted.len() >= self.room.drafts_max as usize {
+        let tokens_left = self.room.tokens_max.saturating_sub(self.n_tokens());
+        if tokens_left == 0 || self.drafted.len() >= self.room.drafts_max as usize {
             return Length::default();
         }
-        match self.with(possible, source, times, chances.take(left as usize), costs) {
+        match self.with(possible, source, times, chances.take(tokens_left as usize), costs) {
             Some((length, longer)) => {
                 *self = longer;
                 length
@@ -177,12 +177,12 @@ impl DraftedStep {
         let mut best: Option<(Length, f64, f64)> = None;
         let (mut chance, mut expected, mut making) = (1.0, 0.0, times.first - times.further);
         let rate = |expected: f64, time: f64| (self.gained + expected) / time;
-        let drafted = |n: usize| self.drafted.iter().copied().chain([1 + n as u32]);
+        let drafted_lengths = |n: usize| self.drafted.iter().copied().chain([1 + n as u32]);
         for (n_tokens, of_token) in (1..).zip(chances) {
             chance *= of_token;
             expected += chance;
             making += times.further;
-            let time = costs.step(n_single, self.room.held_tokens, drafted(n_tokens)) + self.making + making;
+            let time = costs.step(n_single, self.room.held_tokens, drafted_lengths(n_tokens)) + self.making + making;
             let cost = (time - self.time) * self.gained / self.time;
             let pays = expected * (1.0 - GAIN_MIN) > cost && cost <= possible.cost_max;
             let is_best = best.is_none_or(|(_, of_best, time_best)| rate(expected, time) > rate(of_best, time_best));
@@ -191,9 +191,12 @@ impl DraftedStep {
             }
         }
         let (length, expected, time) = best?;
-        let drafted = drafted(length.n_tokens).collect();
+        let drafted_lengths = drafted_lengths(length.n_tokens).collect();
         let making = self.making + times.first + times.further * (length.n_tokens - 1) as f64;
-        Some((length, Self { n_single, drafted, gained: self.gained + expected, making, time, ..*self }))
+        Some((
+            length,
+            Self { n_single, drafted: drafted_lengths, gained: self.gained + expected, making, time, ..*self },
+        ))
     }
 }
 

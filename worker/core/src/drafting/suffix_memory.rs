@@ -88,8 +88,8 @@ impl SuffixMemory {
         for texts in self.texts.values() {
             *of_tenants.entry(texts.tenant).or_default() += texts.n_tokens();
         }
-        let most = of_tenants.into_iter().max_by_key(|(tenant, n_tokens)| (*n_tokens, *tenant));
-        let Some((tenant, _)) = most else { return false };
+        let largest = of_tenants.into_iter().max_by_key(|(tenant, n_tokens)| (*n_tokens, *tenant));
+        let Some((tenant, _)) = largest else { return false };
         let its = self.texts.iter().filter(|(_, texts)| texts.tenant == tenant);
         let Some(root) = its.min_by_key(|(_, texts)| texts.last_used).map(|(root, _)| *root) else { return false };
         let Some(mut texts) = self.texts.remove(&root) else { return false };

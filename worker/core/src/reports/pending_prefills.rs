@@ -68,15 +68,15 @@ impl PendingPrefills {
     /// Cost: O(the announcement's blocks).
     pub fn resolve(&mut self, id: AnnouncementId) -> Option<Change> {
         let keys = self.chains.remove(&id)?;
-        let mut gone = Vec::new();
+        let mut removed_keys = Vec::new();
         for key in keys {
             let Entry::Occupied(mut entry) = self.blocks.entry(key) else { continue };
             entry.get_mut().n -= 1;
             if entry.get().n == 0 && entry.remove().is_alone {
-                gone.push(key);
+                removed_keys.push(key);
             }
         }
-        (!gone.is_empty()).then_some(Change::Removed(gone))
+        (!removed_keys.is_empty()).then_some(Change::Removed(removed_keys))
     }
 
     /// Applies a change of the prefix tree. Returns the changes to publish: that change, and an announcement as filling

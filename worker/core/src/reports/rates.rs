@@ -143,11 +143,11 @@ impl Averages {
             self.decode_steps = self.decode_steps * decay + f64::from(n_chosen.max(1)) / f64::from(n_streams.max(1));
             self.decode_s = self.decode_s * decay + took.as_secs_f64();
         } else if n_prefill >= PREFILL_TOKENS_MIN {
-            let alone = took.as_secs_f64() - if n_decode > 0 { self.decode_step_s().unwrap_or(0.0) } else { 0.0 };
+            let prefill_s = took.as_secs_f64() - if n_decode > 0 { self.decode_step_s().unwrap_or(0.0) } else { 0.0 };
             // The prefill rate cannot be derived from a step that took no longer than decoding alone.
-            if alone > 0.0 {
+            if prefill_s > 0.0 {
                 self.prefill_tokens = self.prefill_tokens * decay + f64::from(n_prefill);
-                self.prefill_s = self.prefill_s * decay + alone;
+                self.prefill_s = self.prefill_s * decay + prefill_s;
             }
         }
     }

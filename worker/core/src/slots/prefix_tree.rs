@@ -147,18 +147,18 @@ impl PrefixTree {
     ///
     /// Cost: O(held blocks of the chain x their holders). Blocks are compared only by their hashes.
     pub fn slots_with(&self, chain: &[BlockHash]) -> Vec<(SlotId, usize)> {
-        let mut found: Vec<(SlotId, usize)> = Vec::new();
+        let mut slots_found: Vec<(SlotId, usize)> = Vec::new();
         for (depth, hash) in chain.iter().enumerate() {
             let Some(block) = self.blocks.get(&(depth, *hash)) else { break };
             let is_ready = |holder: &&Holder| depth < self.by_holder[*holder].n_ready;
             for slot in block.holders.iter().filter(is_ready).filter_map(|holder| holder.slot()) {
-                match found.iter_mut().find(|(known, _)| *known == slot) {
+                match slots_found.iter_mut().find(|(known, _)| *known == slot) {
                     Some((_, n_blocks)) => *n_blocks = depth + 1,
-                    None => found.push((slot, depth + 1)),
+                    None => slots_found.push((slot, depth + 1)),
                 }
             }
         }
-        found
+        slots_found
     }
 
     /// Returns the hashes of all whole blocks that an idle slot holds. For a running slot, the blocks of its prompt are
@@ -207,8 +207,8 @@ impl PrefixTree {
         rewinds_to: usize,
     ) {
         let is_secret = prompt_chain.is_none();
-        let announced = prompt_chain.filter(|_| self.memory != MemoryKind::Recurrent);
-        let chain = announced.map_or(Vec::new(), <[BlockHash]>::to_vec);
+        let announced_chain = prompt_chain.filter(|_| self.memory != MemoryKind::Recurrent);
+        let chain = announced_chain.map_or(Vec::new(), <[BlockHash]>::to_vec);
         let n_ready = (n_start_tokens / self.block_size_tokens as usize).min(chain.len());
         let blocks = HeldBlocks {
             root: Some(root),
@@ -288,8 +288,8 @@ impl PrefixTree {
         let n_common = old.chain.iter().zip(&*new.chain).take_while(is_same).count();
         let n_settled = if form(&old) == form(&new) { n_common.min(old.n_ready).min(new.n_ready) } else { 0 };
         for (idx, hash) in new.chain.iter().enumerate().skip(n_common) {
-            let fresh = || Block { holders: Vec::new(), announced: None };
-            self.blocks.entry((new.first_block + idx, *hash)).or_insert_with(fresh).holders.push(holder);
+            let new_block = || Block { holders: Vec::new(), announced: None };
+            self.blocks.entry((new.first_block + idx, *hash)).or_insert_with(new_block).holders.push(holder);
         }
         let (first_block, touched) = (new.first_block, Arc::clone(&new.chain));
         if new.chain.is_empty() && holder.slot().is_none() {
@@ -297,10 +297,10 @@ impl PrefixTree {
         } else {
             self.by_holder.insert(holder, new);
         }
-        let dropped = places(old.first_block, &old.chain).skip(n_common);
-        let removed: Vec<BlockKey> = dropped.filter_map(|place| self.drop_holder(place, holder)).collect();
-        if !removed.is_empty() {
-            self.changes.push(Change::Removed(removed));
+        let dropped_places = places(old.first_block, &old.chain).skip(n_common);
+        let removed_keys: Vec<BlockKey> = dropped_places.filter_map(|place| self.drop_holder(place, holder)).collect();
+        if !removed_keys.is_empty() {
+            self.changes.push(Change::Removed(removed_keys));
         }
         self.announce(old.first_block, &old.chain, n_common);
         // The end of a growing slot moves. The block that was announced as the end must be checked again.
@@ -328,15 +328,15 @@ impl PrefixTree {
         while idx < chain.len() {
             let places = places(first_block + idx, &chain[idx..]);
             let (n, resume) = self.stretch(places.clone());
-            let outdated = places.take(n).filter_map(|place| Some((place, self.new_view(&place)?)));
-            let announced: Vec<(BlockId, BlockView)> = outdated.collect();
-            if let Some((_, view)) = announced.first().copied() {
-                let keys = announced.iter().map(|((_, hash), _)| hash.key()).collect();
+            let outdated_views = places.take(n).filter_map(|place| Some((place, self.new_view(&place)?)));
+            let announced_views: Vec<(BlockId, BlockView)> = outdated_views.collect();
+            if let Some((_, view)) = announced_views.first().copied() {
+                let keys = announced_views.iter().map(|((_, hash), _)| hash.key()).collect();
                 let state = if view.quality.is_ready { RunState::Ready } else { RunState::Filling };
                 let run = Run { keys, tier: view.quality.tier.0, state, resume, slot: view.slot };
                 self.changes.push(Change::Stored(run));
             }
-            for (place, view) in announced {
+            for (place, view) in announced_views {
                 self.remember(&place, view);
             }
             idx += n.max(1);
@@ -377,11 +377,11 @@ impl PrefixTree {
             let tier = quality.is_resume_point.then_some(quality.tier);
             (quality.is_ready, quality.is_resume_point, tier)
         };
-        let still_true = block.announced.is_some_and(|announced| {
+        let still_true = block.announced.is_some_and(|announced_view| {
             let is_announced =
-                |view: &BlockView| (view.slot, view.quality.tier) == (announced.slot, announced.quality.tier);
+                |view: &BlockView| (view.slot, view.quality.tier) == (announced_view.slot, announced_view.quality.tier);
             let mut announced_views = self.views(place.0, block).filter(is_announced);
-            counts(announced.quality) == counts(best.quality)
+            counts(announced_view.quality) == counts(best.quality)
                 && announced_views.any(|view| counts(view.quality) == counts(best.quality))
         });
         (!still_true).then_some(best)

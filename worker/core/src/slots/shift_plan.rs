@@ -103,10 +103,10 @@ pub fn best(table: &SlotTable, request: &SlotRequest<'_>, n_run_min: u32) -> Opt
             return None;
         }
         let moves = moves(contents.tokens(), request.prompt, n_exact, n_run_min as usize);
-        let reused = Reused { slot: id, n_exact: to_u32(n_exact), moves };
-        (!reused.moves.is_empty()).then_some((reused, contents.last_used()))
+        let reuse = Reused { slot: id, n_exact: to_u32(n_exact), moves };
+        (!reuse.moves.is_empty()).then_some((reuse, contents.last_used()))
     });
-    ways.max_by_key(|(reused, last_used)| (reused.n_tokens(), *last_used)).map(|(reused, _)| reused)
+    ways.max_by_key(|(reuse, last_used)| (reuse.n_tokens(), *last_used)).map(|(reuse, _)| reuse)
 }
 
 /// Returns the runs of at least `n_run_min` tokens that slot and prompt have in the same order after their `n_common`

@@ -121,13 +121,14 @@ impl<'a> Planner<'a> {
             found = inputs.index.find(&request.prefix());
             if !memory.stored_state_rewinds() {
                 checkpoints = inputs.index.checkpoints(&request.prefix());
-                let place = |stored: &StoredCheckpoint| stored.n_blocks * inputs.table.block_size_tokens() as usize;
-                checkpoints.retain(|stored| request.resumable(place(stored)) == place(stored));
+                let place =
+                    |checkpoint: &StoredCheckpoint| checkpoint.n_blocks * inputs.table.block_size_tokens() as usize;
+                checkpoints.retain(|checkpoint| request.resumable(place(checkpoint)) == place(checkpoint));
             }
             if inputs.is_disk_late {
                 let block_size = inputs.table.block_size_tokens() as usize;
                 found.cut_before(|piece| inputs.must_read(piece.chunk, piece.tier), block_size);
-                checkpoints.retain(|stored| !inputs.must_read(stored.chunk, stored.tier));
+                checkpoints.retain(|checkpoint| !inputs.must_read(checkpoint.chunk, checkpoint.tier));
             }
         }
         let resident = if may_reuse { resident(inputs.table, request) } else { Vec::new() };
@@ -153,8 +154,8 @@ impl<'a> Planner<'a> {
     /// Returns the tenants' shares of the slots, including the slot that the request will take.
     fn shares(&self) -> SlotShares {
         let table = self.inputs.table;
-        let taken = table.iter().filter(|(_, slot)| slot.is_busy() || !slot.tokens().is_empty());
-        let tenants = taken.map(|(_, slot)| slot.tenant()).chain([self.request.tenant]);
+        let slots_taken = table.iter().filter(|(_, slot)| slot.is_busy() || !slot.tokens().is_empty());
+        let tenants = slots_taken.map(|(_, slot)| slot.tenant()).chain([self.request.tenant]);
         let mut shares = SlotShares::new(table.iter().count() as u64);
         tenants.for_each(|tenant| shares.add(tenant, 1));
         shares
@@ -239,13 +240,13 @@ impl<'a> Planner<'a> {
             return None;
         }
         let running = self.inputs.table.iter().filter(|(_, slot)| slot.is_busy());
-        let shared = running.filter_map(|(id, slot)| {
+        let shared_prefixes = running.filter_map(|(id, slot)| {
             let n_coming = self.request.resumable(slot.n_coming(self.request.prompt, self.request.root));
             // If memory cannot be rewound, the running sequence makes a checkpoint there unless it is already past it.
             let n_coming = if self.memory.rewinds_anywhere() { n_coming } else { self.checkpoint_place(n_coming) };
             (n_coming > slot.tokens().len()).then_some((id, n_coming))
         });
-        shared.max_by_key(|(id, n_coming)| (*n_coming, std::cmp::Reverse(*id)))
+        shared_prefixes.max_by_key(|(id, n_coming)| (*n_coming, std::cmp::Reverse(*id)))
     }
 
     /// Returns the decision to wait for a prefix that a running sequence is about to compute; `None` if waiting does
@@ -273,9 +274,9 @@ impl<'a> Planner<'a> {
         }
         // Lost state of the victim costs at most its export, because it is the least valuable. Lost state of another
         // slot may be needed again, which costs the time of computing it.
-        let saved = [affine.slot, victim.slot].map(|slot| (slot, self.n_saved(slot)));
+        let saved_tokens = [affine.slot, victim.slot].map(|slot| (slot, self.n_saved(slot)));
         for option in &mut options {
-            let n_saved = saved.iter().find(|(slot, _)| *slot == option.plan.slot).map_or(0, |(_, n)| *n);
+            let n_saved = saved_tokens.iter().find(|(slot, _)| *slot == option.plan.slot).map_or(0, |(_, n)| *n);
             self.charge_loss(option, n_saved, victim.slot);
         }
         options
@@ -285,8 +286,8 @@ impl<'a> Planner<'a> {
     fn best(&self, options: Vec<StartOption>) -> Option<StartOption> {
         let least_ms = options.iter().map(|option| option.cost_ms).min_by(f64::total_cmp)?;
         let n_blocks = |option: &StartOption| option.plan.start.n_tokens() as usize / self.block_size();
-        let good = options.into_iter().filter(|option| option.cost_ms <= least_ms + NEARLY_EQUAL_MS);
-        good.min_by(|a, b| n_blocks(b).cmp(&n_blocks(a)).then(a.cost_ms.total_cmp(&b.cost_ms)))
+        let good_options = options.into_iter().filter(|option| option.cost_ms <= least_ms + NEARLY_EQUAL_MS);
+        good_options.min_by(|a, b| n_blocks(b).cmp(&n_blocks(a)).then(a.cost_ms.total_cmp(&b.cost_ms)))
     }
 
     fn option(&self, target: SlotCandidate, start: PrefixSource, bring_ms: f64) -> StartOption {
@@ -297,8 +298,8 @@ impl<'a> Planner<'a> {
             PrefixSource::Copy { .. } => self.memory.rewinds_anywhere(),
             PrefixSource::Import { .. } => self.memory.stored_state_rewinds(),
         };
-        let needed = if rewinds { None } else { self.checkpoint_within(n_tokens) };
-        let checkpoint = needed.map(|stored| stored.chunk);
+        let checkpoint_needed = if rewinds { None } else { self.checkpoint_within(n_tokens) };
+        let checkpoint = checkpoint_needed.map(|checkpoint_stored| checkpoint_stored.chunk);
         let rest_ms = self.inputs.costs.prefill_ms(self.request.prompt.len() - n_tokens);
         let plan = SlotPlan { slot: target.slot, save: Save::No, start, checkpoint };
         StartOption { plan, cost_ms: bring_ms + rest_ms }
@@ -361,8 +362,8 @@ impl<'a> Planner<'a> {
             }
             n_before += piece.n_blocks;
         }
-        let laid = self.checkpoints.iter().filter(|stored| Some(stored.chunk) == plan.checkpoint);
-        needs.extend(laid.map(|stored| (stored.chunk, stored.tier, stored.n_bytes)));
+        let laid_checkpoints = self.checkpoints.iter().filter(|checkpoint| Some(checkpoint.chunk) == plan.checkpoint);
+        needs.extend(laid_checkpoints.map(|checkpoint| (checkpoint.chunk, checkpoint.tier, checkpoint.n_bytes)));
         needs
     }
 

@@ -281,8 +281,8 @@ impl SlotTable {
         slot.state = SlotPhase::Busy(acquire.after_use);
         slot.last_used = self.tick;
         let Acquire { slot, root, prompt_chain, .. } = acquire;
-        let announced = (acquire.after_use == AfterUse::Keep).then_some(prompt_chain);
-        self.tree.acquire(slot, root, announced, n_start, acquire.rewinds_to_tokens as usize);
+        let announced_chain = (acquire.after_use == AfterUse::Keep).then_some(prompt_chain);
+        self.tree.acquire(slot, root, announced_chain, n_start, acquire.rewinds_to_tokens as usize);
     }
 
     /// Sets the tenant that a slot is charged to until it is acquired again; `None` for a tenant without a share.

@@ -198,7 +198,7 @@ impl ChunkIndex {
     /// The tokens of every block are compared, and every chunk must be the parent of the next. So neither a collision
     /// of block hashes nor one of roots returns the state of another sequence. Cost: O(blocks found).
     pub fn find(&self, prefix: &Prefix<'_>) -> StoredPrefix {
-        let mut found = StoredPrefix::default();
+        let mut stored_prefix = StoredPrefix::default();
         let mut before = None;
         for (hash, tokens) in prefix.chain.iter().zip(self.blocks_of(prefix)) {
             let Some(&(id, offset)) = self.blocks.get(hash) else { break };
@@ -206,37 +206,38 @@ impl ChunkIndex {
             let follows = if offset == 0 { chunk.parent == before } else { before == Some(id) };
             let is_here = follows && chunk.record.root == prefix.root;
             if !is_here
-                || chunk.record.first_block + offset != found.n_blocks
+                || chunk.record.first_block + offset != stored_prefix.n_blocks
                 || self.tokens_at(chunk, offset) != tokens
             {
                 break;
             }
             if offset == 0 {
                 let n_bytes = chunk.record.n_bytes;
-                found.pieces.push(ChunkPiece { chunk: id, n_blocks: 0, tier: tier_of(chunk), n_bytes });
+                stored_prefix.pieces.push(ChunkPiece { chunk: id, n_blocks: 0, tier: tier_of(chunk), n_bytes });
             }
-            let piece = found.pieces.last_mut().expect("a chunk is entered at its first block");
+            let piece = stored_prefix.pieces.last_mut().expect("a chunk is entered at its first block");
             piece.n_blocks += 1;
-            found.n_blocks += 1;
+            stored_prefix.n_blocks += 1;
             before = Some(id);
         }
-        self.find_rest(prefix, &mut found);
-        found
+        self.find_rest(prefix, &mut stored_prefix);
+        stored_prefix
     }
 
-    /// Adds to `found` the tokens that the last chunk's next block shares with the sequence.
-    fn find_rest(&self, prefix: &Prefix<'_>, found: &mut StoredPrefix) {
-        found.n_tokens = found.n_blocks * self.limits.block_size_tokens as usize;
-        let Some(last) = found.pieces.last_mut() else { return };
+    /// Adds to `stored_prefix` the tokens that the last chunk's next block shares with the sequence.
+    fn find_rest(&self, prefix: &Prefix<'_>, stored_prefix: &mut StoredPrefix) {
+        stored_prefix.n_tokens = stored_prefix.n_blocks * self.limits.block_size_tokens as usize;
+        let Some(last) = stored_prefix.pieces.last_mut() else { return };
         let chunk = &self.chunks[&last.chunk];
         if last.n_blocks == chunk.record.blocks.len() {
             return;
         }
-        let rest = &prefix.tokens[found.n_tokens..];
-        let stored = self.tokens_at(chunk, last.n_blocks);
-        let n_common = stored.iter().zip(rest).take_while(|(stored, wanted)| stored == wanted).count();
+        let tokens_left = &prefix.tokens[stored_prefix.n_tokens..];
+        let chunk_tokens = self.tokens_at(chunk, last.n_blocks);
+        let n_common =
+            chunk_tokens.iter().zip(tokens_left).take_while(|(chunk_token, token)| chunk_token == token).count();
         last.n_blocks += usize::from(n_common > 0);
-        found.n_tokens += n_common;
+        stored_prefix.n_tokens += n_common;
     }
 
     /// Returns every stored checkpoint from which a sequence could resume, the shortest first.
@@ -267,8 +268,8 @@ impl ChunkIndex {
     pub fn missing(&self, prefix: &Prefix<'_>) -> Vec<Range<usize>> {
         let n_stored = self.find(prefix).n_blocks;
         let n_blocks = self.blocks_of(prefix).len().min(prefix.chain.len());
-        let mut seen = HashSet::new();
-        let is_free = |hash: &&BlockHash| !self.blocks.contains_key(*hash) && seen.insert(**hash);
+        let mut seen_hashes = HashSet::new();
+        let is_free = |hash: &&BlockHash| !self.blocks.contains_key(*hash) && seen_hashes.insert(**hash);
         let end = n_stored + prefix.chain[n_stored..n_blocks].iter().take_while(is_free).count();
         let step = self.limits.chunk_blocks_max;
         let cuts = (n_stored / step + 1..).map(|multiple| multiple * step).take_while(|cut| *cut < end);

@@ -76,9 +76,9 @@ impl DiskReads {
 
     /// Records the end of a read, whether it succeeded or failed.
     pub fn end(&mut self, id: ChunkId) {
-        if let Some(read) = self.pending.remove(&id) {
-            self.n_bytes -= read.n_bytes;
-            self.n_tokens -= read.n_tokens;
+        if let Some(disk_read) = self.pending.remove(&id) {
+            self.n_bytes -= disk_read.n_bytes;
+            self.n_tokens -= disk_read.n_tokens;
         }
     }
 
@@ -90,12 +90,12 @@ impl DiskReads {
     /// Returns the earliest time after `now` from which on a read is late; `None` if there is none. Cost: O(pending
     /// reads).
     pub fn next_late(&self, now: Instant) -> Option<Instant> {
-        self.pending.values().map(|read| read.deadline).filter(|deadline| *deadline > now).min()
+        self.pending.values().map(|disk_read| disk_read.deadline).filter(|deadline| *deadline > now).min()
     }
 
     /// Returns whether a read is late. Cost: O(pending reads).
     pub fn is_late(&self, now: Instant) -> bool {
-        self.pending.values().any(|read| read.deadline <= now)
+        self.pending.values().any(|disk_read| disk_read.deadline <= now)
     }
 }
 

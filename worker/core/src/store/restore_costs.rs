@@ -79,8 +79,8 @@ impl Costs {
     /// Moves the costs above the initial assumption back towards it, by half in a minute. Otherwise a single bad
     /// measurement, on a busy machine, would prevent the move, and thus any better measurement, forever.
     pub fn fade(&mut self, at_first: &Self, elapsed_s: f64) {
-        let left = 0.5_f64.powf(elapsed_s / HALF_LIFE_S);
-        let fade = |now: &mut f64, first: f64| *now = now.min(first + (*now - first).max(0.0) * left);
+        let share_left = 0.5_f64.powf(elapsed_s / HALF_LIFE_S);
+        let fade = |now: &mut f64, first: f64| *now = now.min(first + (*now - first).max(0.0) * share_left);
         for (now, first) in [
             (self.copy_ms_per_token.as_mut(), at_first.copy_ms_per_token),
             (self.export_ms_per_token.as_mut(), at_first.export_ms_per_token),

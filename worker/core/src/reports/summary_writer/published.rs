@@ -51,16 +51,16 @@ impl Published {
     /// Returns runs that, applied to an empty view, give this view.
     pub fn runs(&self) -> Vec<Run> {
         let mut runs = Vec::with_capacity(self.runs.len());
-        for announced in self.runs.values() {
-            let stretches = announced.keys.split(Option::is_none).filter(|stretch| !stretch.is_empty());
+        for announced_run in self.runs.values() {
+            let stretches = announced_run.keys.split(Option::is_none).filter(|stretch| !stretch.is_empty());
             let n_runs_before = runs.len();
-            runs.extend(
-                stretches
-                    .map(|stretch| Run { keys: stretch.iter().copied().flatten().collect(), ..announced.form.clone() }),
-            );
+            runs.extend(stretches.map(|stretch| Run {
+                keys: stretch.iter().copied().flatten().collect(),
+                ..announced_run.form.clone()
+            }));
             // A checkpoint's run can be resumed only at its last block, so the part before a gap has no resume point.
-            if announced.form.resume == Resume::LastBlock {
-                let has_end = announced.keys.last().is_some_and(Option::is_some);
+            if announced_run.form.resume == Resume::LastBlock {
+                let has_end = announced_run.keys.last().is_some_and(Option::is_some);
                 let n_whole = runs.len() - usize::from(has_end);
                 runs[n_runs_before..n_whole].iter_mut().for_each(|run| run.resume = Resume::Nowhere);
             }
@@ -94,12 +94,12 @@ impl Published {
 
     fn remove(&mut self, key: &BlockKey) {
         let Some(&(id, idx)) = self.places.get(key) else { return };
-        let Some(announced) = self.runs.get_mut(&id) else { return };
+        let Some(run) = self.runs.get_mut(&id) else { return };
         self.places.remove(key);
         self.digest.remove(*key);
-        announced.keys[idx] = None;
-        announced.n_left -= 1;
-        if announced.n_left == 0 {
+        run.keys[idx] = None;
+        run.n_left -= 1;
+        if run.n_left == 0 {
             self.runs.remove(&id);
         }
     }

@@ -92,8 +92,8 @@ impl ArcTarget {
             return true;
         }
         if self.used.take(name) {
-            let most = percent(self.limit_bytes, PROTECTED_PERCENT_MAX);
-            self.protected_bytes_max = self.protected_bytes_max.saturating_add(step(n_used, n_unused)).min(most);
+            let bytes_max = percent(self.limit_bytes, PROTECTED_PERCENT_MAX);
+            self.protected_bytes_max = self.protected_bytes_max.saturating_add(step(n_used, n_unused)).min(bytes_max);
             return true;
         }
         false

@@ -64,9 +64,9 @@ impl Guards {
         if n_lacking == 0 {
             return Some(giving);
         }
-        let kept = self.kept();
-        let (largest, mut n_left) = kept.iter().map(|(id, n)| (*id, *n)).max_by_key(|(_, n_bytes)| *n_bytes)?;
-        let n_own = kept.get(&pinning.tenant).map_or(0, |n| *n).saturating_add(pinning.n_bytes);
+        let kept_bytes = self.kept();
+        let (largest, mut n_left) = kept_bytes.iter().map(|(id, n)| (*id, *n)).max_by_key(|(_, n_bytes)| *n_bytes)?;
+        let n_own = kept_bytes.get(&pinning.tenant).map_or(0, |n| *n).saturating_add(pinning.n_bytes);
         for (pin, its) in self.guarded.iter().rev().filter(|(_, its)| its.tenant == largest) {
             if n_lacking == 0 || n_left <= n_own {
                 break;
@@ -104,11 +104,11 @@ impl Guards {
 
     /// Returns the bytes of the guarded chunks for each tenant.
     fn kept(&self) -> BTreeMap<TenantId, u64> {
-        let mut kept = BTreeMap::new();
+        let mut kept_bytes = BTreeMap::new();
         for pinning in self.guarded.values() {
-            *kept.entry(pinning.tenant).or_default() += pinning.n_bytes;
+            *kept_bytes.entry(pinning.tenant).or_default() += pinning.n_bytes;
         }
-        kept
+        kept_bytes
     }
 
     /// Checks that all parts are consistent, for tests. Panics: if they are not.

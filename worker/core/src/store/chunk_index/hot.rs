@@ -17,9 +17,13 @@ impl ChunkIndex {
     /// Returns stored prefixes as roots and tokens, the most valuable first: each ends with a chunk, and none is the
     /// start of an earlier one.
     ///
-    /// Blocks in `listed` count as listed already; the blocks of the result are added. The result has at most
+    /// Blocks in `listed_blocks` count as listed already; the blocks of the result are added. The result has at most
     /// `n_tokens_max` tokens in unlisted blocks. Cost: O(n log n), and O(tokens of the result).
-    pub fn hot_prefixes(&self, n_tokens_max: usize, listed: &mut HashSet<BlockHash>) -> Vec<(BlockHash, Vec<Token>)> {
+    pub fn hot_prefixes(
+        &self,
+        n_tokens_max: usize,
+        listed_blocks: &mut HashSet<BlockHash>,
+    ) -> Vec<(BlockHash, Vec<Token>)> {
         let mut chunks: Vec<(ChunkId, &Chunk)> =
             self.of_kind(StateKind::Chunk).map(|(id, chunk)| (*id, chunk)).collect();
         // The chunks of a path have the same time of use. The last chunk comes first, because its prefix includes them
@@ -31,14 +35,14 @@ impl ChunkIndex {
         let mut n_left = n_tokens_max;
         for (id, chunk) in chunks {
             let last = chunk.record.blocks[chunk.record.blocks.len() - 1];
-            if listed.contains(&last) {
+            if listed_blocks.contains(&last) {
                 continue;
             }
             let (tokens, blocks) = self.path_to(id);
-            let n_new = blocks.iter().filter(|hash| !listed.contains(*hash)).count();
-            let Some(left) = n_left.checked_sub(n_new * self.limits.block_size_tokens as usize) else { break };
-            n_left = left;
-            listed.extend(blocks);
+            let n_new = blocks.iter().filter(|hash| !listed_blocks.contains(*hash)).count();
+            let Some(n_left_after) = n_left.checked_sub(n_new * self.limits.block_size_tokens as usize) else { break };
+            n_left = n_left_after;
+            listed_blocks.extend(blocks);
             prefixes.push((chunk.record.root, tokens));
         }
         prefixes

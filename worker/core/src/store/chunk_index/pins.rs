@@ -126,7 +126,7 @@ impl ChunkIndex {
 
     /// Returns the stored chunks and checkpoints that a pin covers, in the order of the chain.
     fn covered(&self, entry: &PinEntry) -> Vec<ChunkId> {
-        let mut covered = Vec::new();
+        let mut covered_chunks = Vec::new();
         for (depth, hash) in entry.chain.iter().enumerate() {
             let chunk = self.blocks.get(hash).map(|(id, _)| *id);
             let ids = chunk.into_iter().chain(self.checkpoints.get(hash).copied());
@@ -134,13 +134,13 @@ impl ChunkIndex {
                 let record = &self.chunks[id].record;
                 record.key_block() == (depth, *hash) && entry.covers(record)
             };
-            covered.extend(ids.filter(is_here));
+            covered_chunks.extend(ids.filter(is_here));
         }
-        covered
+        covered_chunks
     }
 
     fn pin_view(&self, entry: &PinEntry) -> PinView {
-        let covered = self.covered(entry);
+        let covered_chunks = self.covered(entry);
         let n_bytes = |id: &ChunkId| self.chunks[id].record.n_bytes;
         let is_guarded = |id: &&ChunkId| {
             if self.chunks[*id].in_ram { self.ram.is_guarded(**id) } else { self.disk.is_guarded(**id) }
@@ -148,16 +148,16 @@ impl ChunkIndex {
         PinView {
             pin: entry.pin,
             n_tokens: entry.tokens.len() as u64,
-            n_stored_bytes: covered.iter().map(n_bytes).sum(),
-            n_guarded_bytes: covered.iter().filter(is_guarded).map(n_bytes).sum(),
+            n_stored_bytes: covered_chunks.iter().map(n_bytes).sum(),
+            n_guarded_bytes: covered_chunks.iter().filter(is_guarded).map(n_bytes).sum(),
         }
     }
 
     /// Passes to both tiers whether a chunk is pinned.
     fn repin(&mut self, id: ChunkId) {
-        let pinned = self.chunks[&id].pinned();
-        self.ram.set_pinned(id, pinned);
-        self.disk.set_pinned(id, pinned);
+        let pin_state = self.chunks[&id].pinned();
+        self.ram.set_pinned(id, pin_state);
+        self.disk.set_pinned(id, pin_state);
     }
 
     /// Checks that pins match the stored chunks, for tests. Panics: if they do not.

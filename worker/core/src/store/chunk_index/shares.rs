@@ -297,11 +297,11 @@ impl Shares {
 
     /// Checks that all parts are consistent, for tests. Panics: if they are not.
     pub(super) fn check_invariants(&self) {
-        let known: Vec<_> =
+        let accounts: Vec<_> =
             self.accounts.iter().filter(|(_, account)| account.share_status == ShareStatus::Has).collect();
-        assert_eq!(known.len(), self.by_use.len());
-        assert_eq!(known.len() + self.without.len(), self.accounts.len());
-        assert_eq!(known.iter().filter(|(_, account)| account.n_bytes > 0).count(), self.by_bytes.len());
+        assert_eq!(accounts.len(), self.by_use.len());
+        assert_eq!(accounts.len() + self.without.len(), self.accounts.len());
+        assert_eq!(accounts.iter().filter(|(_, account)| account.n_bytes > 0).count(), self.by_bytes.len());
         for (id, account) in &self.accounts {
             let set = if account.share_status == ShareStatus::Has { &self.by_use } else { &self.without };
             assert!(set.contains(&(account.used_ms, *id)) && account.n_chunks > 0);
@@ -317,9 +317,9 @@ impl Shares {
 
     /// Returns the chunks and bytes of every tenant, and the number of listed chunks; for tests.
     pub(super) fn count(&self) -> (usize, u64, usize) {
-        let listed = |account: &TenantAccount| account.leaving.values().map(BTreeSet::len).sum::<usize>();
+        let n_listed = |account: &TenantAccount| account.leaving.values().map(BTreeSet::len).sum::<usize>();
         self.accounts.values().fold((0, 0, 0), |(chunks, bytes, n), account| {
-            (chunks + account.n_chunks, bytes + account.n_bytes, n + listed(account))
+            (chunks + account.n_chunks, bytes + account.n_bytes, n + n_listed(account))
         })
     }
 }

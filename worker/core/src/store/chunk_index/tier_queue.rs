@@ -158,12 +158,12 @@ impl TierQueue {
     }
 
     /// Sets whether a chunk is pinned, if it is in the tier.
-    pub(super) fn set_pinned(&mut self, id: ChunkId, pinned: Pinned) {
-        if self.members.get(&id).is_none_or(|member| member.stats.pinned == pinned) {
+    pub(super) fn set_pinned(&mut self, id: ChunkId, pin_state: Pinned) {
+        if self.members.get(&id).is_none_or(|member| member.stats.pinned == pin_state) {
             return;
         }
         self.unguard(id);
-        self.member(id).stats.pinned = pinned;
+        self.member(id).stats.pinned = pin_state;
         self.guard(id);
         self.guard_next();
     }

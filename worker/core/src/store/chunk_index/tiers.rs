@@ -94,11 +94,11 @@ impl ChunkIndex {
             return Err(NotStored::Malformed);
         }
         let before = Prefix { chain: &new.prefix.chain[..record.first_block], ..new.prefix };
-        let found = self.find(&before);
-        if found.n_blocks < record.first_block {
+        let stored_prefix = self.find(&before);
+        if stored_prefix.n_blocks < record.first_block {
             return Err(NotStored::NoParent);
         }
-        self.admit(record, found.pieces.last().map(|piece| piece.chunk), new.tenant, new.now_ms)
+        self.admit(record, stored_prefix.pieces.last().map(|piece| piece.chunk), new.tenant, new.now_ms)
     }
 
     /// Stores a checkpoint at the end of `new.blocks`, which start at 0 and are all tokens of `new.prefix`, because a
@@ -253,8 +253,14 @@ impl ChunkIndex {
             return Err(NotStored::TooLarge);
         }
         // A parent that is only in RAM and has no other children must not be evicted for its own child.
-        let spared = parent.filter(|parent| self.chunks[parent].file != ChunkFile::Written);
-        if !self.make_room(&NeededSpace { tier: Tier::Ram, n_bytes: record.n_bytes, tenant, now_ms, spared }) {
+        let spared_parent = parent.filter(|parent| self.chunks[parent].file != ChunkFile::Written);
+        if !self.make_room(&NeededSpace {
+            tier: Tier::Ram,
+            n_bytes: record.n_bytes,
+            tenant,
+            now_ms,
+            spared: spared_parent,
+        }) {
             return Err(NotStored::NoRoom);
         }
         let id = self.link(record, parent, tenant, now_ms);
@@ -295,9 +301,11 @@ impl ChunkIndex {
     }
 
     fn check_free(&self, record: &ChunkRecord) -> Result<(), NotStored> {
-        let mut seen = HashSet::new();
+        let mut seen_hashes = HashSet::new();
         let is_taken = match record.kind {
-            StateKind::Chunk => record.blocks.iter().any(|hash| self.blocks.contains_key(hash) || !seen.insert(hash)),
+            StateKind::Chunk => {
+                record.blocks.iter().any(|hash| self.blocks.contains_key(hash) || !seen_hashes.insert(hash))
+            }
             StateKind::Checkpoint => self.checkpoints.contains_key(&record.key_block().1),
         };
         if is_taken { Err(NotStored::Taken) } else { Ok(()) }
@@ -475,10 +483,10 @@ impl ChunkIndex {
         }
     }
 
-    fn note_filed_child(&mut self, id: ChunkId, filed: Filed) {
+    fn note_filed_child(&mut self, id: ChunkId, file_change: Filed) {
         let Some(parent) = self.chunks[&id].parent else { return };
         let n_filed = &mut self.chunk_mut(parent).n_filed_children;
-        match filed {
+        match file_change {
             Filed::Newly => *n_filed += 1,
             Filed::NoLonger => *n_filed -= 1,
         }

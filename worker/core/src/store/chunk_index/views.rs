@@ -205,20 +205,20 @@ impl ChunkIndex {
     /// Returns the bytes of each tenant, in the order of their identities. Cost: O(tenants).
     pub fn shares(&self) -> Vec<ShareView> {
         let mut shares: BTreeMap<TenantId, ShareView> = BTreeMap::new();
-        let empty = |tenant| ShareView { tenant, ram_bytes: 0, disk_bytes: 0 };
+        let no_share = |tenant| ShareView { tenant, ram_bytes: 0, disk_bytes: 0 };
         for (tenant, n_bytes) in self.ram.shares().iter() {
-            shares.entry(tenant).or_insert(empty(tenant)).ram_bytes = n_bytes;
+            shares.entry(tenant).or_insert(no_share(tenant)).ram_bytes = n_bytes;
         }
         for (tenant, n_bytes) in self.disk.shares().iter() {
-            shares.entry(tenant).or_insert(empty(tenant)).disk_bytes = n_bytes;
+            shares.entry(tenant).or_insert(no_share(tenant)).disk_bytes = n_bytes;
         }
         shares.into_values().collect()
     }
 
     /// Returns the evictions from each tier, by reason.
     pub fn evicted(&self) -> Vec<Evicted> {
-        let evicted = self.log.evicted.iter();
-        evicted.map(|((tier, reason), totals)| Evicted { tier: *tier, reason: *reason, totals: *totals }).collect()
+        let evictions = self.log.evicted.iter();
+        evictions.map(|((tier, reason), totals)| Evicted { tier: *tier, reason: *reason, totals: *totals }).collect()
     }
 
     /// Returns the changes since the last call, at most one for each chunk, in order.
@@ -272,8 +272,8 @@ impl ChunkIndex {
         assert_eq!(self.of_kind(StateKind::Checkpoint).count(), self.checkpoints.len());
         let in_ram = self.chunks.values().filter(|chunk| chunk.in_ram).count();
         assert_eq!(in_ram as u64, self.ram.totals().n_chunks, "a chunk in RAM is not in its queue");
-        let filed = |chunk: &&Chunk| chunk.file != ChunkFile::Absent;
-        assert_eq!(self.chunks.values().filter(filed).count() as u64, self.disk.totals().n_chunks);
+        let has_file = |chunk: &&Chunk| chunk.file != ChunkFile::Absent;
+        assert_eq!(self.chunks.values().filter(has_file).count() as u64, self.disk.totals().n_chunks);
         for (id, chunk) in &self.chunks {
             assert!(chunk.tier().is_some(), "chunk {} is neither in RAM nor on disk", id.0);
             assert!(
@@ -284,7 +284,7 @@ impl ChunkIndex {
             for child in &chunk.children {
                 assert_eq!(self.chunks[child].parent, Some(*id), "a child has another parent");
             }
-            let filed_children = chunk.children.iter().map(|child| &self.chunks[child]).filter(filed);
+            let filed_children = chunk.children.iter().map(|child| &self.chunks[child]).filter(has_file);
             assert_eq!(filed_children.count(), chunk.n_filed_children, "the number of children with files is wrong");
             self.check_parent(*id, chunk);
         }
