@@ -115,8 +115,8 @@ impl ModelInfo {
     /// Returns the adapter's part of the root of a chain: its file's fingerprint and its scale; empty for no adapter.
     ///
     /// An index without an adapter counts as no adapter; [`resolve`] never returns one.
-    pub fn lora_root(&self, applied: Option<Applied>) -> Vec<u8> {
-        let Some(Applied { adapter, scale }) = applied else { return Vec::new() };
+    pub fn lora_root(&self, adapter_in_force: Option<Applied>) -> Vec<u8> {
+        let Some(Applied { adapter, scale }) = adapter_in_force else { return Vec::new() };
         let Some(adapter) = self.adapters.get(usize::from(adapter)) else { return Vec::new() };
         [&adapter.fingerprint.0[..], &f32::from(scale).to_le_bytes()].concat()
     }

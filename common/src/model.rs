@@ -240,9 +240,9 @@ impl ModelInfo {
         }
     }
 
-    /// Returns whether the worker supports `wanted`; true if it is `None`.
-    pub fn can(&self, wanted: Option<Capability>) -> bool {
-        wanted.is_none_or(|wanted| self.capabilities.contains(&wanted))
+    /// Returns whether the worker supports `capability`; true if it is `None`.
+    pub fn can(&self, capability: Option<Capability>) -> bool {
+        capability.is_none_or(|capability| self.capabilities.contains(&capability))
     }
 
     /// Returns the kinds of input besides text that the model takes.

@@ -133,34 +133,34 @@ impl BodyLimits {
     ///
     /// Errors: every [`BodyError`].
     pub async fn read(&self, headers: &mut HeaderMap, mut body: Body, sender: Sender) -> Result<Bytes, BodyError> {
-        let late = |_| BodyError::Late { seconds: self.timeout.as_secs_f64() };
-        let read = async {
+        let too_late = |_| BodyError::Late { seconds: self.timeout.as_secs_f64() };
+        let reading = async {
             let mut claim = BodyRoom::claim(&self.room, sender.clone());
             let bytes = match Coding::named(headers)? {
                 None => self.take(&mut body, &mut claim).await?,
                 Some(coding) => {
-                    let encoded = self.take_apart(&mut body, &sender).await?;
-                    coding.decode(encoded, self.bytes_max, &mut claim).await?
+                    let encoded_pieces = self.take_apart(&mut body, &sender).await?;
+                    coding.decode(encoded_pieces, self.bytes_max, &mut claim).await?
                 }
             };
             Ok::<_, BodyError>(Bytes::from_owner(Claimed { bytes, claim }))
         };
-        let read = timeout(self.timeout, read).await.unwrap_or_else(|error| Err(late(error)));
+        let reading = timeout(self.timeout, reading).await.unwrap_or_else(|error| Err(too_late(error)));
         headers.remove(header::CONTENT_ENCODING);
-        read.map(without_mark)
+        reading.map(without_mark)
     }
 
     async fn take(&self, body: &mut Body, claim: &mut Claim) -> Result<Bytes, BodyError> {
-        let mut whole = BytesMut::new();
-        while let Some(data) = self.next(body, whole.len()).await? {
+        let mut bytes = BytesMut::new();
+        while let Some(data) = self.next(body, bytes.len()).await? {
             claim.grow(data.len())?;
-            if whole.is_empty() && hyper::body::Body::is_end_stream(body) {
+            if bytes.is_empty() && hyper::body::Body::is_end_stream(body) {
                 return Ok(data);
             }
             // Copied, since a piece of a few bytes would keep the whole kilobytes of its read buffer in memory.
-            whole.extend_from_slice(&data);
+            bytes.extend_from_slice(&data);
         }
-        Ok(whole.freeze())
+        Ok(bytes.freeze())
     }
 
     /// Returns a body in pieces; each piece frees its memory when it is dropped.
@@ -297,17 +297,17 @@ impl Claim {
         if n_bytes == 0 {
             return Ok(());
         }
-        let mut taken = self.room.taken();
-        let n_free = self.room.bytes_max.saturating_sub(taken.n_bytes - taken.retained.n_bytes());
-        let n_of_sender = taken.by_sender.get(&self.sender).copied().unwrap_or(0);
+        let mut usage = self.room.taken();
+        let n_free = self.room.bytes_max.saturating_sub(usage.n_bytes - usage.retained.n_bytes());
+        let n_of_sender = usage.by_sender.get(&self.sender).copied().unwrap_or(0);
         if 2 * (n_of_sender + n_bytes) > n_free.saturating_sub(n_bytes) {
             return Err(BodyError::NoRoom);
         }
-        taken.n_bytes += n_bytes;
-        *taken.by_sender.entry(self.sender.clone()).or_default() += n_bytes;
-        let released = taken.release_beyond(self.room.bytes_max);
-        drop(taken);
-        drop(released);
+        usage.n_bytes += n_bytes;
+        *usage.by_sender.entry(self.sender.clone()).or_default() += n_bytes;
+        let released_bodies = usage.release_beyond(self.room.bytes_max);
+        drop(usage);
+        drop(released_bodies);
         self.n_bytes += n_bytes;
         Ok(())
     }
@@ -315,9 +315,9 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        let mut taken = self.room.taken();
-        taken.n_bytes -= self.n_bytes;
-        taken.remove_from(&self.sender, self.n_bytes);
+        let mut usage = self.room.taken();
+        usage.n_bytes -= self.n_bytes;
+        usage.remove_from(&self.sender, self.n_bytes);
     }
 }
 

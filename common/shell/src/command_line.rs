@@ -91,18 +91,19 @@ pub fn parse<T: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
     let mut arguments: Vec<OsString> = arguments.into_iter().collect();
     let mut command = T::command().args_override_self(true).mut_args(usual);
     // The file sets flags that are missing here, so errors are reported only after it has been read.
-    let given = command.clone().ignore_errors(true).try_get_matches_from(&arguments)?;
-    if let Some(text) = described::<T>(&given)? {
+    let first_matches = command.clone().ignore_errors(true).try_get_matches_from(&arguments)?;
+    if let Some(text) = described::<T>(&first_matches)? {
         return Ok(ParsedCommandLine::Text(text));
     }
     let mut file = None;
-    if let Some(path) = value::<PathBuf>(&given, "config") {
-        let read = ConfigFile::read(path, &command, &given);
-        let read = read.map_err(|error| command.error(ErrorKind::ValueValidation, crate::chain(&error)))?;
+    if let Some(path) = value::<PathBuf>(&first_matches, "config") {
+        let config_file = ConfigFile::read(path, &command, &first_matches);
+        let config_file =
+            config_file.map_err(|error| command.error(ErrorKind::ValueValidation, crate::chain(&error)))?;
         let behind_program = arguments.len().min(1);
-        drop(arguments.splice(behind_program..behind_program, read.arguments().cloned()));
-        command = command.mut_args(|flag| read.with_whole_elements(flag));
-        file = Some(read);
+        drop(arguments.splice(behind_program..behind_program, config_file.arguments().cloned()));
+        command = command.mut_args(|flag| config_file.with_whole_elements(flag));
+        file = Some(config_file);
     }
     let matches = command.try_get_matches_from_mut(arguments).map_err(|error| match &file {
         Some(file) => file.with_origin(error),
@@ -140,15 +141,15 @@ fn value<'a, V: Clone + Send + Sync + 'static>(matches: &'a ArgMatches, id: &str
 /// Returns the text that [`DescribeFlags`] request.
 ///
 /// Errors: `Io` if a manual page cannot be written.
-fn described<T: Parser>(given: &ArgMatches) -> Result<Option<String>, clap::Error> {
-    if let Some(shell) = value::<Shell>(given, "completions") {
+fn described<T: Parser>(matches: &ArgMatches) -> Result<Option<String>, clap::Error> {
+    if let Some(shell) = value::<Shell>(matches, "completions") {
         let mut script = Vec::new();
         let mut command = T::command();
         let name = command.get_name().to_owned();
         clap_complete::generate(*shell, &mut command, name, &mut script);
         return Ok(Some(String::from_utf8_lossy(&script).into_owned()));
     }
-    let Some(dir) = value::<PathBuf>(given, "man_pages") else { return Ok(None) };
+    let Some(dir) = value::<PathBuf>(matches, "man_pages") else { return Ok(None) };
     write_pages(T::command(), dir).map(|()| Some(String::new())).map_err(|error| {
         let reason = format!("--man-pages {}: {error}", dir.display());
         T::command().error(ErrorKind::Io, reason)

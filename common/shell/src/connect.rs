@@ -179,11 +179,11 @@ impl connect::Connection for Connection {
 impl Read for Connection {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
         let Self { stream, watch, .. } = &mut *self;
-        let read = Pin::new(&mut *stream).poll_read(cx, buf);
-        let Some(watch) = watch else { return read };
-        if read.is_ready() {
+        let poll = Pin::new(&mut *stream).poll_read(cx, buf);
+        let Some(watch) = watch else { return poll };
+        if poll.is_ready() {
             watch.end();
-            return read;
+            return poll;
         }
         watch.poll_gone(tcp(stream), cx).map(Err)
     }
@@ -231,13 +231,13 @@ impl Service<Uri> for Connector {
         let watch = self.patience_of_watch.map(Watch::new);
         let connect = async move {
             let stream = tcp.await.map_err(|error| ConnectError::Tcp(error.into()))?;
-            let past = ConnectionHistory::default();
+            let history = ConnectionHistory::default();
             let Some(Secured { config, name }) = tls else {
-                return Ok(Connection { stream: MaybeHttpsStream::Http(stream), past, watch });
+                return Ok(Connection { stream: MaybeHttpsStream::Http(stream), past: history, watch });
             };
             let connector = TlsConnector::from(Arc::clone(&config.load()));
-            let secured = connector.connect(name, TokioIo::new(stream)).await.map_err(failed_handshake)?;
-            Ok(Connection { stream: MaybeHttpsStream::from(secured), past, watch })
+            let tls_stream = connector.connect(name, TokioIo::new(stream)).await.map_err(failed_handshake)?;
+            Ok(Connection { stream: MaybeHttpsStream::from(tls_stream), past: history, watch })
         };
         Box::pin(async move { tokio::time::timeout(timeout, connect).await.map_err(|_| ConnectError::Late(timeout))? })
     }

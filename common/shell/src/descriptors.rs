@@ -39,8 +39,8 @@ pub fn connections_max() -> usize {
 }
 
 fn of_limit(limit: usize) -> usize {
-    let free = limit.saturating_sub(RESERVED + ADMIN_CONNECTIONS_MAX);
-    (free / 2).clamp(CONNECTIONS_MIN_DEFAULT, CONNECTIONS_MAX_DEFAULT)
+    let n_free = limit.saturating_sub(RESERVED + ADMIN_CONNECTIONS_MAX);
+    (n_free / 2).clamp(CONNECTIONS_MIN_DEFAULT, CONNECTIONS_MAX_DEFAULT)
 }
 
 #[cfg(test)]

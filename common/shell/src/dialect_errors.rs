@@ -32,8 +32,8 @@ pub fn as_anthropic(mut response: Response, id: &RequestId) -> Response {
     let status = response.status().as_u16();
     let body = anthropic::ErrorBody::new(status, &message).of_code(code.as_deref()).of_request(id);
     let body = serde_json::to_vec(&body).expect("strings have a JSON form");
-    let own = StatusCode::from_u16(anthropic::status(status)).expect("Anthropic's statuses are below 1000");
-    *response.status_mut() = own;
+    let own_status = StatusCode::from_u16(anthropic::status(status)).expect("Anthropic's statuses are below 1000");
+    *response.status_mut() = own_status;
     response.headers_mut().remove(header::CONTENT_LENGTH);
     *response.body_mut() = body.into();
     response

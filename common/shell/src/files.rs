@@ -21,18 +21,21 @@ pub struct FileFailure {
     pub is_new: bool,
 }
 
-/// Calls `read` every second for as long as the future is polled, and `failed` for each error.
-pub async fn watch<E: std::error::Error>(mut read: impl FnMut() -> Result<(), E>, mut failed: impl FnMut(FileFailure)) {
+/// Calls `read_files` every second for as long as the future is polled, and `on_failure` for each error.
+pub async fn watch<E: std::error::Error>(
+    mut read_files: impl FnMut() -> Result<(), E>,
+    mut on_failure: impl FnMut(FileFailure),
+) {
     let mut last = String::new();
     loop {
         tokio::time::sleep(POLL_PAUSE).await;
-        match read() {
+        match read_files() {
             Ok(()) => last.clear(),
             Err(error) => {
                 let reason = crate::chain(&error);
                 let is_new = reason != last;
                 last.clone_from(&reason);
-                failed(FileFailure { reason, is_new });
+                on_failure(FileFailure { reason, is_new });
             }
         }
     }

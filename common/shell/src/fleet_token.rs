@@ -97,9 +97,9 @@ impl FleetTokens {
 
     /// Returns whether a presented secret is one of the tokens; the time that this takes does not reveal how similar
     /// they are.
-    pub fn accept(&self, presented: &[u8]) -> bool {
+    pub fn accept(&self, client_token: &[u8]) -> bool {
         let tokens = self.tokens.load();
-        tokens.iter().fold(Choice::from(0), |known, token| known | token.bytes().ct_eq(presented)).into()
+        tokens.iter().fold(Choice::from(0), |is_known, token| is_known | token.bytes().ct_eq(client_token)).into()
     }
 
     /// Returns the values for the header `authorization`, in the order of the file; at least one.
@@ -108,7 +108,7 @@ impl FleetTokens {
     }
 
     /// Rereads the file for as long as the future is polled; an invalid or missing file changes nothing.
-    pub async fn watch(self: Arc<Self>, path: PathBuf, mut failed: impl FnMut()) {
+    pub async fn watch(self: Arc<Self>, path: PathBuf, mut on_failure: impl FnMut()) {
         let poll = || {
             let tokens = read(&path)?;
             if **self.tokens.load() != tokens {
@@ -118,7 +118,7 @@ impl FleetTokens {
             Ok::<_, TokenError>(())
         };
         let report = |FileFailure { reason, is_new }| {
-            failed();
+            on_failure();
             if is_new {
                 tracing::error!(path = %path.display(), %reason, "the file of the fleet's tokens cannot be used; the last tokens stay in force");
             }

@@ -72,23 +72,23 @@ impl AllowedHosts {
     /// loopback address and no name is given.
     ///
     /// Errors: a name is invalid.
-    pub fn of_clients(given: &[String], listen: SocketAddr) -> Result<Self, HostError> {
+    pub fn of_clients(host_names: &[String], listen: SocketAddr) -> Result<Self, HostError> {
         let is_loopback = listen.ip().is_loopback();
-        if given.iter().any(|name| name == ANY) || (given.is_empty() && !is_loopback) {
+        if host_names.iter().any(|name| name == ANY) || (host_names.is_empty() && !is_loopback) {
             return Ok(Self::Any);
         }
         let addresses = if is_loopback { Addresses::Loopback } else { Addresses::Every };
-        Ok(Self::Listed { names: names(given)?, addresses })
+        Ok(Self::Listed { names: names(host_names)?, addresses })
     }
 
     /// Returns the names by which operators may address an admin listener: any address, and the given names.
     ///
     /// Errors: a name is invalid.
-    pub fn of_operators(given: &[String]) -> Result<Self, HostError> {
-        if given.iter().any(|name| name == ANY) {
+    pub fn of_operators(host_names: &[String]) -> Result<Self, HostError> {
+        if host_names.iter().any(|name| name == ANY) {
             return Ok(Self::Any);
         }
-        Ok(Self::Listed { names: names(given)?, addresses: Addresses::Every })
+        Ok(Self::Listed { names: names(host_names)?, addresses: Addresses::Every })
     }
 
     /// Checks that a request addresses the server by an allowed name.
@@ -101,10 +101,10 @@ impl AllowedHosts {
             return Err(HostRefusal::NotOne);
         }
         let Self::Listed { names, addresses } = self else { return Ok(()) };
-        let named = host.map(|host| String::from_utf8_lossy(host.as_bytes()).into_owned());
+        let host_text = host.map(|host| String::from_utf8_lossy(host.as_bytes()).into_owned());
         // The authority of an absolute request line takes precedence over `Host`. A check of only one of them could be
         // bypassed with the other.
-        for host in named.into_iter().chain(request.uri().authority().map(ToString::to_string)) {
+        for host in host_text.into_iter().chain(request.uri().authority().map(ToString::to_string)) {
             if !is_allowed(&host, names, *addresses) {
                 return Err(HostRefusal::Unknown { host });
             }
@@ -114,11 +114,11 @@ impl AllowedHosts {
 }
 
 fn is_allowed(authority: &str, names: &[String], addresses: Addresses) -> bool {
-    let Ok(parsed) = Authority::from_str(authority) else { return false };
+    let Ok(host_authority) = Authority::from_str(authority) else { return false };
     if authority.contains('@') {
         return false;
     }
-    let host = normalized(parsed.host());
+    let host = normalized(host_authority.host());
     let is_own = match (host.parse::<IpAddr>(), addresses) {
         (Ok(_), Addresses::Every) => true,
         (Ok(address), Addresses::Loopback) => address.to_canonical().is_loopback(),
@@ -133,14 +133,14 @@ fn is_single_label(host: &str) -> bool {
     !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
 }
 
-fn names(given: &[String]) -> Result<Vec<String>, HostError> {
+fn names(host_names: &[String]) -> Result<Vec<String>, HostError> {
     let name = |text: &String| {
         let host = normalized(text);
         let is_address = host.parse::<IpAddr>().is_ok();
-        let is_name = Authority::from_str(&host).is_ok_and(|parsed| parsed.host() == host);
+        let is_name = Authority::from_str(&host).is_ok_and(|authority| authority.host() == host);
         if is_address || is_name { Ok(host) } else { Err(HostError { text: text.clone() }) }
     };
-    given.iter().map(name).collect()
+    host_names.iter().map(name).collect()
 }
 
 /// Returns a host in the form for comparisons: in lower case, without the final dot and the brackets of an address.

@@ -109,37 +109,37 @@ impl ImageUrls {
             return Err(Refusal::field(param, reason));
         }
         let has_new = wanted.iter().any(|image| image.is_new);
-        let fetched = tokio::time::timeout(self.limits.request_timeout, self.fetch_all(wanted, bodies, sender)).await;
-        let fetched = match fetched {
-            Ok(fetched) => fetched?,
+        let images = tokio::time::timeout(self.limits.request_timeout, self.fetch_all(wanted, bodies, sender)).await;
+        let images = match images {
+            Ok(images) => images?,
             Err(_) if !has_new => HashMap::new(),
             Err(_) => return Err(Refusal::field(param, FetchError::Late.to_string())),
         };
         let (n_bytes, bytes_max) = (body.len(), bodies.bytes_max);
         // The new body takes the place of the old one and of the files.
         drop(body);
-        let written = blocking(move || write(fields, &fetched, n_bytes, bytes_max)).await??;
-        Ok(BodyRoom::claimed(&bodies.room, sender, written)?)
+        let new_body = blocking(move || write(fields, &images, n_bytes, bytes_max)).await??;
+        Ok(BodyRoom::claimed(&bodies.room, sender, new_body)?)
     }
 
     /// Returns the images under their URLs.
     async fn fetch_all(
         self: &Arc<Self>,
-        wanted: Vec<WantedImage>,
+        wanted_images: Vec<WantedImage>,
         bodies: &BodyLimits,
         sender: &Sender,
     ) -> Result<HashMap<String, FetchedImage>, Refusal> {
-        let mut wanted = wanted.into_iter();
-        let (mut running, mut fetched) = (FuturesUnordered::new(), HashMap::new());
+        let mut wanted_images = wanted_images.into_iter();
+        let (mut running, mut images) = (FuturesUnordered::new(), HashMap::new());
         loop {
             while running.len() < AT_A_TIME_MAX
-                && let Some(next) = wanted.next()
+                && let Some(next) = wanted_images.next()
             {
                 let claim = BodyRoom::claim(&bodies.room, sender.clone());
                 running.push(Arc::clone(self).fetch(next, claim));
             }
-            let Some(done) = running.next().await else { return Ok(fetched) };
-            fetched.extend(done?);
+            let Some(done) = running.next().await else { return Ok(images) };
+            images.extend(done?);
         }
     }
 }
@@ -153,8 +153,8 @@ fn may_name_images(body: &[u8]) -> bool {
 /// Returns a body's fields and the images that they name, at least one; `None` if there is none.
 fn parse(body: &[u8]) -> Option<(Map<String, Value>, Vec<WantedImage>)> {
     let mut fields = warmpath_common::fields::read_untyped(body).ok()?;
-    let wanted = places::wanted(&mut fields);
-    (!wanted.is_empty()).then_some((fields, wanted))
+    let wanted_images = places::wanted(&mut fields);
+    (!wanted_images.is_empty()).then_some((fields, wanted_images))
 }
 
 /// Returns the body of some fields with data in place of the images' URLs; `n_bytes` is the length without them.
@@ -162,12 +162,12 @@ fn parse(body: &[u8]) -> Option<(Map<String, Value>, Vec<WantedImage>)> {
 /// Errors: `TooLong`.
 fn write(
     mut fields: Map<String, Value>,
-    fetched: &HashMap<String, FetchedImage>,
+    images: &HashMap<String, FetchedImage>,
     mut n_bytes: usize,
     bytes_max: usize,
 ) -> Result<Bytes, BodyError> {
     each_part(&mut fields, &mut |_, part| {
-        let Some(image) = url_of(part).and_then(|url| fetched.get(url)) else { return };
+        let Some(image) = url_of(part).and_then(|url| images.get(url)) else { return };
         // One image may occur several times.
         n_bytes += image.base64.len();
         if n_bytes <= bytes_max {

@@ -140,12 +140,12 @@ pub struct ListenerOptions {
     pub connections: Arc<Connections>,
 }
 
-/// Serves clients until `stopped` is true, and then until the last response has ended.
+/// Serves clients until `stop_signal` is true, and then until the last response has ended.
 pub async fn serve(
     listener: TcpListener,
     routes: axum::Router,
     options: ListenerOptions,
-    stopped: watch::Receiver<bool>,
+    stop_signal: watch::Receiver<bool>,
 ) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(options.head_timeout);
@@ -153,20 +153,20 @@ pub async fn serve(
     // After a long body hyper keeps a read buffer of this length, by default 408 KiB, until the connection ends. Bodies
     // arrive as fast with short reads: over loopback 16 MiB took no longer in reads of 32 KiB than of 408 KiB.
     http.max_buf_size(options.head_bytes_max);
-    let mut open = JoinSet::new();
+    let mut connections = JoinSet::new();
     let mut is_failing = false;
     loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            Some(_) = open.join_next() => continue,
-            () = stop(stopped.clone()) => break,
+        let stream_result = tokio::select! {
+            stream_result = listener.accept() => stream_result,
+            Some(_) = connections.join_next() => continue,
+            () = stop(stop_signal.clone()) => break,
         };
-        match accepted {
+        match stream_result {
             Ok((stream, peer)) => {
                 is_failing = false;
                 let Some(seat) = admit(&options, &stream, peer) else { continue };
-                let served = Served { http: http.clone(), routes: routes.clone(), options: options.clone(), seat };
-                open.spawn(served.connection(stream, stopped.clone()));
+                let service = Served { http: http.clone(), routes: routes.clone(), options: options.clone(), seat };
+                connections.spawn(service.connection(stream, stop_signal.clone()));
             }
             Err(error) => {
                 if !is_failing {
@@ -180,12 +180,12 @@ pub async fn serve(
         }
     }
     drop(listener);
-    while open.join_next().await.is_some() {}
+    while connections.join_next().await.is_some() {}
 }
 
-/// Returns once `stopped` is true or its sender is gone.
-async fn stop(mut stopped: watch::Receiver<bool>) {
-    let _ = stopped.wait_for(|stopped| *stopped).await;
+/// Returns once `stop_signal` is true or its sender is gone.
+async fn stop(mut stop_signal: watch::Receiver<bool>) {
+    let _ = stop_signal.wait_for(|stop_signal| *stop_signal).await;
 }
 
 /// Returns the seat of a new connection, if the limits allow one.
@@ -213,25 +213,25 @@ struct Served {
 }
 
 impl Served {
-    async fn connection(self, stream: TcpStream, stopped: watch::Receiver<bool>) {
+    async fn connection(self, stream: TcpStream, stop_signal: watch::Receiver<bool>) {
         let stream = ReadConnection::open(stream, self.options.reader_timeout);
         match &self.options.tls {
-            None => self.requests(stream, stopped).await,
+            None => self.requests(stream, stop_signal).await,
             Some(config) => {
                 let handshake = TlsAcceptor::from(config.load_full()).accept(stream);
                 let stream = tokio::select! {
                     stream = tokio::time::timeout(self.options.head_timeout, handshake) => stream,
                     () = self.seat.displaced() => return,
-                    () = stop(stopped.clone()) => return,
+                    () = stop(stop_signal.clone()) => return,
                 };
                 if let Ok(Ok(stream)) = stream {
-                    self.requests(stream, stopped).await;
+                    self.requests(stream, stop_signal).await;
                 }
             }
         }
     }
 
-    async fn requests<I: AsyncRead + AsyncWrite + Unpin>(self, stream: I, stopped: watch::Receiver<bool>) {
+    async fn requests<I: AsyncRead + AsyncWrite + Unpin>(self, stream: I, stop_signal: watch::Receiver<bool>) {
         let Self { http, routes, seat, .. } = self;
         let service = service_fn(|request| answer(routes.clone(), &seat, request));
         let connection = http.serve_connection(TokioIo::new(stream), service);
@@ -246,7 +246,7 @@ impl Served {
                 }
                 return;
             }
-            () = stop(stopped) => {}
+            () = stop(stop_signal) => {}
         }
         connection.as_mut().graceful_shutdown();
         let _ = connection.await;

@@ -11,11 +11,11 @@ use sysinfo::{MemoryRefreshKind, Pid, ProcessRefreshKind, ProcessesToUpdate, Ref
 pub fn available_bytes() -> Option<u64> {
     let only_memory = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
     let mut system = System::new_with_specifics(only_memory).ok()?;
-    let own = Pid::from_u32(std::process::id());
-    system.refresh_processes_specifics(ProcessesToUpdate::Some(&[own]), false, ProcessRefreshKind::nothing());
-    let limits = system.process(own).and_then(sysinfo::Process::cgroup_limits).or_else(|| system.cgroup_limits());
-    let allowed = limits.map_or(u64::MAX, |limits| limits.total_memory.saturating_sub(limits.rss));
-    Some(system.available_memory().min(allowed)).filter(|bytes| *bytes > 0)
+    let own_pid = Pid::from_u32(std::process::id());
+    system.refresh_processes_specifics(ProcessesToUpdate::Some(&[own_pid]), false, ProcessRefreshKind::nothing());
+    let limits = system.process(own_pid).and_then(sysinfo::Process::cgroup_limits).or_else(|| system.cgroup_limits());
+    let allowed_bytes = limits.map_or(u64::MAX, |limits| limits.total_memory.saturating_sub(limits.rss));
+    Some(system.available_memory().min(allowed_bytes)).filter(|bytes| *bytes > 0)
 }
 
 /// Returns the memory that a process takes, with the parts of files that are mapped into it; `None` if the system does

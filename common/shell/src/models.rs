@@ -74,12 +74,13 @@ impl ListedModel {
 
     /// Returns Anthropic's object.
     fn anthropic(&self) -> Value {
-        let created = i64::try_from(self.created_s).ok().and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
+        let created_at =
+            i64::try_from(self.created_s).ok().and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
         json!({
             "type": "model",
             "id": self.name,
             "display_name": self.name,
-            "created_at": created.unwrap_or_default().to_string(),
+            "created_at": created_at.unwrap_or_default().to_string(),
             "max_input_tokens": self.context_tokens,
             "max_tokens": self.context_tokens,
         })
@@ -104,9 +105,9 @@ pub fn list(models: Vec<ListedModel>, headers: &HeaderMap, uri: &Uri) -> Result<
 
 /// Returns whether a request is in Anthropic's dialect: by its path, or at the path of models by its header.
 pub fn is_anthropic(path: &str, headers: &HeaderMap) -> bool {
-    let is_models = ["/v1/models", "/models"]
-        .iter()
-        .any(|models| path.strip_prefix(models).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')));
+    let is_models = ["/v1/models", "/models"].iter().any(|models| {
+        path.strip_prefix(models).is_some_and(|below_models| below_models.is_empty() || below_models.starts_with('/'))
+    });
     anthropic::is_path(path) || (is_models && headers.contains_key(VERSION))
 }
 

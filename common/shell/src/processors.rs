@@ -66,13 +66,13 @@ impl Processors {
         work: impl FnOnce(Box<dyn Fn() -> bool>) -> T + Send + 'static,
     ) -> Result<T, JoinError> {
         let turn = RefCell::new(self.turn().await);
-        let cancelled = CancellationToken::new();
-        let _caller = cancelled.clone().drop_guard();
+        let cancellation = CancellationToken::new();
+        let _caller = cancellation.clone().drop_guard();
         let is_cancelled = move || {
-            if !cancelled.is_cancelled() {
+            if !cancellation.is_cancelled() {
                 turn.borrow_mut().give_way();
             }
-            cancelled.is_cancelled()
+            cancellation.is_cancelled()
         };
         tokio::task::spawn_blocking(move || work(Box::new(is_cancelled))).await
     }

@@ -57,10 +57,10 @@ impl AsyncRead for WatchedStream {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let Self { stream, watch } = &mut *self;
-        let read = Pin::new(&mut *stream).poll_read(context, buffer);
-        if read.is_ready() {
+        let poll = Pin::new(&mut *stream).poll_read(context, buffer);
+        if poll.is_ready() {
             watch.end();
-            return read;
+            return poll;
         }
         watch.poll_gone(stream, context).map(Err)
     }
@@ -126,10 +126,10 @@ impl ReadConnection<WatchedStream> {
 
 impl<T: AsyncWrite + Unpin> ReadConnection<T> {
     /// Returns the result of a write, or an error if it has been pending for too long.
-    fn watch(&mut self, context: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        if written.is_ready() {
+    fn watch(&mut self, context: &mut Context<'_>, poll: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if poll.is_ready() {
             self.waiting = None;
-            return written;
+            return poll;
         }
         let timeout = self.timeout;
         let waiting = self.waiting.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
@@ -149,8 +149,8 @@ impl<T: AsyncRead + Unpin> AsyncRead for ReadConnection<T> {
 
 impl<T: AsyncWrite + Unpin> AsyncWrite for ReadConnection<T> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.watch(context, written)
+        let poll = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.watch(context, poll)
     }
 
     fn poll_write_vectored(
@@ -158,8 +158,8 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for ReadConnection<T> {
         context: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write_vectored(context, parts);
-        self.watch(context, written)
+        let poll = Pin::new(&mut self.stream).poll_write_vectored(context, parts);
+        self.watch(context, poll)
     }
 
     fn is_write_vectored(&self) -> bool {

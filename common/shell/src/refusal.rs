@@ -208,17 +208,17 @@ const API_SEGMENTS: [&str; 22] = [
 /// Returns whether a path is one of OpenAI's or Anthropic's API, or below one.
 fn is_of_api(path: &str) -> bool {
     let behind = path.strip_prefix("/v1").unwrap_or(path);
-    let segment = behind.strip_prefix('/').map(|rest| rest.split('/').next().unwrap_or_default());
+    let segment = behind.strip_prefix('/').map(|path_left| path_left.split('/').next().unwrap_or_default());
     segment.is_some_and(|segment| API_SEGMENTS.contains(&segment))
 }
 
 /// Returns the id of the stored response that a request of OpenAI's API is about; `None` if the API has no such
-/// request. `rest` is the path behind `/v1/responses/`.
+/// request. `path_left` is the path behind `/v1/responses/`.
 ///
 /// Source: OpenAI's API reference, "Responses".
-pub fn stored_response<'a>(method: &Method, rest: &'a str) -> Option<&'a str> {
-    match (method, rest.split_once('/')) {
-        (&Method::GET | &Method::HEAD | &Method::DELETE, None) => Some(rest),
+pub fn stored_response<'a>(method: &Method, path_left: &'a str) -> Option<&'a str> {
+    match (method, path_left.split_once('/')) {
+        (&Method::GET | &Method::HEAD | &Method::DELETE, None) => Some(path_left),
         (&Method::GET | &Method::HEAD, Some((id, "input_items"))) | (&Method::POST, Some((id, "cancel"))) => Some(id),
         _ => None,
     }

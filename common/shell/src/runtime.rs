@@ -17,10 +17,10 @@ const BLOCKING_WAIT_MAX: Duration = Duration::from_secs(1);
 /// Errors: the system's, if it has no threads.
 pub fn block_on<T>(work: impl Future<Output = T>) -> io::Result<T> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let ended = runtime.block_on(work);
+    let result = runtime.block_on(work);
     // Dropping the runtime would wait for blocking work without limit, deaf to signals.
     runtime.shutdown_timeout(BLOCKING_WAIT_MAX);
-    Ok(ended)
+    Ok(result)
 }
 
 #[cfg(test)]

@@ -40,8 +40,8 @@ pub struct TlsFlags {
 impl TlsFlags {
     /// Returns the files; absent if TLS is not configured.
     pub fn files(self) -> Option<ServerFiles> {
-        let own = CertFiles::of(self.tls_cert, self.tls_key)?;
-        Some(ServerFiles { own, client_ca: self.tls_client_ca })
+        let own_files = CertFiles::of(self.tls_cert, self.tls_key)?;
+        Some(ServerFiles { own: own_files, client_ca: self.tls_client_ca })
     }
 }
 
@@ -167,27 +167,32 @@ impl<C> Deref for Current<C> {
 }
 
 impl<C> Current<C> {
-    /// Returns the first configuration that `read` makes of the files.
-    fn open(paths: &[PathBuf], read: impl FnOnce() -> Result<C, TlsError>) -> Result<Arc<Self>, TlsError> {
-        // Before `read`: if a file changes in between, `follow` reads it again.
-        let opened = contents(paths);
-        Ok(Arc::new(Self { config: ArcSwap::from_pointee(read()?), opened }))
+    /// Returns the first configuration that `read_config` makes of the files.
+    fn open(paths: &[PathBuf], read_config: impl FnOnce() -> Result<C, TlsError>) -> Result<Arc<Self>, TlsError> {
+        // Before `read_config`: if a file changes in between, `follow` reads it again.
+        let contents_read = contents(paths);
+        Ok(Arc::new(Self { config: ArcSwap::from_pointee(read_config()?), opened: contents_read }))
     }
 
-    /// Calls `read` whenever the content of a file has changed, since `open` at first.
-    async fn follow(&self, paths: &[PathBuf], read: impl Fn() -> Result<C, TlsError>, mut failed: impl FnMut()) {
-        let mut known = self.opened.clone();
+    /// Calls `read_config` whenever the content of a file has changed, since `open` at first.
+    async fn follow(
+        &self,
+        paths: &[PathBuf],
+        read_config: impl Fn() -> Result<C, TlsError>,
+        mut on_failure: impl FnMut(),
+    ) {
+        let mut known_contents = self.opened.clone();
         let poll = || {
             let now = contents(paths);
-            if now != known {
-                self.config.store(Arc::new(read()?));
+            if now != known_contents {
+                self.config.store(Arc::new(read_config()?));
                 tracing::info!(first = ?paths.first(), "certificates were read again");
-                known = now;
+                known_contents = now;
             }
             Ok::<_, TlsError>(())
         };
         let report = |FileFailure { reason, is_new }| {
-            failed();
+            on_failure();
             if is_new {
                 // One of the files may not be written yet.
                 tracing::warn!(%reason, "certificates cannot be used; the last ones stay in force");
@@ -213,8 +218,8 @@ impl ServerFiles {
     }
 
     /// Follows the files for as long as the future is polled.
-    pub async fn watch(self, current: CurrentServer, failed: impl FnMut()) {
-        current.follow(&self.paths(), || self.read(), failed).await;
+    pub async fn watch(self, current: CurrentServer, on_failure: impl FnMut()) {
+        current.follow(&self.paths(), || self.read(), on_failure).await;
     }
 
     fn paths(&self) -> Vec<PathBuf> {
@@ -251,8 +256,8 @@ impl ClientFiles {
     }
 
     /// Follows the files for as long as the future is polled.
-    pub async fn watch(self, current: CurrentClient, failed: impl FnMut()) {
-        current.follow(&self.paths(), || self.read(), failed).await;
+    pub async fn watch(self, current: CurrentClient, on_failure: impl FnMut()) {
+        current.follow(&self.paths(), || self.read(), on_failure).await;
     }
 
     fn paths(&self) -> Vec<PathBuf> {
@@ -267,8 +272,8 @@ impl ClientFiles {
         let builder = builder.with_root_certificates(roots);
         let mut config = match &self.own {
             None => builder.with_no_client_auth(),
-            Some(own) => {
-                let (cert, key) = own.read()?;
+            Some(own_files) => {
+                let (cert, key) = own_files.read()?;
                 builder.with_client_auth_cert(cert, key).map_err(TlsError::Pair)?
             }
         };

@@ -110,16 +110,17 @@ impl Tracer {
     }
 
     /// Starts the span of a request that has arrived: in its client's trace, or in a new one.
-    pub fn request(&self, headers: &HeaderMap, name: &'static str, arrived: Instant) -> Span {
+    pub fn request(&self, headers: &HeaderMap, name: &'static str, arrived_at: Instant) -> Span {
         let Some(recorder) = &self.0 else { return Span(None) };
         // An invalid header is ignored; `ratio` then decides whether the trace is recorded.
-        let given = headers.get(TRACEPARENT).and_then(|value| parse(value.to_str().ok()?));
-        let fresh = || {
+        let client_trace = headers.get(TRACEPARENT).and_then(|value| parse(value.to_str().ok()?));
+        let new_trace = || {
             let trace: u128 = rand::random_range(1..=u128::MAX);
             // The lower half of the id is as random as the whole.
             (trace, None, (trace as u64 as f64) < recorder.ratio * u64::MAX as f64)
         };
-        let (trace, parent, is_sampled) = given.map_or_else(fresh, |(trace, parent, flag)| (trace, Some(parent), flag));
+        let (trace, parent, is_sampled) =
+            client_trace.map_or_else(new_trace, |(trace, parent, flag)| (trace, Some(parent), flag));
         // A `tracestate` is only valid with the parent that came with it.
         let state = parent.and_then(|_| headers.get(TRACESTATE).cloned());
         let record = SpanRecord {
@@ -129,8 +130,8 @@ impl Tracer {
             state,
             name,
             kind: SpanKind::Server,
-            start: arrived,
-            end: arrived,
+            start: arrived_at,
+            end: arrived_at,
             attributes: Vec::new(),
             failure: None,
         };
@@ -156,10 +157,10 @@ impl Span {
 
     /// Starts a child span now.
     pub fn child(&self, name: &'static str, kind: SpanKind) -> Self {
-        let Some(open) = &self.0 else { return Self(None) };
+        let Some(open_span) = &self.0 else { return Self(None) };
         let now = Instant::now();
-        let record = open.record.part(name, kind, now, now);
-        Self(Some(Box::new(Open { record, recorder: open.recorder.clone() })))
+        let record = open_span.record.part(name, kind, now, now);
+        Self(Some(Box::new(Open { record, recorder: open_span.recorder.clone() })))
     }
 
     /// Records a child span that has ended.
@@ -187,21 +188,21 @@ impl Span {
 
     /// Marks the span as failed, with the kind of failure.
     pub fn fail(&mut self, failure: &'static str) {
-        if let Some(open) = &mut self.0 {
-            open.record.failure = Some(failure);
+        if let Some(open_span) = &mut self.0 {
+            open_span.record.failure = Some(failure);
         }
     }
 
     /// Returns the trace's id for logs; absent if there is no trace.
     pub fn trace_id(&self) -> Option<String> {
-        self.0.as_ref().map(|open| format!("{:032x}", open.record.trace))
+        self.0.as_ref().map(|open_span| format!("{:032x}", open_span.record.trace))
     }
 
     /// Returns the `traceparent` header for calls that continue this trace; absent if there is no trace.
     pub fn traceparent(&self) -> Option<HeaderValue> {
-        let open = self.0.as_ref()?;
-        let flags = if open.recorder.is_some() { SAMPLED } else { 0 };
-        let text = format!("{VERSION}-{:032x}-{:016x}-{flags:02x}", open.record.trace, open.record.id);
+        let open_span = self.0.as_ref()?;
+        let flags = if open_span.recorder.is_some() { SAMPLED } else { 0 };
+        let text = format!("{VERSION}-{:032x}-{:016x}-{flags:02x}", open_span.record.trace, open_span.record.id);
         HeaderValue::from_str(&text).ok()
     }
 }
@@ -226,7 +227,7 @@ impl SpanRecord {
 
 impl Drop for Span {
     fn drop(&mut self) {
-        if let Some(Open { mut record, recorder: Some(recorder) }) = self.0.take().map(|open| *open) {
+        if let Some(Open { mut record, recorder: Some(recorder) }) = self.0.take().map(|open_span| *open_span) {
             record.end = Instant::now();
             recorder.take(record);
         }

@@ -31,8 +31,8 @@ pub fn is_marked(fields: &Map<String, Value>) -> bool {
 
 /// Returns the breakpoints of a chat, in their order: those that a dialect's conversion has found, and those of marked
 /// parts.
-pub(crate) fn of_messages(messages: &[Map<String, Value>], converted: &[CacheBreakpoint]) -> Vec<CacheBreakpoint> {
-    let mut breakpoints = converted.to_vec();
+pub(crate) fn of_messages(messages: &[Map<String, Value>], cache_points: &[CacheBreakpoint]) -> Vec<CacheBreakpoint> {
+    let mut breakpoints = cache_points.to_vec();
     for (message, fields) in messages.iter().enumerate() {
         let Some(Value::Array(parts)) = fields.get("content") else { continue };
         let marked_parts = parts.iter().enumerate().filter(|(_, part)| part.as_object().is_some_and(is_marked));

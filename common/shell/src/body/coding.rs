@@ -45,13 +45,13 @@ impl Coding {
     ///
     /// Errors: `UnknownCoding`.
     pub(super) fn named(headers: &HeaderMap) -> Result<Option<Self>, BodyError> {
-        let named = headers.get_all(header::CONTENT_ENCODING).iter();
-        let named = named.flat_map(|value| value.as_bytes().split(|&byte| byte == b','));
-        let named = named.map(|name| name.trim_ascii().to_ascii_lowercase());
-        let mut named = named.filter(|name| !name.is_empty() && name != b"identity");
-        let Some(first) = named.next() else { return Ok(None) };
+        let names = headers.get_all(header::CONTENT_ENCODING).iter();
+        let names = names.flat_map(|value| value.as_bytes().split(|&byte| byte == b','));
+        let names = names.map(|name| name.trim_ascii().to_ascii_lowercase());
+        let mut names = names.filter(|name| !name.is_empty() && name != b"identity");
+        let Some(first) = names.next() else { return Ok(None) };
         // Nested codings would have to be decoded without a limit in between.
-        match (Self::of(&first), named.next()) {
+        match (Self::of(&first), names.next()) {
             (Some(coding), None) => Ok(Some(coding)),
             _ => Err(BodyError::UnknownCoding),
         }
@@ -62,22 +62,22 @@ impl Coding {
     /// Units: `bytes_max` is bytes. Errors: `TooLong`, `NoRoom`, `Undecodable`.
     pub(super) async fn decode(
         self,
-        encoded: Vec<Bytes>,
+        encoded_pieces: Vec<Bytes>,
         bytes_max: usize,
         claim: &mut Claim,
     ) -> Result<Bytes, BodyError> {
-        let pieces = stream::iter(encoded.into_iter().map(Ok::<_, io::Error>));
+        let pieces = stream::iter(encoded_pieces.into_iter().map(Ok::<_, io::Error>));
         let mut decoder = self.decoder(StreamReader::new(pieces));
-        let mut decoded = Vec::new();
+        let mut content = Vec::new();
         loop {
-            let read = (&mut decoder).take(PIECE_BYTES).read_to_end(&mut decoded).await;
-            let n_new = read.map_err(|_| BodyError::Undecodable { coding: self.label() })?;
-            if decoded.len() > bytes_max {
+            let n_read = (&mut decoder).take(PIECE_BYTES).read_to_end(&mut content).await;
+            let n_new = n_read.map_err(|_| BodyError::Undecodable { coding: self.label() })?;
+            if content.len() > bytes_max {
                 return Err(BodyError::TooLong { bytes_max });
             }
             claim.grow(n_new)?;
             if (n_new as u64) < PIECE_BYTES {
-                return Ok(decoded.into());
+                return Ok(content.into());
             }
             // Lets other tasks run.
             tokio::task::yield_now().await;
@@ -105,18 +105,18 @@ impl Coding {
         }
     }
 
-    fn decoder(self, encoded: impl AsyncBufRead + Send + Unpin + 'static) -> Box<dyn AsyncRead + Send + Unpin> {
+    fn decoder(self, encoded_bytes: impl AsyncBufRead + Send + Unpin + 'static) -> Box<dyn AsyncRead + Send + Unpin> {
         match self {
             Self::Gzip => {
-                let mut decoder = GzipDecoder::new(encoded);
+                let mut decoder = GzipDecoder::new(encoded_bytes);
                 decoder.multiple_members(true);
                 Box::new(decoder)
             }
-            Self::Deflate => Box::new(ZlibDecoder::new(encoded)),
-            Self::Brotli => Box::new(BrotliDecoder::new(encoded)),
+            Self::Deflate => Box::new(ZlibDecoder::new(encoded_bytes)),
+            Self::Brotli => Box::new(BrotliDecoder::new(encoded_bytes)),
             Self::Zstd => {
                 let window = DParameter::window_log_max(ZSTD_WINDOW_LOG_MAX);
-                let mut decoder = ZstdDecoder::with_params(encoded, &[window]);
+                let mut decoder = ZstdDecoder::with_params(encoded_bytes, &[window]);
                 decoder.multiple_members(true);
                 Box::new(decoder)
             }

@@ -81,14 +81,14 @@ impl Taken {
     /// Returns the retained bodies that have to be dropped so that all memory is within `bytes_max`.
     pub(super) fn release_beyond(&mut self, bytes_max: usize) -> Vec<Bytes> {
         let mut n_beyond = self.n_bytes.saturating_sub(bytes_max);
-        let mut released = Vec::new();
+        let mut released_bodies = Vec::new();
         while n_beyond > 0
             && let Some((&key, _)) = self.retained.bodies.last_key_value()
         {
             n_beyond = n_beyond.saturating_sub(key.0);
-            released.extend(self.release(key));
+            released_bodies.extend(self.release(key));
         }
-        released
+        released_bodies
     }
 }
 

@@ -107,10 +107,10 @@ pub struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// Reads a file for a program; `given` are the flags that the command line and variables set.
+    /// Reads a file for a program; `matches` are the flags that the command line and variables set.
     ///
     /// Errors: every [`ConfigFileError`].
-    pub fn read(path: &Path, command: &Command, given: &ArgMatches) -> Result<Self, ConfigFileError> {
+    pub fn read(path: &Path, command: &Command, matches: &ArgMatches) -> Result<Self, ConfigFileError> {
         let text = read(path)?;
         let table: toml::Table =
             toml::from_str(&text).map_err(|source| ConfigFileError::Syntax { path: path.to_owned(), source })?;
@@ -136,7 +136,7 @@ impl ConfigFile {
                 found,
             })?;
             // The value is checked even if the command line or a variable overrides it.
-            let wins = matches!(given.value_source(&id), Some(ValueSource::CommandLine | ValueSource::EnvVariable));
+            let wins = matches!(matches.value_source(&id), Some(ValueSource::CommandLine | ValueSource::EnvVariable));
             if !wins && !arguments.is_empty() {
                 let setting = Setting { name: long.to_owned(), arguments, is_list: value.is_array() };
                 settings.insert(id, setting);
@@ -201,10 +201,10 @@ fn has_alias(flag: &Arg, name: &str) -> bool {
 
 /// Returns the most similar name of a setting.
 fn nearest(name: &str, command: &Command) -> Option<String> {
-    let likeness = |known: &str| strsim::jaro_winkler(known, &name.replace('_', "-"));
-    let similar = settable(command).map(|(_, known)| (known, likeness(known)));
+    let likeness = |known_name: &str| strsim::jaro_winkler(known_name, &name.replace('_', "-"));
+    let similar = settable(command).map(|(_, known_name)| (known_name, likeness(known_name)));
     let best = similar.filter(|(_, likeness)| *likeness > SIMILARITY_MIN).max_by(|a, b| a.1.total_cmp(&b.1));
-    best.map(|(known, _)| known.to_owned())
+    best.map(|(known_name, _)| known_name.to_owned())
 }
 
 fn read(path: &Path) -> Result<String, ConfigFileError> {
@@ -227,7 +227,7 @@ fn arguments(flag: &Arg, name: &str, value: &Value) -> Result<Vec<OsString>, (&'
         return Ok(if is_on { vec![format!("--{name}").into()] } else { Vec::new() });
     }
     let is_list = matches!(flag.get_action(), ArgAction::Append);
-    let wanted = if is_list { "texts or numbers" } else { "one text or number" };
+    let expected_form = if is_list { "texts or numbers" } else { "one text or number" };
     let elements = match value {
         Value::Array(elements) if is_list => elements.as_slice(),
         single => std::slice::from_ref(single),
@@ -239,7 +239,7 @@ fn arguments(flag: &Arg, name: &str, value: &Value) -> Result<Vec<OsString>, (&'
             Value::Integer(number) => number.to_string(),
             Value::Float(number) => number.to_string(),
             Value::Boolean(word) => word.to_string(),
-            Value::Datetime(_) | Value::Array(_) | Value::Table(_) => return Err((wanted, type_name(element))),
+            Value::Datetime(_) | Value::Array(_) | Value::Table(_) => return Err((expected_form, type_name(element))),
         };
         // As in variables, an empty text sets nothing.
         if !text.is_empty() {

@@ -54,8 +54,8 @@ fn shown(flag: &Arg, matches: &ArgMatches) -> Option<String> {
 
 /// Returns the name of a flag's value, which is shown if there is no value.
 fn placeholder(flag: &Arg) -> String {
-    let given = flag.get_value_names().and_then(<[_]>::first).map(ToString::to_string);
-    let name = given.unwrap_or_else(|| flag.get_id().as_str().to_uppercase());
+    let value_name = flag.get_value_names().and_then(<[_]>::first).map(ToString::to_string);
+    let name = value_name.unwrap_or_else(|| flag.get_id().as_str().to_uppercase());
     format!("<{name}>")
 }
 

@@ -84,12 +84,12 @@ impl ImageUrls {
     /// Errors: `Body`, `Field`.
     pub(super) async fn fetch(
         self: Arc<Self>,
-        wanted: WantedImage,
+        image: WantedImage,
         mut claim: Claim,
     ) -> Result<Option<(String, FetchedImage)>, Refusal> {
-        let WantedImage { url, param, is_new } = wanted;
-        let fetched = timeout(self.limits.file_timeout, self.file(&url, &mut claim)).await;
-        match fetched.unwrap_or(Err(FetchError::Late)) {
+        let WantedImage { url, param, is_new } = image;
+        let result = timeout(self.limits.file_timeout, self.file(&url, &mut claim)).await;
+        match result.unwrap_or(Err(FetchError::Late)) {
             Ok((kind, file)) => Ok(Some((url, FetchedImage { kind, base64: STANDARD.encode(file), _claim: claim }))),
             Err(FetchError::Room(error)) => Err(error.into()),
             Err(error) => {
@@ -166,15 +166,20 @@ impl ImageUrls {
     /// Returns the allowed addresses of a URL's host, at least one.
     async fn addresses(&self, url: &Url, host: &str) -> Result<Vec<SocketAddr>, FetchError> {
         let (Some(named), Some(port)) = (url.host(), url.port_or_known_default()) else { return Err(FetchError::Url) };
-        let found: Vec<SocketAddr> = match (address_of(&named), named) {
+        let addresses: Vec<SocketAddr> = match (address_of(&named), named) {
             (Some(address), _) => vec![(address, port).into()],
             (None, name) => {
                 let looked_up = tokio::net::lookup_host((name.to_string(), port)).await;
                 looked_up.map_err(|_| FetchError::Away { host: host.to_owned(), source: None })?.collect()
             }
         };
-        let allowed: Vec<_> = found.into_iter().filter(|address| allows_address(&self.hosts, *address)).collect();
-        if allowed.is_empty() { Err(FetchError::Address { host: host.to_owned() }) } else { Ok(allowed) }
+        let allowed_addresses: Vec<_> =
+            addresses.into_iter().filter(|address| allows_address(&self.hosts, *address)).collect();
+        if allowed_addresses.is_empty() {
+            Err(FetchError::Address { host: host.to_owned() })
+        } else {
+            Ok(allowed_addresses)
+        }
     }
 
     async fn body(&self, mut body: Incoming, host: &str, claim: &mut Claim) -> Result<Vec<u8>, FetchError> {

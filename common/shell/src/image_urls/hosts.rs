@@ -73,7 +73,7 @@ fn is_plain(domain: &str) -> bool {
 
 impl ImageHost {
     fn has_port(&self, port: u16) -> bool {
-        self.port.map_or(PORTS_DEFAULT.contains(&port), |own| own == port)
+        self.port.map_or(PORTS_DEFAULT.contains(&port), |own_port| own_port == port)
     }
 
     fn has_host(&self, host: &Host<&str>) -> bool {
@@ -106,13 +106,16 @@ pub(super) fn allows_url(hosts: &[ImageHost], url: &Url) -> bool {
     let has_scheme = ["http", "https"].contains(&url.scheme());
     let has_login = !url.username().is_empty() || url.password().is_some();
     let (Some(host), Some(port)) = (url.host(), url.port_or_known_default()) else { return false };
-    has_scheme && !has_login && hosts.iter().any(|listed| listed.has_port(port) && listed.has_host(&host))
+    has_scheme
+        && !has_login
+        && hosts.iter().any(|listed_host| listed_host.has_port(port) && listed_host.has_host(&host))
 }
 
 /// Returns whether connections to an address are allowed: it is public, or the list names it.
 pub(super) fn allows_address(hosts: &[ImageHost], address: SocketAddr) -> bool {
     let ip = address.ip().to_canonical();
-    let names = |listed: &ImageHost| listed.pattern == Pattern::Address(ip) && listed.has_port(address.port());
+    let names =
+        |listed_host: &ImageHost| listed_host.pattern == Pattern::Address(ip) && listed_host.has_port(address.port());
     is_public(ip) || hosts.iter().any(names)
 }
 

@@ -45,19 +45,19 @@ pub(super) fn wanted(body: &mut Map<String, Value>) -> Vec<WantedImage> {
         let messages = body.get(field)?.as_array()?;
         Some((field, new_message(messages.iter().map(Value::as_object))?))
     });
-    let mut wanted: Vec<WantedImage> = Vec::new();
+    let mut wanted_images: Vec<WantedImage> = Vec::new();
     each_part(body, &mut |place, part| {
         let Some(url) = url_of(part) else { return };
         let is_new = newest.contains(&Some(place));
-        if let Some(known) = wanted.iter_mut().find(|known| known.url == url) {
-            known.is_new |= is_new;
-        } else if wanted.len() <= super::IMAGE_URLS_MAX {
+        if let Some(image) = wanted_images.iter_mut().find(|image| image.url == url) {
+            image.is_new |= is_new;
+        } else if wanted_images.len() <= super::IMAGE_URLS_MAX {
             // A longer list is refused anyway.
             let (field, idx) = place;
-            wanted.push(WantedImage { url: url.to_owned(), param: format!("{field}[{idx}]"), is_new });
+            wanted_images.push(WantedImage { url: url.to_owned(), param: format!("{field}[{idx}]"), is_new });
         }
     });
-    wanted
+    wanted_images
 }
 
 /// Calls `each` for every object that may be a part, with the field and the index of its message.
@@ -79,8 +79,8 @@ fn visit(value: &mut Value, each: &mut dyn FnMut(&mut Map<String, Value>)) {
         Value::Object(part) => {
             each(part);
             for field in NESTED {
-                if let Some(nested) = part.get_mut(field) {
-                    visit(nested, each);
+                if let Some(nested_part) = part.get_mut(field) {
+                    visit(nested_part, each);
                 }
             }
         }

@@ -104,8 +104,8 @@ impl Connections {
 
     fn displace(&self, table: &mut OpenConnections) -> bool {
         let Some((_, number)) = table.silent.first().copied() else { return false };
-        if let Some(open) = table.leave(number) {
-            open.displaced.notify_one();
+        if let Some(connection) = table.leave(number) {
+            connection.displaced.notify_one();
             self.n_displaced.fetch_add(1, Ordering::Relaxed);
         }
         true
@@ -119,8 +119,8 @@ impl Connections {
 impl OpenConnections {
     /// Records the start of a client's silence; `None` if the server does not wait for the client.
     fn set_silence(&mut self, number: u64, silent_since: Option<Instant>) {
-        let Some(open) = self.open.get_mut(&number) else { return };
-        let before = std::mem::replace(&mut open.silent_since, silent_since);
+        let Some(connection) = self.open.get_mut(&number) else { return };
+        let before = std::mem::replace(&mut connection.silent_since, silent_since);
         if let Some(before) = before {
             self.silent.remove(&(before, number));
         }

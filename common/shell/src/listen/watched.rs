@@ -70,8 +70,8 @@ impl hyper::body::Body for Upload {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let mut arriving = self.arriving();
         arriving.awaits_reader = false;
-        let polled = Pin::new(&mut arriving.body).poll_frame(cx);
-        match &polled {
+        let frame = Pin::new(&mut arriving.body).poll_frame(cx);
+        match &frame {
             Poll::Ready(Some(Ok(_))) if !arriving.body.is_end_stream() => self.seat.client_sent(),
             Poll::Ready(last) => {
                 arriving.is_whole = Some(!matches!(last, Some(Err(_))));
@@ -79,7 +79,7 @@ impl hyper::body::Body for Upload {
             }
             Poll::Pending => {}
         }
-        polled
+        frame
     }
 
     fn is_end_stream(&self) -> bool {
@@ -118,7 +118,7 @@ impl Unread {
             // Until the response begins.
             seat.await_client();
         }
-        let rest = async {
+        let drain = async {
             loop {
                 match body.frame().await {
                     None => break true,
@@ -127,7 +127,7 @@ impl Unread {
                 }
             }
         };
-        timeout(DISCARD_TIMEOUT, rest).await.unwrap_or(false)
+        timeout(DISCARD_TIMEOUT, drain).await.unwrap_or(false)
     }
 }
 

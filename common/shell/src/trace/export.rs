@@ -144,11 +144,11 @@ impl Exporter {
         while let Some(first) = inbox.recv().await {
             let mut waiting = Vec::new();
             sort(first, &mut batch, &mut waiting);
-            let late = tokio::time::sleep(BATCH_PAUSE);
-            tokio::pin!(late);
+            let batch_end = tokio::time::sleep(BATCH_PAUSE);
+            tokio::pin!(batch_end);
             while batch.len() < BATCH_MAX && waiting.is_empty() {
                 tokio::select! {
-                    () = &mut late => break,
+                    () = &mut batch_end => break,
                     message = inbox.recv() => match message {
                         Some(message) => sort(message, &mut batch, &mut waiting),
                         None => break,

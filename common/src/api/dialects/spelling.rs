@@ -37,9 +37,9 @@ pub(super) struct Origins {
 
 impl Spelling {
     /// Returns the map of a dialect for a chat whose messages and tools come from these paths.
-    pub(super) fn new(renamed: &'static [RenamedField], tool_schema: &'static str, origins: Origins) -> Self {
+    pub(super) fn new(renamed_fields: &'static [RenamedField], tool_schema: &'static str, origins: Origins) -> Self {
         let Origins { messages, tools } = origins;
-        Self { renamed, tool_schema, messages, tools }
+        Self { renamed: renamed_fields, tool_schema, messages, tools }
     }
 
     /// Returns the dialect's name of a chat's field.

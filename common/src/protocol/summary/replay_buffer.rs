@@ -69,7 +69,7 @@ impl<T: Clone> ReplayBuffer<T> {
         }
         let n_missed = usize::try_from(self.last.seq.checked_sub(after.seq)?).ok()?;
         let n_known = self.updates.len().checked_sub(n_missed)?;
-        Some(self.updates.iter().skip(n_known).map(|sized| sized.update.clone()).collect())
+        Some(self.updates.iter().skip(n_known).map(|sized_update| sized_update.update.clone()).collect())
     }
 }
 
