@@ -104,10 +104,10 @@ pub fn new_key(name: &str) -> anyhow::Result<NewKey> {
 
 /// Calls `question` again and again until it returns a value; `None` if it returns none within `deadline`.
 pub async fn poll_until<T>(deadline: Duration, mut question: impl AsyncFnMut() -> Option<T>) -> Option<T> {
-    let started = Instant::now();
+    let start = Instant::now();
     loop {
         let answer = question().await;
-        if answer.is_some() || started.elapsed() > deadline {
+        if answer.is_some() || start.elapsed() > deadline {
             return answer;
         }
         tokio::time::sleep(POLL).await;
@@ -168,8 +168,8 @@ impl Rig {
         let mut workers = Vec::new();
         for (name, preset, seed, flags) in lines {
             let model = made_model(*preset, *seed)?;
-            let fixed = "--listen 127.0.0.1:0 --threads 1 --flash-attn off --kv-unified off --cache-ram 16";
-            let args = format!("--name {name} --model {} {fixed} {flags}", model.display());
+            let fixed_flags = "--listen 127.0.0.1:0 --threads 1 --flash-attn off --kv-unified off --cache-ram 16";
+            let args = format!("--name {name} --model {} {fixed_flags} {flags}", model.display());
             let args: Vec<String> = args.split(' ').map(str::to_owned).collect();
             workers.push(Server::start(name, &bin_dir.join("warmpath-worker"), &args).await?);
         }
@@ -289,14 +289,14 @@ impl Rig {
             let page = self.fleet_page().await.ok()?;
             for worker in page["workers"].as_array()? {
                 let snapshot = self.snapshot(worker["url"].as_str()?).await.ok()?;
-                let held: BTreeSet<_> = snapshot.runs.iter().flat_map(|run| &run.keys).collect();
+                let held_keys: BTreeSet<_> = snapshot.runs.iter().flat_map(|run| &run.keys).collect();
                 let is_idle = snapshot.load.busy_slots.is_empty()
                     && snapshot.load.n_queued == 0
                     && worker["load"]["busy_slots"].as_array()?.is_empty()
                     && worker["in_flight"] == 0
                     && worker["unreported"]["requests"] == 0;
                 // Equal numbers are not enough: the blocks may be those of another prompt.
-                let digest = Digest::of(held).hex();
+                let digest = Digest::of(held_keys).hex();
                 if !is_idle || worker["blocks_digest"].as_str()? != digest {
                     return None;
                 }
@@ -326,7 +326,7 @@ impl Rig {
     /// Errors: the router does not answer or has no such line.
     pub async fn router_metric(&self, line: &str) -> anyhow::Result<f64> {
         let text = self.get(&format!("{}/metrics", self.fleet.router.admin_url()?)).await?.text;
-        let value = text.lines().find_map(|found| found.strip_prefix(line)?.strip_prefix(' '));
+        let value = text.lines().find_map(|text_line| text_line.strip_prefix(line)?.strip_prefix(' '));
         value.with_context(|| format!("no line `{line}` in\n{text}"))?.parse().context("reading a metric")
     }
 

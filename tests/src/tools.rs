@@ -29,9 +29,9 @@ pub fn make(scripts: &[&[&str]]) -> anyhow::Result<()> {
 
 /// Returns the path of a program that is installed on the system or by a script; `None` if it is not available.
 pub fn find(program: &str) -> Option<PathBuf> {
-    let made = ["target/tools/bin", "target/tools/debian/usr/bin"].map(|folder| root().join(folder));
-    let installed = std::env::var_os("PATH").unwrap_or_default();
-    let folders = std::env::split_paths(&installed).chain(made);
+    let built_folders = ["target/tools/bin", "target/tools/debian/usr/bin"].map(|folder| root().join(folder));
+    let search_path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&search_path).chain(built_folders);
     folders.map(|folder| folder.join(program)).find(|path| path.is_file())
 }
 
@@ -40,11 +40,11 @@ pub fn find(program: &str) -> Option<PathBuf> {
 /// Errors: a script fails.
 pub fn chromium() -> anyhow::Result<Option<PathBuf>> {
     make(&[&["scripts/python-venv.sh"], &["scripts/chromium.sh"]])?;
-    let found = ["chromium-headless-shell", "chromium"].iter().find_map(|program| find(program));
-    if found.is_none() {
+    let browser = ["chromium-headless-shell", "chromium"].iter().find_map(|program| find(program));
+    if browser.is_none() {
         eprintln!("skipped: Chromium cannot be installed here, so the pages are not checked");
     }
-    Ok(found)
+    Ok(browser)
 }
 
 /// Runs a Python program of the tests to its end; returns its output.

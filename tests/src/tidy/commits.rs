@@ -38,7 +38,7 @@ pub(super) fn last_commits(root: &Path) -> Vec<Commit> {
 
 /// Returns the commits of a log in the form that [`last_commits`] requests.
 pub(super) fn read_log(log: &str) -> Vec<Commit> {
-    let read = |commit: &str| {
+    let read_commit = |commit: &str| {
         let mut parts = commit.split(PART);
         let (subject, parents, body) = (parts.next()?, parts.next()?, parts.next()?);
         let changes = parts.next()?.split(',').skip(1).filter_map(|change| change.split_whitespace().next());
@@ -47,7 +47,7 @@ pub(super) fn read_log(log: &str) -> Vec<Commit> {
         let n_lines = if parents.is_empty() { 0 } else { n_lines };
         Some(Commit { subject: subject.to_owned(), has_body: !body.trim().is_empty(), n_lines })
     };
-    log.split(COMMIT).filter_map(read).collect()
+    log.split(COMMIT).filter_map(read_commit).collect()
 }
 
 /// Returns the rules that these commits break.

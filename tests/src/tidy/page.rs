@@ -78,7 +78,7 @@ fn check_links(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
             findings.push(Finding::new(path, line, format!("the link `{dest_url}` leads nowhere")));
         } else if let Some(anchor) = anchor
             && let Some(page) = tree.text(&target)
-            && !anchors(page).iter().any(|found| found == anchor)
+            && !anchors(page).iter().any(|known_anchor| known_anchor == anchor)
         {
             findings.push(Finding::new(path, line, format!("`{}` has no heading `#{anchor}`", target.display())));
         }
@@ -120,8 +120,8 @@ pub(super) fn anchors(text: &str) -> Vec<String> {
 }
 
 fn anchor(heading: &str) -> String {
-    let kept = heading.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
-    kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
+    let kept_letters = heading.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+    kept_letters.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
 fn check_invariants(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {

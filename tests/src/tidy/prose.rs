@@ -108,14 +108,14 @@ pub(super) fn check_changelog(path: &Path, text: &str) -> Vec<Finding> {
 /// Returns an entry without its links, `[text](target)`.
 fn without_links(entry: &str) -> String {
     let mut parts = entry.split('[');
-    let mut rest = parts.next().unwrap_or_default().to_owned();
+    let mut text_left = parts.next().unwrap_or_default().to_owned();
     for part in parts {
         match part.split_once("](").and_then(|(_, target)| target.split_once(')')) {
-            Some((_, after)) => rest.push_str(after),
-            None => rest.push_str(part),
+            Some((_, after)) => text_left.push_str(after),
+            None => text_left.push_str(part),
         }
     }
-    rest
+    text_left
 }
 
 /// Returns what is wrong with the length of a line, unless it holds a single word, such as a URL.
@@ -140,5 +140,5 @@ fn strange_words(sentence: &str) -> Vec<String> {
 }
 
 fn starts_with_word(sentence: &str, word: &str) -> bool {
-    sentence.strip_prefix(word).is_some_and(|rest| rest.starts_with(' '))
+    sentence.strip_prefix(word).is_some_and(|behind| behind.starts_with(' '))
 }
