@@ -144,12 +144,12 @@ counters! {
 
 impl Counters {
     /// Counts a request that got a slot.
-    pub(crate) fn admit(&self, n_prompt: u64, cached: CachedTokens) {
+    pub(crate) fn admit(&self, n_prompt: u64, cached_tokens: CachedTokens) {
         self.prompt_tokens.fetch_add(n_prompt, Relaxed);
-        self.cached_tokens.fetch_add(u64::from(cached.total()), Relaxed);
-        self.cached_ram_tokens.fetch_add(u64::from(cached.ram), Relaxed);
-        self.cached_disk_tokens.fetch_add(u64::from(cached.disk), Relaxed);
-        self.shifted_tokens.fetch_add(u64::from(cached.shifted), Relaxed);
+        self.cached_tokens.fetch_add(u64::from(cached_tokens.total()), Relaxed);
+        self.cached_ram_tokens.fetch_add(u64::from(cached_tokens.ram), Relaxed);
+        self.cached_disk_tokens.fetch_add(u64::from(cached_tokens.disk), Relaxed);
+        self.shifted_tokens.fetch_add(u64::from(cached_tokens.shifted), Relaxed);
     }
 
     /// Counts a request that got a slot and only fills the cache.
@@ -194,10 +194,10 @@ impl Counters {
     }
 
     /// Counts a complete response.
-    pub(crate) fn answered(&self, finished: &Finished) {
+    pub(crate) fn answered(&self, response_end: &Finished) {
         self.finished.fetch_add(1, Relaxed);
-        self.prompt_us.fetch_add((finished.prompt_ms * 1e3) as u64, Relaxed);
-        self.generation_us.fetch_add((finished.predicted_ms * 1e3) as u64, Relaxed);
+        self.prompt_us.fetch_add((response_end.prompt_ms * 1e3) as u64, Relaxed);
+        self.generation_us.fetch_add((response_end.predicted_ms * 1e3) as u64, Relaxed);
     }
 }
 

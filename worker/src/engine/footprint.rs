@@ -107,8 +107,8 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    fn new(reported: &ReportedMemory, stored: u64, n_slots: u16) -> Self {
-        let ReportedMemory { large, small, wanted_cells, .. } = *reported;
+    fn new(reported_memory: &ReportedMemory, stored_bytes: u64, n_slots: u16) -> Self {
+        let ReportedMemory { large, small, wanted_cells, .. } = *reported_memory;
         let n_between = large.n_cells.saturating_sub(small.n_cells).max(1);
         let slope = |large: u64, small: u64| large.saturating_sub(small).div_ceil(n_between);
         let (context, compute) = (slope(large.context, small.context), slope(large.compute, small.compute));
@@ -116,17 +116,17 @@ impl Footprint {
         let kept_bytes = if context > 0 { CELL_BYTES } else { 0 };
         let n_more = wanted_cells.saturating_sub(large.n_cells);
         let grown = |bytes: u64, cell: u64| bytes.saturating_add(n_more.saturating_mul(cell));
-        let taken = ContextBytes {
+        let context_bytes = ContextBytes {
             n_cells: wanted_cells,
             context: grown(large.context, context).saturating_add(wanted_cells.saturating_mul(kept_bytes)),
             compute: grown(large.compute, compute),
         };
         let cell = context + compute + kept_bytes;
         Self {
-            mapped: reported.mapped,
-            copied: reported.copied,
-            taken,
-            stored,
+            mapped: reported_memory.mapped,
+            copied: reported_memory.copied,
+            taken: context_bytes,
+            stored: stored_bytes,
             draft_model: 0,
             projector: 0,
             cell,
@@ -226,9 +226,9 @@ impl fmt::Display for Footprint {
 /// Errors: `DeviceMemory`.
 pub(crate) fn check_devices(devices: &[DeviceMemory]) -> Result<(), StartError> {
     for DeviceMemory { name, available, weights, context, compute } in devices {
-        let needed = [*weights, *context, *compute].into_iter().fold(0, u64::saturating_add);
-        tracing::debug!(device = name, needed = %Bytes(needed), available = %Bytes(*available), "memory");
-        if needed > *available {
+        let bytes_needed = [*weights, *context, *compute].into_iter().fold(0, u64::saturating_add);
+        tracing::debug!(device = name, needed = %Bytes(bytes_needed), available = %Bytes(*available), "memory");
+        if bytes_needed > *available {
             let parts = format!(
                 "{} for weights (--n-gpu-layers, --override-tensor), {} for the KV cache (--ctx-size, --no-kv-offload), {} for \
                  computing (--ubatch-size)",
@@ -236,8 +236,8 @@ pub(crate) fn check_devices(devices: &[DeviceMemory]) -> Result<(), StartError> 
                 Bytes(*context),
                 Bytes(*compute)
             );
-            let (needed, available) = (Bytes(needed), Bytes(*available));
-            return Err(StartError::DeviceMemory { device: name.clone(), needed, available, parts });
+            let (bytes_needed, available) = (Bytes(bytes_needed), Bytes(*available));
+            return Err(StartError::DeviceMemory { device: name.clone(), needed: bytes_needed, available, parts });
         }
     }
     Ok(())
@@ -331,8 +331,8 @@ fn add_device(devices: &mut Vec<DeviceMemory>, other: DeviceMemory) {
 fn ask_alone(config: &EngineConfig) -> Option<(Footprint, Vec<DeviceMemory>)> {
     // The second measurement has half of the cells, so each slot needs at least two steps in the first.
     let asked_cells_max = ASKED_CELLS_MAX.max(u64::from(config.n_slots) * u64::from(SLOT_CELLS_STEP) * 2);
-    let reported = llama::measure::ask(config, asked_cells_max)?;
-    Some((Footprint::new(&reported, config.store.ram_bytes, config.n_slots), reported.devices))
+    let reported_memory = llama::measure::ask(config, asked_cells_max)?;
+    Some((Footprint::new(&reported_memory, config.store.ram_bytes, config.n_slots), reported_memory.devices))
 }
 
 #[cfg(test)]

@@ -111,16 +111,16 @@ impl Drop for ArrivalGuard {
 }
 
 impl EngineHandle {
-    pub(super) fn new(shared: EngineShared) -> Self {
-        let shared = Arc::new(shared);
-        let early = Arc::downgrade(&shared);
+    pub(super) fn new(state: EngineShared) -> Self {
+        let state = Arc::new(state);
+        let weak_state = Arc::downgrade(&state);
         // If the thread cannot be started, the first request with a schema builds the compiler.
         let _ = std::thread::Builder::new().name("vocabulary".to_owned()).spawn(move || {
-            if let Some(shared) = early.upgrade() {
-                let _ = shared.compiler();
+            if let Some(state) = weak_state.upgrade() {
+                let _ = state.compiler();
             }
         });
-        Self { shared }
+        Self { shared: state }
     }
 
     /// Returns a reference that does not keep the engine running.
@@ -158,28 +158,38 @@ impl EngineHandle {
             return Err(EngineError::Shift(obstacle));
         }
         submission.events.wake_by_reader(&shared.waker);
-        let full = || EngineError::QueueFull { queue_max: shared.queue_max };
-        let place = shared.places.take().ok_or_else(full)?;
+        let queue_full = || EngineError::QueueFull { queue_max: shared.queue_max };
+        let place = shared.places.take().ok_or_else(queue_full)?;
         let Submission { chain_root, prompt, .. } = &submission;
         let chain = chain_of(shared.block_hasher, chain_root, prompt, shared.facts.block_size_tokens);
         let n_tokens = u32::try_from(submission.prompt.len()).unwrap_or(u32::MAX);
-        let own = if submission.cache_prompt { chain.as_slice() } else { &[] };
-        let announcement = Some(shared.announcer.announce(&submission.request_id, n_tokens, own));
+        let own_chain = if submission.cache_prompt { chain.as_slice() } else { &[] };
+        let announcement = Some(shared.announcer.announce(&submission.request_id, n_tokens, own_chain));
         let rule = constraint::rule(&shared.model, || shared.compiler(), &submission.generation)?;
         let sampler = TokenSampler::build(&shared.model, &submission, rule, shared.facts.context_tokens)?;
         let tenant = shared.identify(&submission);
         let drafter = shared.speculation.and_then(|speculation| speculation.drafter(&submission));
-        let spelled = &submission.generation.spelled;
-        let chosen = |past: &PastToken| ChosenToken {
-            probabilities: past.probabilities.clone(),
-            ..look_up(&shared.model, past.sampled, spelled)
+        let spelled_tokens = &submission.generation.spelled;
+        let chosen_token = |past_token: &PastToken| ChosenToken {
+            probabilities: past_token.probabilities.clone(),
+            ..look_up(&shared.model, past_token.sampled, spelled_tokens)
         };
-        let past = submission.past.iter().map(chosen).collect();
+        let past_tokens = submission.past.iter().map(chosen_token).collect();
         let media = submission.runs.iter().map(|run| run.start..run.end()).collect();
-        let admission =
-            Box::new(Admission { submission, past, tenant, sampler, drafter, chain, media, announcement, came, place });
+        let admission = Box::new(Admission {
+            submission,
+            past: past_tokens,
+            tenant,
+            sampler,
+            drafter,
+            chain,
+            media,
+            announcement,
+            came,
+            place,
+        });
         shared.commands.try_send(EngineCommand::Submit(admission)).map_err(|error| match error {
-            TrySendError::Full(_) => full(),
+            TrySendError::Full(_) => queue_full(),
             TrySendError::Disconnected(_) => EngineError::Stopped,
         })
     }
@@ -246,9 +256,9 @@ impl EngineHandle {
 
     /// Returns once the engine thread has ended, for whatever reason.
     pub async fn stopped(&self) {
-        let mut stopped = self.shared.stopped.clone();
+        let mut stop_signal = self.shared.stopped.clone();
         // The thread never sends; its end closes the channel.
-        while stopped.changed().await.is_ok() {}
+        while stop_signal.changed().await.is_ok() {}
     }
 
     /// Returns the projector; `None` if the model reads only text.

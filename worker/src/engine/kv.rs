@@ -193,7 +193,7 @@ impl KvState<'_> {
         let index = self.cache.index();
         let first = index.find(&prefix).pieces.first().map(|piece| piece.chunk);
         let checkpoints = index.checkpoints(&prefix);
-        let wrong: Vec<ChunkId> = checkpoints.iter().map(|stored| stored.chunk).chain(first).collect();
+        let wrong: Vec<ChunkId> = checkpoints.iter().map(|checkpoint| checkpoint.chunk).chain(first).collect();
         self.cache.discard(&wrong);
     }
 

@@ -248,8 +248,8 @@ impl<'m> Llama<'m> {
 
     /// Removes a slot's sequence; this cannot fail.
     pub(super) fn clear(&mut self, slot: SlotId) {
-        let cleared = self.context.clear_kv_cache_seq(Some(u32::from(slot.0)), None, None);
-        debug_assert_eq!(cleared, Ok(true), "a whole sequence can always be removed");
+        let result = self.context.clear_kv_cache_seq(Some(u32::from(slot.0)), None, None);
+        debug_assert_eq!(result, Ok(true), "a whole sequence can always be removed");
         self.n_shared[usize::from(slot.0)] = 0;
     }
 
@@ -273,8 +273,8 @@ impl<'m> Llama<'m> {
         let idx = self.batch.n_tokens();
         let token = LlamaToken(i32::try_from(token).expect("tokens were checked against the vocabulary"));
         let position = i32::try_from(position).expect("a position is below the context's size, an i32");
-        let added = self.batch.add(token, position, &[i32::from(slot.0)], logits == Logits::Wanted);
-        added.expect("the batch plan respects the batch's size");
+        let result = self.batch.add(token, position, &[i32::from(slot.0)], logits == Logits::Wanted);
+        result.expect("the batch plan respects the batch's size");
         idx
     }
 
@@ -370,22 +370,22 @@ impl<'m> Llama<'m> {
         let spare_cells = if self.spare_sequence == SpareSequence::One { SPARE_CELLS } else { 0 };
         let per_slot = (self.context.n_ctx() - spare_cells) / u32::from(config.n_slots);
         let n_ctx_train = n_ctx_train(model, config);
-        let limited = per_slot.min(config.slot_limit.unwrap_or(u32::MAX));
-        if n_ctx_train == 0 { limited } else { limited.min(n_ctx_train) }
+        let slot_tokens = per_slot.min(config.slot_limit.unwrap_or(u32::MAX));
+        if n_ctx_train == 0 { slot_tokens } else { slot_tokens.min(n_ctx_train) }
     }
 
     /// Returns the properties of the loaded model and context.
-    pub(super) fn facts(&self, model: &LlamaModel, config: &EngineConfig, probed: Probed) -> EngineFacts {
+    pub(super) fn facts(&self, model: &LlamaModel, config: &EngineConfig, probe: Probed) -> EngineFacts {
         EngineFacts {
-            shift_obstacle: shift_obstacle(model, config, &probed),
+            shift_obstacle: shift_obstacle(model, config, &probe),
             context_tokens: self.slot_tokens(model, config),
             is_limited: config.slot_limit == Some(self.slot_tokens(model, config)),
             n_slots: config.n_slots,
-            memory: probed.memory,
+            memory: probe.memory,
             n_vocab: model.n_vocab().unsigned_abs(),
             n_ctx_train: n_ctx_train(model, config),
-            model_fingerprint: probed.model_fingerprint,
-            kv_fingerprint: layout::fingerprint(model, config, probed.rope_factors.chosen(self.sequence_cells())),
+            model_fingerprint: probe.model_fingerprint,
+            kv_fingerprint: layout::fingerprint(model, config, probe.rope_factors.chosen(self.sequence_cells())),
             flash_attn: config.uses_flash_attn(),
             kv_unified: config.uses_unified_kv(),
             block_size_tokens: config.block_size_tokens,
@@ -393,9 +393,9 @@ impl<'m> Llama<'m> {
             description: describe(model, &config.model),
             n_params: model.n_params(),
             model_bytes: model.size(),
-            adapters: probed.adapters,
+            adapters: probe.adapters,
             exchange: None,
-            drafts: config.speculation.is_some() && probed.memory.rewinds_anywhere(),
+            drafts: config.speculation.is_some() && probe.memory.rewinds_anywhere(),
         }
     }
 }

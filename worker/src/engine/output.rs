@@ -80,43 +80,44 @@ impl<'m> Generator<'m> {
     ///
     /// Errors: `Sampler`.
     pub(crate) fn choose(&self, sequence: &mut Sequence, logits: &[f32]) -> Result<(), EngineError> {
-        let sampled = sequence.sampler.choose(self.model, logits)?;
-        let mut chosen = look_up(self.model, sampled, &sequence.submission.generation.spelled);
-        let options = sequence.submission.generation.probabilities.filter(|_| !chosen.ends_generation);
-        chosen.probabilities = options.map(|options| sequence.sampler.probabilities(options, logits, chosen.token));
-        sequence.pending_token = Some(chosen);
+        let sampled_token = sequence.sampler.choose(self.model, logits)?;
+        let mut chosen_token = look_up(self.model, sampled_token, &sequence.submission.generation.spelled);
+        let options = sequence.submission.generation.probabilities.filter(|_| !chosen_token.ends_generation);
+        chosen_token.probabilities =
+            options.map(|options| sequence.sampler.probabilities(options, logits, chosen_token.token));
+        sequence.pending_token = Some(chosen_token);
         Ok(())
     }
 
     /// Sends a sequence's chosen token, if there is one; returns the finish reason if the response ends with it.
     pub(crate) fn send_chosen(&self, sequence: &mut Sequence, n_held: u32) -> Option<FinishReason> {
-        let chosen = sequence.pending_token.take()?;
+        let chosen_token = sequence.pending_token.take()?;
         self.counters.generated_tokens.fetch_add(1, Relaxed);
         let room_tokens = self.context.room(sequence, n_held);
-        sequence.take(chosen, room_tokens)
+        sequence.take(chosen_token, room_tokens)
     }
 
     /// Sends the tokens of an earlier part of a response; returns the finish reason if the response ends with it.
     ///
     /// Only the last token may end it: the other worker, whose limits may differ, went on after all others.
-    pub(crate) fn replay(&self, sequence: &mut Sequence, mut past: Vec<ChosenToken>) -> Option<FinishReason> {
+    pub(crate) fn replay(&self, sequence: &mut Sequence, mut past_tokens: Vec<ChosenToken>) -> Option<FinishReason> {
         // A response may end without a token, if only its prompt was wanted.
-        let Some(last) = past.pop() else { return sequence.submission.past_end };
-        past.into_iter().for_each(|sampled| sequence.replay(sampled));
+        let Some(last) = past_tokens.pop() else { return sequence.submission.past_end };
+        past_tokens.into_iter().for_each(|past_token| sequence.replay(past_token));
         let n_held = u32::try_from(sequence.submission.prompt.len() - 1).unwrap_or(u32::MAX);
         let room_tokens = self.context.room(sequence, n_held);
         sequence.replay_last(last, room_tokens)
     }
 }
 
-/// Returns a token with its text and properties; `spelled` has the control tokens that are part of the text.
-pub(crate) fn look_up(model: &LlamaModel, sampled: SampledToken, spelled: &[Token]) -> ChosenToken {
-    let SampledToken { token, n_draws } = sampled;
+/// Returns a token with its text and properties; `spelled_tokens` has the control tokens that are part of the text.
+pub(crate) fn look_up(model: &LlamaModel, sampled_token: SampledToken, spelled_tokens: &[Token]) -> ChosenToken {
+    let SampledToken { token, n_draws } = sampled_token;
     let vocab = model.vocab();
     let llama_token = LlamaToken(i32::try_from(token).expect("llama.cpp's tokens are i32"));
     ChosenToken {
         token,
-        piece: vocab.token_to_piece(llama_token, spelled.binary_search(&token).is_ok(), None),
+        piece: vocab.token_to_piece(llama_token, spelled_tokens.binary_search(&token).is_ok(), None),
         ends_generation: vocab.is_eog(llama_token),
         probabilities: None,
         n_draws,

@@ -34,12 +34,12 @@ impl ProcessorWaits {
             return None;
         }
         let is_first = self.threads.is_empty();
-        let since = |(id, waited): (&u32, &Duration)| {
+        let since = |(id, time_waited): (&u32, &Duration)| {
             let before = self.threads.get(id).copied().unwrap_or_default();
-            waited.saturating_sub(before)
+            time_waited.saturating_sub(before)
         };
-        let waited: Duration = now.iter().map(since).sum();
-        self.total += if is_first { Duration::ZERO } else { waited };
+        let time_waited: Duration = now.iter().map(since).sum();
+        self.total += if is_first { Duration::ZERO } else { time_waited };
         self.threads = now;
         Some(self.total)
     }

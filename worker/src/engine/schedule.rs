@@ -95,17 +95,17 @@ impl Scheduler {
 
     /// Runs a submission in its slot.
     pub(crate) fn start(&mut self, admission: Admission, start: SlotStart) -> &mut Sequence {
-        let started = start.started;
+        let slot_start = start.started;
         let n_prompt = u32::try_from(admission.submission.prompt.len()).unwrap_or(u32::MAX);
         match admission.submission.generation.is_prewarm() {
             true => self.counters.prewarm(),
-            false => self.counters.admit(u64::from(n_prompt), started.cached),
+            false => self.counters.admit(u64::from(n_prompt), slot_start.cached),
         }
-        self.averages.prompt(n_prompt.saturating_sub(started.cached.total()));
+        self.averages.prompt(n_prompt.saturating_sub(slot_start.cached.total()));
         self.n_started += 1;
-        let media = self.media(&admission.submission.runs, started.cached.total());
+        let media = self.media(&admission.submission.runs, slot_start.cached.total());
         let sequence = Sequence::start(admission, start, self.n_started);
-        self.running.put(started.slot, sequence.with_media(media))
+        self.running.put(slot_start.slot, sequence.with_media(media))
     }
 
     /// Returns the model's projector; `None` if it reads only text.
@@ -125,9 +125,9 @@ impl Scheduler {
 
     /// Returns the load for routers.
     pub(crate) fn load(&self, table: &SlotTable) -> Load {
-        let left = |(slot, sequence): (_, &Sequence)| u64::from(sequence.n_prompt_left(table.n_held(slot)));
+        let n_prompt_left = |(slot, sequence): (_, &Sequence)| u64::from(sequence.n_prompt_left(table.n_held(slot)));
         let n_running = self.running.iter().count();
-        let prefills: Vec<u64> = self.running.iter().map(left).filter(|n_left| *n_left > 0).collect();
+        let prefills: Vec<u64> = self.running.iter().map(n_prompt_left).filter(|n_left| *n_left > 0).collect();
         Load {
             queued_prefill_tokens: self.queue.iter().map(|waiting| u64::from(waiting.n_uncached)).sum(),
             running_prefill_tokens: prefills.iter().sum(),

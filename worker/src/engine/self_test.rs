@@ -81,26 +81,26 @@ pub(super) fn decide(model: &LlamaModel, config: &EngineConfig, model_fingerprin
         return DecidedSettings { config: with(config, expected(config)), report: None, retry: None };
     };
     let key = ResultKey::of(model_fingerprint, config);
-    let remembered = Remembered::new(cache.as_deref());
-    let report = remembered.load(&key).unwrap_or_else(|| {
+    let result_file = Remembered::new(cache.as_deref());
+    let report = result_file.load(&key).unwrap_or_else(|| {
         // Another worker with the same settings may have measured in the meantime.
-        let turn = remembered.turn(TURN_WAIT_MAX);
-        let found = turn.as_ref().and_then(|_| remembered.load(&key));
-        found.unwrap_or_else(|| measure_and_keep(model, config, &remembered, &key, &|| false))
+        let turn = result_file.turn(TURN_WAIT_MAX);
+        let report_found = turn.as_ref().and_then(|_| result_file.load(&key));
+        report_found.unwrap_or_else(|| measure_and_keep(model, config, &result_file, &key, &|| false))
     });
     log_report(&report);
-    let decided = with(config, report.setting);
+    let decided_config = with(config, report.setting);
     let retry = (!report.is_calm()).then(|| {
         info!("the machine is busy: the self-test has no result, and is repeated once the machine is calm");
-        Retry::new(config, &decided, remembered, key)
+        Retry::new(config, &decided_config, result_file, key)
     });
-    DecidedSettings { config: decided, report: Some(report), retry }
+    DecidedSettings { config: decided_config, report: Some(report), retry }
 }
 
 fn measure_and_keep(
     model: &LlamaModel,
     config: &EngineConfig,
-    remembered: &Remembered,
+    result_file: &Remembered,
     key: &ResultKey,
     is_needed: &dyn Fn() -> bool,
 ) -> SelfTestReport {
@@ -108,7 +108,7 @@ fn measure_and_keep(
     if report.is_calm() && report.costs.is_none() {
         warn!("the self-test could not measure the chosen setting; the next start measures again");
     } else if report.is_calm()
-        && let Err(error) = remembered.store(key, &report)
+        && let Err(error) = result_file.store(key, &report)
     {
         warn!(%error, "the self-test's result cannot be stored; the next start measures again");
     }
@@ -121,7 +121,10 @@ fn run(model: &LlamaModel, config: &EngineConfig, is_needed: &dyn Fn() -> bool) 
     let settings = settings(config, Bf16::of_this_machine());
     let mut candidates: Vec<TriedSetting> = Vec::new();
     for &setting in &settings {
-        let best = candidates.iter().filter(|tried| tried.outcome == MeasureOutcome::Whole).map(|tried| tried.cost_ms);
+        let best = candidates
+            .iter()
+            .filter(|candidate| candidate.outcome == MeasureOutcome::Whole)
+            .map(|candidate| candidate.cost_ms);
         let limit_ms = best.fold(f64::MAX, f64::min);
         let time = if candidates.is_empty() { EXPECTED_TIME } else { OTHER_TIME };
         candidates.push(measure::measure(model, &with(config, setting), limit(limit_ms, time, is_needed)));
@@ -162,18 +165,18 @@ fn expected(config: &EngineConfig) -> ContextSetting {
 /// Returns the settings to compare; the one expected to be best comes first.
 fn settings(config: &EngineConfig, bf16: Bf16) -> Vec<ContextSetting> {
     let first = expected(config);
-    let open = |switch: Switch, expected: bool| match switch {
+    let possible_values = |switch: Switch, expected: bool| match switch {
         Switch::Auto => vec![expected, !expected],
         Switch::On | Switch::Off => vec![expected],
     };
     let flash_attn = match config.cache_type_v.is_quantized() {
         true => vec![first.flash_attn],
-        false => open(config.flash_attn, first.flash_attn),
+        false => possible_values(config.flash_attn, first.flash_attn),
     };
     // With a single slot, both kinds of buffer are the same.
     let kv_unified = match config.n_slots {
         1 => vec![first.kv_unified],
-        _ => open(config.kv_unified, first.kv_unified),
+        _ => possible_values(config.kv_unified, first.kv_unified),
     };
     let mut settings = Vec::new();
     for types in cache_types(config, bf16) {
@@ -200,10 +203,10 @@ fn cache_types(config: &EngineConfig, bf16: Bf16) -> Vec<(CacheType, CacheType)>
 
 /// Returns the index of the setting to use: the first one, unless another one is clearly cheaper on a quiet machine.
 fn choose(candidates: &[TriedSetting]) -> usize {
-    let whole = |&idx: &usize| candidates[idx].outcome == MeasureOutcome::Whole;
+    let is_whole = |&idx: &usize| candidates[idx].outcome == MeasureOutcome::Whole;
     let cost = |idx: usize| candidates[idx].cost_ms;
-    let best = (0..candidates.len()).filter(whole).min_by(|&a, &b| cost(a).total_cmp(&cost(b)));
-    let is_better = |&best: &usize| !whole(&0) || cost(best) < (1.0 - GAIN_MIN) * cost(0);
+    let best = (0..candidates.len()).filter(is_whole).min_by(|&a, &b| cost(a).total_cmp(&cost(b)));
+    let is_better = |&best: &usize| !is_whole(&0) || cost(best) < (1.0 - GAIN_MIN) * cost(0);
     best.filter(|_| are_calm(candidates)).filter(is_better).unwrap_or(0)
 }
 

@@ -112,7 +112,8 @@ impl Sequence {
         let times = Times { came, started: Instant::now(), first_token: None, last_token: None };
         let n_cached = started.cached_tokens();
         let wants_list = submission.prompt_probabilities().is_some();
-        let listed = wants_list.then(|| PromptProbabilities { first: submission.prompt[0], rest: Vec::new() });
+        let prompt_probabilities =
+            wants_list.then(|| PromptProbabilities { first: submission.prompt[0], rest: Vec::new() });
         Self {
             submission,
             sampler,
@@ -125,7 +126,7 @@ impl Sequence {
             drafter,
             drafted: Drafted::default(),
             output,
-            listed,
+            listed: prompt_probabilities,
             held: VecDeque::new(),
             decoding: Vec::new(),
             checkpoints,
@@ -242,10 +243,10 @@ impl Sequence {
         }
         let checkpoint = self.checkpoints.iter().copied().find(|stop| *stop > n_held);
         let stop = self.stops.iter().copied().find(|stop| *stop > n_held);
-        let parked = self.parked.front().map(|run| run.positions.start);
+        let parked_start = self.parked.front().map(|run| run.positions.start);
         let edges = self.media.iter().flat_map(|medium| [medium.place.start, medium.place.end]);
         let edge = edges.into_iter().find(|edge| *edge > n_held);
-        let until = checkpoint.into_iter().chain(stop).chain(parked).chain(edge).fold(self.n_prompt(), u32::min);
+        let until = checkpoint.into_iter().chain(stop).chain(parked_start).chain(edge).fold(self.n_prompt(), u32::min);
         match until.saturating_sub(n_held) {
             0 => Work::Decode,
             n_tokens => Work::Prefill { n_tokens, ends: until == self.n_prompt() },
@@ -280,21 +281,21 @@ impl Sequence {
 
     /// Returns whether logits of the prompt's tokens are wanted and not complete.
     pub(super) fn lists_prompt(&self) -> bool {
-        self.listed.as_ref().is_some_and(|listed| listed.rest.len() + 1 < self.submission.prompt.len())
+        self.listed.as_ref().is_some_and(|probabilities| probabilities.rest.len() + 1 < self.submission.prompt.len())
     }
 
     /// Records the log probability of the prompt's next token, from the logits of the token before it.
     pub(super) fn list(&mut self, logits: &[f32]) {
         let Some(n_top) = self.submission.prompt_probabilities() else { return };
-        let Some(listed) = &mut self.listed else { return };
-        let Some(token) = self.submission.prompt.get(listed.rest.len() + 1) else { return };
-        listed.rest.push(logprobs::of_logits(logits, *token, n_top));
+        let Some(probabilities) = &mut self.listed else { return };
+        let Some(token) = self.submission.prompt.get(probabilities.rest.len() + 1) else { return };
+        probabilities.rest.push(logprobs::of_logits(logits, *token, n_top));
     }
 
     /// Sends the client the log probabilities of the prompt's tokens, once, if requested.
     pub(super) fn tell_prompt(&mut self) {
-        if let Some(listed) = self.listed.take() {
-            self.submission.events.send(EngineEvent::Prompt(listed));
+        if let Some(probabilities) = self.listed.take() {
+            self.submission.events.send(EngineEvent::Prompt(probabilities));
         }
     }
 
@@ -331,7 +332,7 @@ impl Sequence {
     /// Adds the next token of the response and sends it to the client; returns the finish reason if the response ends.
     ///
     /// `room_tokens` is the number of tokens for which the context still has room.
-    pub(super) fn take(&mut self, chosen: ChosenToken, room_tokens: u32) -> Option<FinishReason> {
+    pub(super) fn take(&mut self, chosen_token: ChosenToken, room_tokens: u32) -> Option<FinishReason> {
         self.tell_prompt();
         let now = Instant::now();
         let first_token = *self.times.first_token.get_or_insert(now);
@@ -339,54 +340,54 @@ impl Sequence {
         self.passed_tokens = 0;
         self.media.clear();
         self.decoding.clear();
-        self.decoding.push(chosen.token);
+        self.decoding.push(chosen_token.token);
         if let Some(drafter) = &mut self.drafter {
-            drafter.push(chosen.token);
+            drafter.push(chosen_token.token);
         }
-        let is_late = self.submission.generation.predict_max.is_some_and(|most| now - first_token > most);
+        let is_late = self.submission.generation.predict_max.is_some_and(|time_max| now - first_token > time_max);
         self.truncated |= room_tokens == 0;
-        self.send(chosen, |sequence, chosen, text| {
-            let late = || (is_late && text.contains('\n')).then_some(FinishReason::Length);
-            sequence.end(chosen, room_tokens).or_else(late)
+        self.send(chosen_token, |sequence, chosen_token, text| {
+            let late_end = || (is_late && text.contains('\n')).then_some(FinishReason::Length);
+            sequence.end(chosen_token, room_tokens).or_else(late_end)
         })
     }
 
     /// Adds a token after which another worker has sampled more. Its state is computed with the prompt.
-    pub(super) fn replay(&mut self, sampled: ChosenToken) {
-        self.send(sampled, |_, _, _| None);
+    pub(super) fn replay(&mut self, past_token: ChosenToken) {
+        self.send(past_token, |_, _, _| None);
     }
 
     /// Adds the last token that another worker has sampled, like [`Self::replay`]; returns the finish reason if the
     /// response has ended there, or ends by the limits of this worker.
     ///
     /// The other worker's end may follow from its context, its defaults or its clock, so it cannot be found again.
-    pub(super) fn replay_last(&mut self, sampled: ChosenToken, room_tokens: u32) -> Option<FinishReason> {
+    pub(super) fn replay_last(&mut self, past_token: ChosenToken, room_tokens: u32) -> Option<FinishReason> {
         self.truncated |= room_tokens == 0;
         let past_end = self.submission.past_end;
-        self.send(sampled, |sequence, sampled, _| past_end.or_else(|| sequence.end(sampled, room_tokens)))
+        self.send(past_token, |sequence, past_token, _| past_end.or_else(|| sequence.end(past_token, room_tokens)))
     }
 
     /// Sends a token with the text that is certain with it; `find_end` returns the reason if the response ends there.
     fn send(
         &mut self,
-        mut chosen: ChosenToken,
+        mut chosen_token: ChosenToken,
         find_end: impl FnOnce(&Self, &ChosenToken, &str) -> Option<FinishReason>,
     ) -> Option<FinishReason> {
         self.n_generated += 1;
-        let own_probabilities = chosen.probabilities.clone();
-        self.held.extend(chosen.probabilities.take().map(|probabilities| (self.output.n_taken(), probabilities)));
-        let mut text = self.output.push(&chosen.piece);
-        let found = find_end(self, &chosen, &text);
-        if found.is_some() {
+        let own_probabilities = chosen_token.probabilities.clone();
+        self.held.extend(chosen_token.probabilities.take().map(|probabilities| (self.output.n_taken(), probabilities)));
+        let mut text = self.output.push(&chosen_token.piece);
+        let found_end = find_end(self, &chosen_token, &text);
+        if found_end.is_some() {
             text.push_str(&self.output.finish());
         }
         // The end may complete a stop text, for example when an invalid byte becomes a character.
         let is_stopped = self.output.stop_text().is_some();
-        let end = found.map(|reason| if is_stopped { FinishReason::StopText } else { reason });
+        let end = found_end.map(|reason| if is_stopped { FinishReason::StopText } else { reason });
         let n_out = self.output.n_out();
         let n_told = self.held.iter().take_while(|(start, _)| *start < n_out).count();
         let probabilities = self.held.drain(..n_told).map(|(_, probabilities)| probabilities).collect();
-        let ChosenToken { token, n_draws, .. } = chosen;
+        let ChosenToken { token, n_draws, .. } = chosen_token;
         let event = EngineEvent::Text { text, token, n_draws, end, own_probabilities, probabilities };
         self.submission.events.send(event);
         end
@@ -412,11 +413,11 @@ impl Sequence {
         }
     }
 
-    fn end(&self, chosen: &ChosenToken, room_tokens: u32) -> Option<FinishReason> {
+    fn end(&self, chosen_token: &ChosenToken, room_tokens: u32) -> Option<FinishReason> {
         let n_max = self.submission.generation.max_tokens.unwrap_or(u32::MAX);
         if self.output.stop_text().is_some() {
             Some(FinishReason::StopText)
-        } else if chosen.ends_generation {
+        } else if chosen_token.ends_generation {
             Some(FinishReason::EndOfGeneration)
         } else if self.output.is_outdented() || self.n_generated >= n_max || room_tokens == 0 {
             Some(FinishReason::Length)

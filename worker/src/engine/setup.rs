@@ -244,7 +244,7 @@ impl Setup<'_> {
     /// Returns the costs before requests have been measured.
     fn costs_at_first(self, codec: Option<&Codec>) -> Costs {
         let token_bytes = codec.map_or(0, |codec| codec.layout.token_bytes()) as f64;
-        let measured = self.report.and_then(|report| report.costs).unwrap_or(self_test::StateCosts {
+        let costs = self.report.and_then(|report| report.costs).unwrap_or(self_test::StateCosts {
             export_ms_per_token: token_bytes * EXPORT_MS_PER_BYTE_AT_FIRST,
             import_ms_per_token: token_bytes * IMPORT_MS_PER_BYTE_AT_FIRST,
             copy_ms_per_token: match self.facts.kv_unified {
@@ -255,15 +255,15 @@ impl Setup<'_> {
         });
         let copy = match (self.facts.memory, codec) {
             (MemoryKind::Recurrent, _) | (MemoryKind::Hybrid, None) => None,
-            (MemoryKind::Hybrid, Some(_)) => Some(measured.export_ms_per_token + measured.import_ms_per_token),
-            (MemoryKind::Full | MemoryKind::Sliding, _) => Some(measured.copy_ms_per_token),
+            (MemoryKind::Hybrid, Some(_)) => Some(costs.export_ms_per_token + costs.import_ms_per_token),
+            (MemoryKind::Full | MemoryKind::Sliding, _) => Some(costs.copy_ms_per_token),
         };
-        let rounding = measured.suffix_rounding;
+        let rounding = costs.suffix_rounding;
         Costs {
             prefill_ms_per_token: PREFILL_MS_AT_FIRST,
             copy_ms_per_token: copy,
-            export_ms_per_token: codec.map(|_| measured.export_ms_per_token),
-            import_ms_per_byte: measured.import_ms_per_token / token_bytes.max(1.0),
+            export_ms_per_token: codec.map(|_| costs.export_ms_per_token),
+            import_ms_per_byte: costs.import_ms_per_token / token_bytes.max(1.0),
             read_ms_per_byte: READ_MS_PER_BYTE_AT_FIRST,
             suffix_rounding: rounding.map(|r| SuffixRounding { from_tokens: r.from_tokens, to_tokens: r.to_tokens }),
         }
@@ -279,12 +279,12 @@ impl Setup<'_> {
     ) -> Result<(), StartError> {
         let (sender, events) = mpsc::channel();
         let (counters, waker) = (Arc::clone(self.counters), waker.clone());
-        let opened = DiskStore::open(&disk.dir, identity, queued_bytes_max, move |event| {
+        let store_result = DiskStore::open(&disk.dir, identity, queued_bytes_max, move |event| {
             counters.disk_answered(&event);
             drop(sender.send(event));
             waker.wake();
         });
-        let (store, files) = opened.map_err(StartError::Store)?;
+        let (store, files) = store_result.map_err(StartError::Store)?;
         info!(folder = %store.folder().display(), mib = disk.bytes >> 20, "state is stored on disk, too");
         cache.adopt(Disk { store, events }, files);
         Ok(())
@@ -323,8 +323,8 @@ fn passes(config: &EngineConfig) -> Passes {
 /// Returns the groups in which single tokens are computed, as measured; without a measurement, all tokens are one
 /// group.
 fn decode_groups(report: Option<&SelfTestReport>) -> DecodeGroups {
-    let chosen = report.and_then(SelfTestReport::chosen);
-    DecodeGroups::fastest(&chosen.map_or(Curve::default(), |chosen| chosen.figures.decode_ms()))
+    let setting = report.and_then(SelfTestReport::chosen);
+    DecodeGroups::fastest(&setting.map_or(Curve::default(), |setting| setting.figures.decode_ms()))
 }
 
 /// Returns the time that an idle cell adds to a step, as measured: zero if every slot has its own cells or keeps its
@@ -345,8 +345,8 @@ pub(super) fn adopt(engine: &mut EngineState<'_>, config: &EngineConfig, report:
 /// Returns the times of steps by their tokens, as measured; without a measurement, usual ones.
 fn step_costs(config: &EngineConfig, report: Option<&SelfTestReport>) -> StepCosts {
     let is_like_gpu = config.speculation.is_some_and(|speculation| speculation.costs == DraftCosts::LikeGpu);
-    let chosen = report.filter(|_| !is_like_gpu).and_then(SelfTestReport::chosen);
-    let figures = chosen.map(|chosen| &chosen.figures);
+    let setting = report.filter(|_| !is_like_gpu).and_then(SelfTestReport::chosen);
+    let figures = setting.map(|setting| &setting.figures);
     let tokens = figures.map_or(Curve::default(), self_test::Figures::tokens_ms);
     let streams = figures.map_or(Curve::default(), self_test::Figures::decode_ms);
     let is_gpu = config.placement.is_offloaded() || is_like_gpu;

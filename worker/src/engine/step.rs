@@ -177,19 +177,19 @@ impl EngineState<'_> {
     }
 
     fn start(&mut self, waiting: QueuedSubmission, plan: &SlotPlan) {
-        let waited = |since: Option<Instant>| since.map_or(Duration::ZERO, |since| since.elapsed());
-        self.counters().waited(waited(waiting.shares_since), waited(waiting.reads_since));
+        let wait_since = |since: Option<Instant>| since.map_or(Duration::ZERO, |since| since.elapsed());
+        self.counters().waited(wait_since(waiting.shares_since), wait_since(waiting.reads_since));
         let mut start = self.kv.start(&waiting.admission, plan, &waiting.fetching);
         waiting.release_chunks(&mut self.kv.cache);
         let QueuedSubmission { mut admission, fetched, .. } = waiting;
         self.publisher.report.resolve(admission.announcement.take());
-        let past = std::mem::take(&mut admission.past);
+        let past_tokens = std::mem::take(&mut admission.past);
         start.started.fetched = fetched;
         let slot = start.started.slot;
         let sequence = self.schedule.start(admission, start);
         let n_tokens = sequence.submission.prompt.len();
         let context_tokens = self.kv.table.context_tokens();
-        if let Some(reason) = self.generator.replay(sequence, past) {
+        if let Some(reason) = self.generator.replay(sequence, past_tokens) {
             self.finish(slot, reason);
         } else if n_tokens > context_tokens as usize {
             self.fail(slot, &EngineError::InvalidPrompt(PromptFault::TooLong { n_tokens, context_tokens }));
@@ -327,8 +327,8 @@ impl EngineState<'_> {
     fn verify(&mut self, slot: SlotId, outputs: &[BatchOutput]) -> u32 {
         let rows: Vec<i32> = outputs.iter().map(|output| output.row).collect();
         let Some(sequence) = self.schedule.running.get_mut(slot) else { return 0 };
-        let verified = self.generator.verify(slot, sequence, &rows, &mut self.kv);
-        match verified.end {
+        let verification = self.generator.verify(slot, sequence, &rows, &mut self.kv);
+        match verification.end {
             DraftEnd::Finished(reason) => self.finish(slot, reason),
             DraftEnd::Failed(error) => self.fail(slot, &error),
             DraftEnd::Rejected => {
@@ -337,7 +337,7 @@ impl EngineState<'_> {
                 }
             }
         }
-        verified.n_chosen
+        verification.n_chosen
     }
 
     fn is_stream(&self, slot: SlotId) -> bool {
@@ -358,9 +358,9 @@ impl EngineState<'_> {
         let mut sequence = self.release(slot);
         sequence.tell_prompt();
         self.schedule.averages.answer_ended(sequence.n_generated);
-        let finished = sequence.finished(reason);
-        self.counters().answered(&finished);
-        self.send_final_event(sequence, EngineEvent::Finished(finished));
+        let response_end = sequence.finished(reason);
+        self.counters().answered(&response_end);
+        self.send_final_event(sequence, EngineEvent::Finished(response_end));
     }
 
     fn fail(&mut self, slot: SlotId, error: &EngineError) {

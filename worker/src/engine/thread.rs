@@ -100,8 +100,8 @@ pub(super) fn start(
     let thread = builder
         .spawn(move || run(&config, progress, inside, &ready))
         .map_err(|error| StartError::Thread { reason: error.to_string() })?;
-    let ended = |_| StartError::Thread { reason: "it panicked".to_owned() };
-    let Ready { model, projector, facts, retry } = started.recv().map_err(ended)??;
+    let panic_error = |_| StartError::Thread { reason: "it panicked".to_owned() };
+    let Ready { model, projector, facts, retry } = started.recv().map_err(panic_error)??;
     let engine = EngineHandle::new(EngineShared {
         tenants: Mutex::default(),
         announcer: if keeps_prefixes && facts.memory.rewinds_anywhere() { announcer.filling() } else { announcer },
@@ -128,19 +128,19 @@ pub(super) fn start(
 }
 
 fn run(config: &EngineConfig, progress: Progress, inside: EngineEnds, ready: &SyncSender<Result<Ready, StartError>>) {
-    let loaded = timed("loading the model", || llama::load(config, progress)).and_then(|mut model| {
+    let load_result = timed("loading the model", || llama::load(config, progress)).and_then(|mut model| {
         let adapters = Adapters::load(&mut model, &config.adapters)?;
         Ok((Arc::new(model), adapters))
     });
-    let (model, adapters) = match loaded {
-        Ok(loaded) => loaded,
+    let (model, adapters) = match load_result {
+        Ok(model_and_adapters) => model_and_adapters,
         Err(error) => return drop(ready.send(Err(error))),
     };
     let draft_model = OnceCell::new();
     let (adapters, infos) = adapters;
-    let prepared = prepare(&model, &draft_model, adapters, infos, config, &inside);
-    let Prepared { mut engine, facts, config, retry } = match prepared {
-        Ok(prepared) => prepared,
+    let preparation = prepare(&model, &draft_model, adapters, infos, config, &inside);
+    let Prepared { mut engine, facts, config, retry } = match preparation {
+        Ok(preparation) => preparation,
         Err(error) => return drop(ready.send(Err(error))),
     };
     // Callers may read the slots as soon as the engine is ready.
@@ -162,32 +162,32 @@ struct Prepared<'m> {
 }
 
 fn prepare<'m>(
-    shared: &'m Arc<LlamaModel>,
+    shared_model: &'m Arc<LlamaModel>,
     draft_model: &'m OnceCell<LlamaModel>,
     adapters: Adapters,
     infos: Vec<AdapterInfo>,
     config: &EngineConfig,
     inside: &EngineEnds,
 ) -> Result<Prepared<'m>, StartError> {
-    let model: &'m LlamaModel = shared;
+    let model: &'m LlamaModel = shared_model;
     let refuse = |error: GgufError| StartError::Model { path: config.model.clone(), reason: error.to_string() };
     let files = warmpath_gguf::Model::open(&config.model).map_err(refuse)?;
     let model_fingerprint = files.fingerprint().map_err(refuse)?;
     let rope_factors = RopeFactors::of(&files, config);
-    let decided = timed("self-test", || self_test::decide(model, config, model_fingerprint));
-    let DecidedSettings { config: decided, report, retry } = decided;
-    let config = &decided;
+    let decision = timed("self-test", || self_test::decide(model, config, model_fingerprint));
+    let DecidedSettings { config: decided_config, report, retry } = decision;
+    let config = &decided_config;
     let mut llama = timed("making the context", || Llama::open(model, config))?;
-    let unsupported = |reason| StartError::Unsupported { path: config.model.clone(), reason };
-    let memory = timed("probing the memory's kind", || llama.probe_memory(model)).map_err(unsupported)?;
+    let unsupported_error = |reason| StartError::Unsupported { path: config.model.clone(), reason };
+    let memory = timed("probing the memory's kind", || llama.probe_memory(model)).map_err(unsupported_error)?;
     let counters = &inside.view.counters;
     let (_, ubatch_tokens) = llama.batch_limits();
-    let open_encoder = || setup::encoder(shared, config, memory, ubatch_tokens, counters, &inside.waker);
+    let open_encoder = || setup::encoder(shared_model, config, memory, ubatch_tokens, counters, &inside.waker);
     let encoder = timed("loading the projector", open_encoder)?;
     let reads_media = encoder.is_some();
-    let probed = Probed { memory, reads_media, model_fingerprint, rope_factors, adapters: infos };
-    let mut facts = llama.facts(model, config, probed);
-    setup::check_shifts(config.shifts, &facts).map_err(unsupported)?;
+    let probe = Probed { memory, reads_media, model_fingerprint, rope_factors, adapters: infos };
+    let mut facts = llama.facts(model, config, probe);
+    setup::check_shifts(config.shifts, &facts).map_err(unsupported_error)?;
     let open_draft_model = || DraftModel::open(draft_model, model, &mut llama, config, &facts);
     let draft_model = timed("loading the draft model", open_draft_model)?;
 
@@ -217,7 +217,7 @@ fn prepare<'m>(
         stepped_at: Instant::now(),
     };
     inside.view.self_test.store(report.map(Arc::new));
-    Ok(Prepared { engine, facts, config: decided, retry })
+    Ok(Prepared { engine, facts, config: decided_config, retry })
 }
 
 /// The thread's loop.
@@ -285,10 +285,10 @@ impl EngineLoop<'_, '_> {
     fn wait(&mut self) {
         let is_idle = self.engine.is_idle();
         let background = is_idle.then(|| self.background_due()).flatten();
-        let due = self.engine.due().into_iter().chain(background).chain(self.deadline).min();
-        let command = match due {
+        let next_due = self.engine.due().into_iter().chain(background).chain(self.deadline).min();
+        let command = match next_due {
             None => self.commands.recv().ok(),
-            Some(due) => self.commands.recv_timeout(due.saturating_duration_since(Instant::now())).ok(),
+            Some(next_due) => self.commands.recv_timeout(next_due.saturating_duration_since(Instant::now())).ok(),
         };
         match command {
             Some(command) => {

@@ -89,15 +89,15 @@ impl EventReceiver {
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<EngineEvent>> {
-        let polled = self.events.poll_recv(context);
-        if let Poll::Ready(Some(event)) = &polled {
+        let poll = self.events.poll_recv(context);
+        if let Poll::Ready(Some(event)) = &poll {
             let n_bytes = size_bytes(event);
             let before = self.unread.n_bytes.fetch_sub(n_bytes, Ordering::Relaxed);
             if before > UNREAD_BYTES_MAX && before - n_bytes <= UNREAD_BYTES_MAX {
                 self.unread.wake();
             }
         }
-        polled
+        poll
     }
 }
 

@@ -60,8 +60,8 @@ struct InboxState {
 
 impl Inbox {
     /// Adds verified state.
-    pub fn push(&self, received: Received) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).received.push(received);
+    pub fn push(&self, run: Received) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).received.push(run);
     }
 
     /// Records that the transfer has ended.

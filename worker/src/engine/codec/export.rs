@@ -83,8 +83,8 @@ impl<'a> ParsedState<'a> {
         let mut first_error = None;
         for variant in VARIANTS {
             let mut reader = reader.clone();
-            let read = Self::attention(&mut reader, sequence, variant);
-            match read.and_then(|export| export.with_rest(reader.rest(), sections, block_tokens)) {
+            let result = Self::attention(&mut reader, sequence, variant);
+            match result.and_then(|export| export.with_rest(reader.rest(), sections, block_tokens)) {
                 Ok(export) => return Ok(export),
                 Err(error) => first_error = first_error.or(Some(error)),
             }
@@ -145,11 +145,11 @@ impl<'a> ParsedState<'a> {
     fn cut_group<'p>(&self, first: usize, blocks: impl Iterator<Item = &'p mut [u8]>) {
         let block = self.layout.block_tokens as usize;
         let starts = (first..).step_by(block);
-        let open = |(start, unwritten): (usize, &'p mut [u8])| {
+        let block_writer = |(start, unwritten): (usize, &'p mut [u8])| {
             let cells = self.cells_of(start..start + block);
             OpenBlock { cells, unwritten }
         };
-        let mut blocks: Vec<OpenBlock<'p>> = starts.zip(blocks).map(open).collect();
+        let mut blocks: Vec<OpenBlock<'p>> = starts.zip(blocks).map(block_writer).collect();
         if self.layout.extra_bytes > 0 {
             blocks.iter_mut().for_each(|block| block.write_extra(self.cells, self.layout.extra_bytes));
         }

@@ -43,13 +43,13 @@ pub fn join(frame: StateFrame, parts: &[ExportPart<'_>]) -> Result<Vec<u8>, Code
         return Err(CodecError::Changed { what: "layout" });
     }
     let parts = parts.iter().map(JoinedPart::of);
-    let joined = Joined(parts.collect::<Result<_, _>>()?);
-    if joined.n_tokens() == 0 {
+    let joined_tokens = Joined(parts.collect::<Result<_, _>>()?);
+    if joined_tokens.n_tokens() == 0 {
         return Err(CodecError::Empty);
     }
-    let mut state = vec![0; layout.cut_bytes(frame, &joined)?];
+    let mut state = vec![0; layout.cut_bytes(frame, &joined_tokens)?];
     let out = &mut &mut state[..];
-    layout.write_cut(out, frame, &joined);
+    layout.write_cut(out, frame, &joined_tokens);
     assert!(out.is_empty(), "the buffer has the exact size");
     Ok(state)
 }

@@ -37,8 +37,8 @@ impl<'a> Metadata<'a> {
 
     /// Returns the value of a key; the first replacement applies, as in llama.cpp.
     pub(crate) fn text(&self, key: &str) -> Option<String> {
-        let replaced = self.overrides.iter().find(|one| one.key == key);
-        replaced.map(|one| one.value.to_string()).or_else(|| (self.file)(key))
+        let metadata_override = self.overrides.iter().find(|one| one.key == key);
+        metadata_override.map(|one| one.value.to_string()).or_else(|| (self.file)(key))
     }
 
     /// Returns the value of a key of the model's architecture.

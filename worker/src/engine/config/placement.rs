@@ -225,8 +225,8 @@ impl Placement {
 }
 
 fn named<'d>(name: &str, devices: &'d [LlamaBackendDevice]) -> Result<&'d LlamaBackendDevice, String> {
-    let found = devices.iter().find(|device| device.name.eq_ignore_ascii_case(name));
-    match found {
+    let named_device = devices.iter().find(|device| device.name.eq_ignore_ascii_case(name));
+    match named_device {
         Some(device) if device.device_type != LlamaBackendDeviceType::Cpu => Ok(device),
         Some(_) => Err(format!("--device {name}: the CPU is always used; use --device none for only the CPU")),
         None => Err(format!("--device {name}: no such device; this build and machine have {}", described(devices))),

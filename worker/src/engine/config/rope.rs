@@ -47,13 +47,13 @@ impl RopeSettings {
     /// Returns the context that a model supports; 0 if its file has no trained context. A frequency factor smaller than
     /// the file's extends the context. Units: tokens.
     pub(crate) fn extended(&self, metadata: &Metadata<'_>) -> u32 {
-        let trained = metadata.number("context_length").unwrap_or(0);
+        let trained_tokens = metadata.number("context_length").unwrap_or(0);
         let is_scaled = self.scaling != Some(RopeScaling::None);
-        let Some(scale) = self.freq_scale.filter(|scale| is_scaled && *scale < 1.0) else { return trained };
+        let Some(scale) = self.freq_scale.filter(|scale| is_scaled && *scale < 1.0) else { return trained_tokens };
         let original = metadata.number("rope.scaling.original_context_length");
-        let original = self.yarn_orig_ctx.or(original).unwrap_or(trained);
+        let original = self.yarn_orig_ctx.or(original).unwrap_or(trained_tokens);
         // A float cast saturates.
-        trained.max((f64::from(original) / f64::from(scale)) as u32)
+        trained_tokens.max((f64::from(original) / f64::from(scale)) as u32)
     }
 }
 

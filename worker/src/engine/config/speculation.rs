@@ -46,7 +46,7 @@ impl SpeculationConfig {
         let text = &submission.prompt[text_start as usize..];
         let drafter = Drafter::new(text, &options.predicted, DraftLimits { n_max, n_min });
         let drafter = match self.forced {
-            Some(forced) => drafter.forced(forced, &submission.prompt),
+            Some(forced_draft) => drafter.forced(forced_draft, &submission.prompt),
             None => drafter,
         };
         (n_max > 0).then_some(drafter)

@@ -26,13 +26,13 @@ impl EngineHandle {
     ///
     /// Cost: a hash of every block. If the engine's queue is full, nothing is ordered.
     pub fn prefetch(&self, prefix: HotPrefix, room_bytes: u64, offer: PeerOffer) {
-        let shared = &self.shared;
+        let state = &self.shared;
         let HotPrefix { root, tokens } = prefix;
-        let chain = chain_of(shared.block_hasher, &root, &tokens, shared.facts.block_size_tokens);
+        let chain = chain_of(state.block_hasher, &root, &tokens, state.facts.block_size_tokens);
         // The state is charged to the tenant that uses it first.
         let tenant = Tenant::without_share(TenantId::of_root(&root));
         let prefetch = Box::new(PrefetchOrder { root, tokens, chain, room_bytes, tenant, offer });
-        let _ = shared.commands.try_send(EngineCommand::Prefetch(prefetch));
+        let _ = state.commands.try_send(EngineCommand::Prefetch(prefetch));
     }
 
     /// Returns the first of these runs whose last block is cached. If a slot is still computing the run, only its

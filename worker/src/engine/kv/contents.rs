@@ -88,8 +88,8 @@ pub(crate) fn hot_prefixes(kv: &KvState<'_>, n_tokens_max: usize) -> Vec<HotPref
         prefixes.push(HotPrefix { root, tokens: tokens[..chain.len() * block_size].to_vec() });
         listed.extend(chain);
     }
-    let stored = kv.cache.index().hot_prefixes(n_left, &mut listed);
-    prefixes.extend(stored.into_iter().map(|(root, tokens)| HotPrefix { root, tokens }));
+    let stored_prefixes = kv.cache.index().hot_prefixes(n_left, &mut listed);
+    prefixes.extend(stored_prefixes.into_iter().map(|(root, tokens)| HotPrefix { root, tokens }));
     prefixes
 }
 
@@ -114,13 +114,13 @@ pub(crate) fn view(kv: &KvState<'_>, pins: &NamedPins, page: EntryPage) -> Cache
 
 /// Returns the tenants with the most cached state.
 fn tenants(kv: &KvState<'_>) -> Vec<TenantView> {
-    let stored = kv.cache.index().shares();
-    let view = |stored: ShareView| (stored.tenant, TenantView { resident_tokens: 0, stored });
-    let mut tenants: BTreeMap<TenantId, TenantView> = stored.into_iter().map(view).collect();
+    let stored_shares = kv.cache.index().shares();
+    let view = |share: ShareView| (share.tenant, TenantView { resident_tokens: 0, stored: share });
+    let mut tenants: BTreeMap<TenantId, TenantView> = stored_shares.into_iter().map(view).collect();
     for (id, slot) in kv.table.iter().filter(|(_, slot)| !slot.tokens().is_empty()) {
         let tenant = kv.tenant(id);
-        let stored = ShareView { tenant, ram_bytes: 0, disk_bytes: 0 };
-        let view = tenants.entry(tenant).or_insert(TenantView { resident_tokens: 0, stored });
+        let no_share = ShareView { tenant, ram_bytes: 0, disk_bytes: 0 };
+        let view = tenants.entry(tenant).or_insert(TenantView { resident_tokens: 0, stored: no_share });
         view.resident_tokens += slot.tokens().len() as u64;
     }
     let mut tenants: Vec<TenantView> = tenants.into_values().collect();

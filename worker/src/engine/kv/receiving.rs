@@ -134,9 +134,9 @@ impl IncomingTransfers {
         };
         // A prefetch has no deadline that a request could set, so no request waits for it.
         let for_requests = self.in_progress.iter().filter(|transfer| transfer.purpose == TransferPurpose::Request);
-        let shared = for_requests.map(reach).find(|(_, n)| *n as usize >= n_usable as usize + block_size);
-        if shared.is_some() {
-            return shared;
+        let shared_prefix = for_requests.map(reach).find(|(_, n)| *n as usize >= n_usable as usize + block_size);
+        if shared_prefix.is_some() {
+            return shared_prefix;
         }
         let submission = &admission.submission;
         let blocks = WantedBlocks {
@@ -178,12 +178,12 @@ impl IncomingTransfers {
         let block_bytes = exchange.token_bytes * u64::from(block_size);
 
         // The core decides which blocks are faster to fetch, and how long the request may wait for them.
-        let stored = kv.cache.index().find(&blocks.prefix);
+        let stored_prefix = kv.cache.index().find(&blocks.prefix);
         let local = PromptState {
             n_prompt: u32::try_from(blocks.n_prompt).ok()?,
             n_prompt_blocks: chain.len(),
             n_usable: blocks.n_usable,
-            n_stored_blocks: stored.n_blocks,
+            n_stored_blocks: stored_prefix.n_blocks,
             block_size_tokens: block_size,
             block_bytes,
             room_bytes: blocks.room_bytes,
@@ -203,7 +203,7 @@ impl IncomingTransfers {
 
         // Received state could not be used, because a request can restore only a whole prefix.
         let is_absent = |chunk: UsedChunk| kv.cache.payload(chunk.id).is_none();
-        let is_in_vain = kv.cache.is_disk_late() && stored.first(start).any(is_absent);
+        let is_in_vain = kv.cache.is_disk_late() && stored_prefix.first(start).any(is_absent);
         if blocks.purpose == TransferPurpose::Request && is_in_vain {
             return None;
         }
@@ -225,7 +225,7 @@ impl IncomingTransfers {
         offer.order.send(order).ok()?;
 
         // The stored blocks before the run must not be evicted in the meantime.
-        let chunks: Vec<ChunkId> = stored.first(start).map(|chunk| chunk.id).collect();
+        let chunks: Vec<ChunkId> = stored_prefix.first(start).map(|chunk| chunk.id).collect();
         chunks.iter().for_each(|chunk| kv.cache.index_mut().hold(*chunk));
         self.n_ordered += 1;
         self.in_progress.push(IncomingTransfer {
@@ -253,25 +253,25 @@ impl IncomingTransfers {
         cache: &mut Cache,
         is_awaited: impl Fn(TransferId) -> bool,
     ) -> Vec<EndedTransfer> {
-        let mut ended = Vec::new();
+        let mut ended_transfers = Vec::new();
         for mut transfer in std::mem::take(&mut self.in_progress) {
             let is_awaited = transfer.purpose == TransferPurpose::Ahead || is_awaited(transfer.id);
-            let (received, took) = transfer.inbox.take();
-            for received in received.into_iter().filter(|_| is_awaited) {
-                transfer.store(received, cache);
+            let (received_runs, took) = transfer.inbox.take();
+            for received_run in received_runs.into_iter().filter(|_| is_awaited) {
+                transfer.store(received_run, cache);
             }
             if is_awaited && took.is_none() && Instant::now() < transfer.deadline {
                 self.in_progress.push(transfer);
                 continue;
             }
             let took = took.unwrap_or_else(|| transfer.ordered_at.elapsed());
-            ended.push(EndedTransfer {
+            ended_transfers.push(EndedTransfer {
                 id: transfer.id,
                 chunks: std::mem::take(&mut transfer.chunks),
                 report: FetchedState { n_bytes: transfer.n_bytes, took },
             });
         }
-        ended
+        ended_transfers
     }
 
     /// Returns the deadlines of the transfers in progress.
@@ -281,11 +281,11 @@ impl IncomingTransfers {
 }
 
 impl IncomingTransfer {
-    fn store(&mut self, received: Received, cache: &mut Cache) {
-        self.n_bytes += received.payload.len() as u64;
-        let end = received.first_block + received.n_blocks;
+    fn store(&mut self, received_run: Received, cache: &mut Cache) {
+        self.n_bytes += received_run.payload.len() as u64;
+        let end = received_run.first_block + received_run.n_blocks;
         let prefix = Prefix { root: self.root, chain: &self.chain[..end], tokens: &self.tokens };
         let sequence = SequenceState { prefix, tenant: self.tenant, priority: self.priority };
-        self.chunks.extend(cache.store_received(&received, &sequence));
+        self.chunks.extend(cache.store_received(&received_run, &sequence));
     }
 }

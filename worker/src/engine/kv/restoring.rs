@@ -32,16 +32,16 @@ pub(crate) struct SlotStart {
 impl KvState<'_> {
     /// Gives a request the slot of its plan, with the reusable state.
     ///
-    /// `fetched` has the chunks that were read from disk for the request.
-    pub(crate) fn start(&mut self, admission: &Admission, plan: &SlotPlan, fetched: &[ChunkId]) -> SlotStart {
+    /// `fetched_chunks` has the chunks that were read from disk for the request.
+    pub(crate) fn start(&mut self, admission: &Admission, plan: &SlotPlan, fetched_chunks: &[ChunkId]) -> SlotStart {
         let began = Instant::now();
         let submission = &admission.submission;
         let left_answer_at = self.table.left_answer_at(&submission.prompt, &submission.chain_root);
         let (slot, (cached, parked)) = match self.reuse(&self.slot_request(admission), plan, submission.shifts) {
             Some((reused, slot)) => (slot, self.prepare_moved(&reused, slot)),
-            None => (plan.slot, (self.prepare(admission, fetched, plan), VecDeque::new())),
+            None => (plan.slot, (self.prepare(admission, fetched_chunks, plan), VecDeque::new())),
         };
-        let restored = began.elapsed();
+        let restore_time = began.elapsed();
         let rewinds_to_tokens = if cached.total() > 0 { plan.rewinds_to(&self.table) } else { 0 };
         self.table.acquire(Acquire {
             slot,
@@ -64,8 +64,8 @@ impl KvState<'_> {
         self.table.set_tenant(slot, admission.tenant.share_id());
         let owner = SlotOwner { tenant: admission.tenant, priority: submission.priority, since: Instant::now() };
         self.owners[usize::from(slot.0)] = owner;
-        let started = Started { slot, cached, left_answer_at, restored, fetched: None };
-        SlotStart { started, checkpoints: self.checkpoint_stops(admission, cached.total()), parked }
+        let slot_start = Started { slot, cached, left_answer_at, restored: restore_time, fetched: None };
+        SlotStart { started: slot_start, checkpoints: self.checkpoint_stops(admission, cached.total()), parked }
     }
 
     /// Returns the positions of a prompt's checkpoints; none if the request leaves nothing in the cache.
@@ -80,8 +80,8 @@ impl KvState<'_> {
 
     /// Brings the slot's KV state to the start of the plan and returns the cached tokens.
     ///
-    /// `fetched` has the chunks that were read from disk for the request.
-    fn prepare(&mut self, admission: &Admission, fetched: &[ChunkId], plan: &SlotPlan) -> CachedTokens {
+    /// `fetched_chunks` has the chunks that were read from disk for the request.
+    fn prepare(&mut self, admission: &Admission, fetched_chunks: &[ChunkId], plan: &SlotPlan) -> CachedTokens {
         let prefix = self.cache.index().find(&self.slot_request(admission).prefix());
         let chunks = self.cache.hold(&prefix, plan);
         if plan.save == Save::First {
@@ -109,7 +109,7 @@ impl KvState<'_> {
             self.lend(plan);
         }
         match plan.start {
-            PrefixSource::Import { .. } => self.cache.origin(&prefix, n_tokens, plan.checkpoint, fetched),
+            PrefixSource::Import { .. } => self.cache.origin(&prefix, n_tokens, plan.checkpoint, fetched_chunks),
             PrefixSource::Cold | PrefixSource::Keep { .. } | PrefixSource::Copy { .. } => {
                 CachedTokens { resident: n_tokens, ..CachedTokens::default() }
             }
@@ -138,18 +138,19 @@ impl KvState<'_> {
             PrefixSource::Copy { from, .. } => match plan.checkpoint {
                 None => self.llama.copy_prefix(from, slot, n_tokens).is_ok(),
                 Some(checkpoint) => {
-                    let exported = self.llama.export(from).ok();
-                    let payload = exported.and_then(|state| self.cache.first_tokens(state, n_tokens));
-                    let written = payload.and_then(|payload| {
+                    let exported_state = self.llama.export(from).ok();
+                    let payload = exported_state.and_then(|state| self.cache.first_tokens(state, n_tokens));
+                    let bytes_written = payload.and_then(|payload| {
                         let piece = PayloadPart { payload: &payload, n_tokens };
                         self.cache.state_at(checkpoint, piece, |n_bytes| self.llama.room(n_bytes))
                     });
-                    written.is_some_and(|n_bytes| self.llama.import_written(slot, n_bytes, n_tokens).is_ok())
+                    bytes_written.is_some_and(|n_bytes| self.llama.import_written(slot, n_bytes, n_tokens).is_ok())
                 }
             },
             PrefixSource::Import { .. } => {
-                let stored = self.cache.state(prefix, n_tokens, plan.checkpoint, |n_bytes| self.llama.room(n_bytes));
-                stored.is_some_and(|(n_bytes, n_whole)| self.llama.import_written(slot, n_bytes, n_whole).is_ok())
+                let stored_state =
+                    self.cache.state(prefix, n_tokens, plan.checkpoint, |n_bytes| self.llama.room(n_bytes));
+                stored_state.is_some_and(|(n_bytes, n_whole)| self.llama.import_written(slot, n_bytes, n_whole).is_ok())
                     && self.rewind(slot, n_tokens)
             }
         }

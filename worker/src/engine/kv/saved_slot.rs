@@ -61,10 +61,10 @@ impl SlotExports {
         for export in complete {
             let chunks = export.chunks();
             let SlotExport { mut state, on_disk, reply } = export;
-            let read = on_disk
+            let reads = on_disk
                 .into_iter()
                 .filter_map(|(n_tokens, chunk)| Some(SlotCheckpoint { n_tokens, partial: cache.payload(chunk)? }));
-            state.checkpoints.extend(read);
+            state.checkpoints.extend(reads);
             state.checkpoints.sort_by_key(|checkpoint| checkpoint.n_tokens);
             cache.release(&chunks);
             // The caller may have gone.
@@ -98,58 +98,58 @@ fn checkpoints_of(root: &BlockHash, tokens: &[Token], kv: &KvState<'_>) -> Vec<(
         return Vec::new();
     }
     let chain = kv.table.tree().chain_of(root, tokens);
-    let stored = kv.cache.index().checkpoints(&Prefix { root: *root, chain: &chain, tokens });
+    let checkpoints = kv.cache.index().checkpoints(&Prefix { root: *root, chain: &chain, tokens });
     let block_size = kv.table.block_size_tokens() as usize;
-    let places = stored.iter().map(|stored| (stored.n_blocks * block_size, stored.chunk));
+    let places = checkpoints.iter().map(|checkpoint| (checkpoint.n_blocks * block_size, checkpoint.chunk));
     checkpoints::spread(places.collect(), CHECKPOINTS_MAX)
 }
 
 /// Imports a state into an idle slot; returns its number of tokens. The slot's former state is stored first.
 ///
 /// Errors: `Unfit`; the slot is then empty.
-pub(crate) fn import_slot(slot: SlotId, saved: &SlotState, kv: &mut KvState<'_>) -> Result<u32, CacheError> {
+pub(crate) fn import_slot(slot: SlotId, slot_state: &SlotState, kv: &mut KvState<'_>) -> Result<u32, CacheError> {
     let unfit = |reason: String| CacheError::Unfit { slot, reason };
-    let n_tokens = u32::try_from(saved.tokens.len()).unwrap_or(u32::MAX);
+    let n_tokens = u32::try_from(slot_state.tokens.len()).unwrap_or(u32::MAX);
     let context_tokens = kv.table.context_tokens();
-    if n_tokens == 0 || n_tokens > context_tokens || saved.n_exact > saved.tokens.len() {
+    if n_tokens == 0 || n_tokens > context_tokens || slot_state.n_exact > slot_state.tokens.len() {
         return Err(unfit(format!("it has {n_tokens} tokens, and a slot has room for {context_tokens}")));
     }
 
     // The state takes the place of the slot's own.
     kv.save(slot);
     kv.clear_slot(slot);
-    kv.llama.import(slot, &saved.state, n_tokens).map_err(|error| unfit(error.to_string()))?;
+    kv.llama.import(slot, &slot_state.state, n_tokens).map_err(|error| unfit(error.to_string()))?;
 
     // The table records it as if a request had computed it and ended.
-    let (last, before) = saved.tokens.split_last().expect("there is at least one token");
+    let (last, before) = slot_state.tokens.split_last().expect("there is at least one token");
     kv.table.acquire(Acquire {
         slot,
-        prompt: &saved.tokens,
+        prompt: &slot_state.tokens,
         n_start_tokens: before.len() as u32,
         // The export of a sliding window has only the part that is needed to continue.
         rewinds_to_tokens: if kv.table.memory().stored_state_rewinds() { 0 } else { n_tokens },
-        root: saved.root,
+        root: slot_state.root,
         prompt_chain: &[],
         after_use: AfterUse::Keep,
     });
     kv.table.extend(slot, &[*last]);
-    kv.table.shift(slot, Shift { from_token: saved.n_exact as u32, n_dropped: 0 });
+    kv.table.shift(slot, Shift { from_token: slot_state.n_exact as u32, n_dropped: 0 });
     let after_use = kv.table.release(slot);
     debug_assert_eq!(after_use, AfterUse::Keep, "as it was acquired");
     kv.owners[usize::from(slot.0)] = SlotOwner::nobody();
     kv.unsaved.insert(slot);
-    store_checkpoints(saved, kv);
+    store_checkpoints(slot_state, kv);
     Ok(n_tokens)
 }
 
-fn store_checkpoints(saved: &SlotState, kv: &mut KvState<'_>) {
-    let tokens = &saved.tokens[..saved.n_exact];
-    let chain = kv.table.tree().chain_of(&saved.root, tokens);
+fn store_checkpoints(slot_state: &SlotState, kv: &mut KvState<'_>) {
+    let tokens = &slot_state.tokens[..slot_state.n_exact];
+    let chain = kv.table.tree().chain_of(&slot_state.root, tokens);
     let SlotOwner { tenant, priority, .. } = SlotOwner::nobody();
-    for SlotCheckpoint { n_tokens, partial } in &saved.checkpoints {
+    for SlotCheckpoint { n_tokens, partial } in &slot_state.checkpoints {
         let n_blocks = n_tokens / kv.table.block_size_tokens() as usize;
         let (Some(tokens), Some(chain)) = (tokens.get(..*n_tokens), chain.get(..n_blocks)) else { continue };
-        let prefix = Prefix { root: saved.root, chain, tokens };
+        let prefix = Prefix { root: slot_state.root, chain, tokens };
         kv.cache.store_checkpoint(partial.clone(), &SequenceState { prefix, tenant, priority });
     }
 }

@@ -75,8 +75,8 @@ impl KvState<'_> {
         let SlotOwner { tenant, priority, .. } = self.owners[usize::from(slot.0)];
         let n_stored = self.cache.store(state, &SequenceState { prefix, tenant, priority });
         // A prefix that was reused while it was in a slot counts as used in the store.
-        let reused = self.cache.index().find(&prefix);
-        self.cache.touch(&reused, self.table.take_reused(slot), tenant);
+        let stored_prefix = self.cache.index().find(&prefix);
+        self.cache.touch(&stored_prefix, self.table.take_reused(slot), tenant);
         self.counters.saved(n_stored, began.elapsed());
         self.cache.learn(|costs| costs.learn_export(n_exported, began.elapsed().as_secs_f64() * 1e3));
         n_stored

@@ -42,29 +42,29 @@ impl KvState<'_> {
         shifts: ShiftOptions,
     ) -> Option<(Reused, SlotId)> {
         let n_run_min = shifts.cache_reuse_tokens.unwrap_or(self.rules.shifts.cache_reuse_tokens);
-        let reused = shift_plan::best(&self.table, request, n_run_min)?;
-        let has_gaps = !reused.behind_gaps().is_empty();
-        if reused.n_tokens() <= plan.start.n_tokens() || has_gaps && self.cache.layout().is_none() {
+        let reuse = shift_plan::best(&self.table, request, n_run_min)?;
+        let has_gaps = !reuse.behind_gaps().is_empty();
+        if reuse.n_tokens() <= plan.start.n_tokens() || has_gaps && self.cache.layout().is_none() {
             return None;
         }
-        let slot = match has_gaps || self.table.slot(reused.slot).is_busy() {
+        let slot = match has_gaps || self.table.slot(reuse.slot).is_busy() {
             true => slot_plan::least_valuable(&self.outlook(), request)?,
-            false => reused.slot,
+            false => reuse.slot,
         };
-        Some((reused, slot))
+        Some((reuse, slot))
     }
 
     /// Moves tokens in this slot to their positions in a prompt; returns the cached tokens and the parked state.
-    pub(super) fn prepare_moved(&mut self, reused: &Reused, slot: SlotId) -> (CachedTokens, VecDeque<ParkedRun>) {
+    pub(super) fn prepare_moved(&mut self, reuse: &Reused, slot: SlotId) -> (CachedTokens, VecDeque<ParkedRun>) {
         self.save(slot);
-        match self.move_tokens(reused, slot) {
-            Ok(parked) => {
-                let (n_exact, n_moved) = (reused.n_exact, reused.n_moved());
-                debug!(%slot, from = %reused.slot, n_exact, n_moved, n_parked_runs = parked.len(), "moved state");
-                (CachedTokens { resident: n_exact, shifted: n_moved, ..CachedTokens::default() }, parked)
+        match self.move_tokens(reuse, slot) {
+            Ok(parked_runs) => {
+                let (n_exact, n_moved) = (reuse.n_exact, reuse.n_moved());
+                debug!(%slot, from = %reuse.slot, n_exact, n_moved, n_parked_runs = parked_runs.len(), "moved state");
+                (CachedTokens { resident: n_exact, shifted: n_moved, ..CachedTokens::default() }, parked_runs)
             }
             Err(error) => {
-                warn!(%slot, from = %reused.slot, %error, "state cannot be moved; computing the prompt");
+                warn!(%slot, from = %reuse.slot, %error, "state cannot be moved; computing the prompt");
                 self.counters.failed_starts.fetch_add(1, Relaxed);
                 self.llama.clear(slot);
                 (CachedTokens::default(), VecDeque::new())
@@ -72,15 +72,15 @@ impl KvState<'_> {
         }
     }
 
-    fn move_tokens(&mut self, reused: &Reused, slot: SlotId) -> Result<VecDeque<ParkedRun>, SlotStateError> {
-        if slot != reused.slot {
-            self.llama.copy_prefix(reused.slot, slot, reused.n_source_tokens())?;
-            self.table.lend(reused.slot, reused.n_exact);
+    fn move_tokens(&mut self, reuse: &Reused, slot: SlotId) -> Result<VecDeque<ParkedRun>, SlotStateError> {
+        if slot != reuse.slot {
+            self.llama.copy_prefix(reuse.slot, slot, reuse.n_source_tokens())?;
+            self.table.lend(reuse.slot, reuse.n_exact);
         }
-        self.llama.shift(slot, reused.n_exact, &reused.moves)?;
-        let ranges = reused.behind_gaps();
+        self.llama.shift(slot, reuse.n_exact, &reuse.moves)?;
+        let ranges = reuse.behind_gaps();
         let Some(layout) = self.cache.layout().filter(|_| !ranges.is_empty()) else { return Ok(VecDeque::new()) };
-        let states = slot_state::take_out(&mut self.llama, slot, reused.n_in_place(), &ranges, layout)?;
+        let states = slot_state::take_out(&mut self.llama, slot, reuse.n_in_place(), &ranges, layout)?;
         Ok(ranges.into_iter().zip(states).map(|(positions, state)| ParkedRun { positions, state }).collect())
     }
 
@@ -110,8 +110,8 @@ impl KvState<'_> {
         };
         self.save(slot);
         let from_token = shift.from_token + shift.n_dropped;
-        let rest = Move { from_token, to_token: shift.from_token, n_tokens: n_held - from_token };
-        self.llama.shift(slot, shift.from_token, &[rest])?;
+        let move_behind = Move { from_token, to_token: shift.from_token, n_tokens: n_held - from_token };
+        self.llama.shift(slot, shift.from_token, &[move_behind])?;
         debug!(%slot, n_kept = shift.from_token, n_dropped = shift.n_dropped, "shifted a full context");
         self.table.shift(slot, shift);
         self.counters.context_shifts.fetch_add(1, Relaxed);

@@ -107,8 +107,8 @@ fn move_in_blocks(llama: &mut Llama<'_>, from: SlotId, to: SlotId, layout: &Stat
 
 /// Parses a state whose sections are not known yet; `partial` is llama.cpp's export of the part that cannot be cut.
 fn parse_unknown<'s>(state: &'s [u8], partial: &[u8], block_tokens: u32) -> Result<ParsedState<'s>, CodecError> {
-    let whole = ParsedState::parse(state, Sections::AttentionOnly, block_tokens);
-    let Err(error) = whole else { return whole };
+    let whole_state = ParsedState::parse(state, Sections::AttentionOnly, block_tokens);
+    let Err(error) = whole_state else { return whole_state };
     for sections in [Sections::AttentionAndPartial, Sections::PartialOnly] {
         match ParsedState::parse(state, sections, block_tokens) {
             Ok(export) if export.partial() == partial => return Ok(export),
@@ -131,19 +131,19 @@ pub(crate) fn take_out(
 ) -> Result<Vec<Vec<u8>>, SlotStateError> {
     let n_held = llama.n_held(slot);
     let frame = frame(llama, slot);
-    let exported = llama.export_range(slot, n_kept..n_held).map_err(SlotStateError::from);
-    let taken = exported.and_then(|state| {
+    let exported_state = llama.export_range(slot, n_kept..n_held).map_err(SlotStateError::from);
+    let parked_runs = exported_state.and_then(|state| {
         let export = layout.parse_with_gaps(state)?;
         let states =
             ranges.iter().map(|range| join(frame, &[ExportPart { export: &export, positions: range.clone() }]));
         Ok(states.collect::<Result<Vec<_>, _>>()?)
     });
-    if taken.is_err() {
+    if parked_runs.is_err() {
         llama.clear(slot);
     }
-    let taken = taken?;
+    let parked_runs = parked_runs?;
     llama.cut_back(slot, n_kept)?;
-    Ok(taken)
+    Ok(parked_runs)
 }
 
 /// Appends a state to the tokens of a slot; its positions continue theirs.
@@ -161,8 +161,8 @@ pub(crate) fn append(
         return Ok(llama.append_shared(slot, state, positions)?);
     }
     let frame = frame(llama, slot);
-    let exported = llama.export(slot).map_err(SlotStateError::from);
-    let joined = exported.and_then(|bytes| {
+    let exported_state = llama.export(slot).map_err(SlotStateError::from);
+    let joined_state = exported_state.and_then(|bytes| {
         let (head, tail) = (layout.parse(bytes)?, layout.parse(state)?);
         let parts = [
             ExportPart { export: &head, positions: 0..positions.start },
@@ -170,8 +170,8 @@ pub(crate) fn append(
         ];
         Ok(join(frame, &parts)?)
     });
-    if joined.is_err() {
+    if joined_state.is_err() {
         llama.clear(slot);
     }
-    Ok(llama.import(slot, &joined?, positions.end)?)
+    Ok(llama.import(slot, &joined_state?, positions.end)?)
 }

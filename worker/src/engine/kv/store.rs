@@ -137,9 +137,9 @@ impl Cache {
     /// Updates the costs by a measurement, if costs are measured.
     pub(crate) fn learn(&mut self, update: impl FnOnce(&mut Costs)) {
         if self.cost_source == CostSource::Measured {
-            let elapsed = self.faded_at.elapsed();
-            self.faded_at += elapsed;
-            self.costs.fade(&self.costs_at_first, elapsed.as_secs_f64());
+            let elapsed_time = self.faded_at.elapsed();
+            self.faded_at += elapsed_time;
+            self.costs.fade(&self.costs_at_first, elapsed_time.as_secs_f64());
             update(&mut self.costs);
         }
     }
@@ -164,9 +164,9 @@ impl Cache {
     }
 
     /// Stores the missing part of a sequence whose whole state was exported, and returns its number of tokens.
-    pub(crate) fn store(&mut self, state: &[u8], kept: &SequenceState<'_>) -> u32 {
+    pub(crate) fn store(&mut self, state: &[u8], sequence_state: &SequenceState<'_>) -> u32 {
         let Some(codec) = &self.codec else { return 0 };
-        let missing = self.index.missing(&kept.prefix);
+        let missing = self.index.missing(&sequence_state.prefix);
         let export = match codec.layout.parse(state) {
             Ok(export) => export,
             Err(error) => {
@@ -180,7 +180,9 @@ impl Cache {
             let tokens = blocks.start as u32 * block_tokens..blocks.end as u32 * block_tokens;
             let n_tokens = tokens.end - tokens.start;
             let mut payload = self.pages.take(export.layout().payload_bytes(n_tokens));
-            if export.cut(tokens, &mut payload).is_err() || self.insert(blocks, payload.freeze(), kept).is_none() {
+            if export.cut(tokens, &mut payload).is_err()
+                || self.insert(blocks, payload.freeze(), sequence_state).is_none()
+            {
                 break;
             }
             n_stored += n_tokens;
@@ -192,35 +194,39 @@ impl Cache {
 
     /// Stores received state of a sequence's last blocks, whose other blocks are stored already; returns the new
     /// chunks, which are not evicted before [`Self::release`].
-    pub(crate) fn store_received(&mut self, received: &Received, kept: &SequenceState<'_>) -> Vec<ChunkId> {
-        let block_bytes = received.payload.len() / received.n_blocks.max(1);
-        let mut stored = Vec::new();
-        for blocks in self.index.missing(&kept.prefix) {
-            let Some(first) = blocks.start.checked_sub(received.first_block) else { break };
+    pub(crate) fn store_received(
+        &mut self,
+        received_run: &Received,
+        sequence_state: &SequenceState<'_>,
+    ) -> Vec<ChunkId> {
+        let block_bytes = received_run.payload.len() / received_run.n_blocks.max(1);
+        let mut stored_ids = Vec::new();
+        for blocks in self.index.missing(&sequence_state.prefix) {
+            let Some(first) = blocks.start.checked_sub(received_run.first_block) else { break };
             let bytes = first * block_bytes..(first + blocks.len()) * block_bytes;
-            let payload = match received.payload.get(bytes) {
+            let payload = match received_run.payload.get(bytes) {
                 None => break,
-                Some(all) if all.len() == received.payload.len() => received.payload.clone(),
+                Some(all) if all.len() == received_run.payload.len() => received_run.payload.clone(),
                 // A slice would keep the whole buffer in memory.
                 Some(part) => Bytes::copy_from_slice(part),
             };
-            let Some(id) = self.insert(blocks, payload, kept) else { break };
+            let Some(id) = self.insert(blocks, payload, sequence_state) else { break };
             self.index.hold(id);
-            stored.push(id);
+            stored_ids.push(id);
             self.execute_orders();
         }
         self.execute_orders();
-        stored
+        stored_ids
     }
 
     /// Adds a chunk with these blocks of a sequence; `None` if the index refuses it.
-    fn insert(&mut self, blocks: Range<usize>, payload: Bytes, kept: &SequenceState<'_>) -> Option<ChunkId> {
+    fn insert(&mut self, blocks: Range<usize>, payload: Bytes, sequence_state: &SequenceState<'_>) -> Option<ChunkId> {
         let new = NewChunk {
-            prefix: kept.prefix,
+            prefix: sequence_state.prefix,
             blocks,
             n_bytes: payload.len() as u64,
-            priority: kept.priority,
-            tenant: kept.tenant,
+            priority: sequence_state.priority,
+            tenant: sequence_state.tenant,
             now_ms: self.clock.now_ms(),
         };
         match self.index.insert(&new) {
@@ -236,13 +242,13 @@ impl Cache {
     }
 
     /// Stores the partial state at the end of a sequence of whole blocks.
-    pub(crate) fn store_checkpoint(&mut self, partial: Bytes, kept: &SequenceState<'_>) {
+    pub(crate) fn store_checkpoint(&mut self, partial: Bytes, sequence_state: &SequenceState<'_>) {
         let new = NewChunk {
-            prefix: kept.prefix,
-            blocks: 0..kept.prefix.chain.len(),
+            prefix: sequence_state.prefix,
+            blocks: 0..sequence_state.prefix.chain.len(),
             n_bytes: partial.len() as u64,
-            priority: kept.priority,
-            tenant: kept.tenant,
+            priority: sequence_state.priority,
+            tenant: sequence_state.tenant,
             now_ms: self.clock.now_ms(),
         };
         match self.index.insert_checkpoint(&new) {
@@ -320,8 +326,8 @@ impl Cache {
             PrefixSource::Import { n_tokens } => n_tokens,
             PrefixSource::Cold | PrefixSource::Keep { .. } | PrefixSource::Copy { .. } => 0,
         };
-        let imported = self.used_chunks(prefix, n_imported).map(|chunk| chunk.id);
-        let chunks: Vec<ChunkId> = imported.chain(plan.checkpoint).collect();
+        let imported_chunks = self.used_chunks(prefix, n_imported).map(|chunk| chunk.id);
+        let chunks: Vec<ChunkId> = imported_chunks.chain(plan.checkpoint).collect();
         for id in &chunks {
             self.index.hold(*id);
         }
@@ -347,15 +353,15 @@ impl Cache {
         self.index.touch_checkpoint(checkpoint, tenant, self.clock.now_ms());
     }
 
-    /// Returns the tiers of a prompt's first tokens; `fetched` has the chunks that were read from disk for it.
+    /// Returns the tiers of a prompt's first tokens; `fetched_chunks` has the chunks that were read from disk for it.
     pub(crate) fn origin(
         &self,
         prefix: &StoredPrefix,
         n_tokens: u32,
         checkpoint: Option<ChunkId>,
-        fetched: &[ChunkId],
+        fetched_chunks: &[ChunkId],
     ) -> CachedTokens {
-        let mut cached = CachedTokens::default();
+        let mut cached_tokens = CachedTokens::default();
         let mut n_left = n_tokens;
         // Recurrent state has no chunks of tokens: all its tokens come with the checkpoint.
         let block_tokens = self.index.limits().block_size_tokens as usize;
@@ -363,12 +369,12 @@ impl Cache {
         for (id, n) in chunks.chain(checkpoint.map(|id| (id, n_tokens as usize))) {
             let n = n_left.min(u32::try_from(n).unwrap_or(u32::MAX));
             n_left -= n;
-            match fetched.contains(&id) {
-                true => cached.disk += n,
-                false => cached.ram += n,
+            match fetched_chunks.contains(&id) {
+                true => cached_tokens.disk += n,
+                false => cached_tokens.ram += n,
             }
         }
-        cached
+        cached_tokens
     }
 
     /// Removes chunks and checkpoints whose state cannot be used, with all that follows them.
@@ -397,8 +403,8 @@ impl Codec {
         room: impl FnOnce(usize) -> &'b mut [u8],
     ) -> Option<usize> {
         let frame = StateFrame { n_streams: self.n_streams, sequence: 0 };
-        let assembled = self.layout.assemble(frame, pieces, partial, room);
-        assembled.map_err(|error| warn!(%error, "stored state cannot be assembled")).ok()
+        let result = self.layout.assemble(frame, pieces, partial, room);
+        result.map_err(|error| warn!(%error, "stored state cannot be assembled")).ok()
     }
 }
 

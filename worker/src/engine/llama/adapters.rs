@@ -42,7 +42,7 @@ impl Adapters {
     ///
     /// Errors: `Adapter` if a file is missing, is not an adapter, or is for another model.
     pub(crate) fn load(model: &mut LlamaModel, files: &[AdapterFile]) -> Result<(Self, Vec<AdapterInfo>), StartError> {
-        let mut loaded = Vec::with_capacity(files.len());
+        let mut loaded_adapters = Vec::with_capacity(files.len());
         let mut infos = Vec::with_capacity(files.len());
         for AdapterFile { name, path, scale } in files {
             let refuse = |reason: String| StartError::Adapter { path: path.clone(), reason };
@@ -51,21 +51,25 @@ impl Adapters {
             let adapter = model.lora_adapter_init(path);
             let adapter =
                 adapter.map_err(|_| refuse("llama.cpp refuses it for this model; its log says why".to_owned()))?;
-            loaded.push(adapter);
+            loaded_adapters.push(adapter);
             infos.push(AdapterInfo { name: name.clone(), fingerprint, scale: *scale });
         }
-        Ok((Self { loaded, applied: None }, infos))
+        Ok((Self { loaded: loaded_adapters, applied: None }, infos))
     }
 
-    /// Makes the context use `wanted` from now on.
+    /// Makes the context use the adapter from now on; `None` for none.
     ///
     /// Cost: none if it does so already, otherwise the time of planning a batch's graph. Errors: a description of the
     /// failure.
-    pub(crate) fn apply(&mut self, context: &mut LlamaContext<'_>, wanted: Option<Applied>) -> Result<(), String> {
-        if wanted == self.applied {
+    pub(crate) fn apply(
+        &mut self,
+        context: &mut LlamaContext<'_>,
+        adapter_in_force: Option<Applied>,
+    ) -> Result<(), String> {
+        if adapter_in_force == self.applied {
             return Ok(());
         }
-        match wanted {
+        match adapter_in_force {
             Some(Applied { adapter, scale }) => {
                 let adapter = self.loaded.get_mut(usize::from(adapter)).ok_or("there is no such adapter")?;
                 context.lora_adapter_set(adapter, scale.into()).map_err(|error| error.to_string())?;
@@ -76,7 +80,7 @@ impl Adapters {
                 context.lora_adapter_remove(any).map_err(|error| error.to_string())?;
             }
         }
-        self.applied = wanted;
+        self.applied = adapter_in_force;
         Ok(())
     }
 }

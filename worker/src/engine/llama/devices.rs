@@ -76,8 +76,8 @@ pub(super) fn buffer_name(buffer: sys::ggml_backend_buffer_type_t) -> String {
 /// Errors: lists the existing ones.
 pub(super) fn buffer(name: &str) -> Result<sys::ggml_backend_buffer_type_t, String> {
     let all = buffers();
-    let found = all.iter().find(|(known, _)| known == name).map(|(_, buffer)| *buffer);
-    found.ok_or_else(|| {
+    let device_buffer = all.iter().find(|(known, _)| known == name).map(|(_, buffer)| *buffer);
+    device_buffer.ok_or_else(|| {
         let names = all.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
         format!("--override-tensor: there is no buffer {name}; the buffers are {names}")
     })

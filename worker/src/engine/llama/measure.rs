@@ -63,8 +63,8 @@ impl Outline {
         // llama.cpp must be initialised.
         let _ = warmpath_prompt::backend();
         let path = CString::new(config.model.as_os_str().as_encoded_bytes()).ok()?;
-        let owned = ModelParams::new(config).ok()?;
-        let mut params = owned.raw();
+        let model_params = ModelParams::new(config).ok()?;
+        let mut params = model_params.raw();
         params.no_alloc = true;
         params.load_mode = sys::LLAMA_LOAD_MODE_NONE;
         // SAFETY: path and parameters live through the call.
@@ -135,13 +135,13 @@ pub(in crate::engine) fn ask(config: &EngineConfig, asked_cells_max: u64) -> Opt
     let (large, large_devices) = model.generating(config, large_cells)?;
     let small_cells = (large_cells / 2).max(1);
     let (small, small_devices) = model.generating(config, small_cells)?;
-    let taken =
+    let context_bytes =
         |n_cells, memory: &ContextMemory| ContextBytes { n_cells, context: memory.context, compute: memory.compute };
     let adapters = config.adapters.iter().filter_map(|adapter| std::fs::metadata(&adapter.path).ok());
-    let copied = adapters.fold(large.weights_repacked, |sum, file| sum.saturating_add(file.len()));
-    let (mapped, copied) = match config.placement.load_mode.gives_back() {
-        true => (large.weights_as_in_file, copied),
-        false => (0, copied.saturating_add(large.weights_as_in_file)),
+    let bytes_copied = adapters.fold(large.weights_repacked, |sum, file| sum.saturating_add(file.len()));
+    let (mapped, bytes_copied) = match config.placement.load_mode.gives_back() {
+        true => (large.weights_as_in_file, bytes_copied),
+        false => (0, bytes_copied.saturating_add(large.weights_as_in_file)),
     };
     let n_between = large_cells.saturating_sub(small_cells).max(1);
     let n_more = wanted_cells.saturating_sub(large_cells);
@@ -157,10 +157,10 @@ pub(in crate::engine) fn ask(config: &EngineConfig, asked_cells_max: u64) -> Opt
     Some(ReportedMemory {
         wanted_cells,
         mapped,
-        copied,
+        copied: bytes_copied,
         devices: devices.collect(),
-        large: taken(large_cells, &large),
-        small: taken(small_cells, &small),
+        large: context_bytes(large_cells, &large),
+        small: context_bytes(small_cells, &small),
     })
 }
 

@@ -56,8 +56,8 @@ pub(crate) fn with_devices_beside(
     ModelParams::new(&config)?;
     if config.placement.n_gpu_layers == GpuLayers::Auto {
         config.placement.n_gpu_layers = GpuLayers::All;
-        if let Some(fitted) = context(&config).and_then(|context| fit(&config, raw(&context))) {
-            config.placement = fitted;
+        if let Some(fitted_config) = context(&config).and_then(|context| fit(&config, raw(&context))) {
+            config.placement = fitted_config;
         }
         let names: Vec<&str> = used.iter().map(|device| device.name.as_str()).collect();
         info!(devices = ?names, n_gpu_layers = ?config.placement.n_gpu_layers, "layers on devices");
@@ -120,8 +120,8 @@ fn fit(config: &EngineConfig, mut context: sys::llama_context_params) -> Option<
         let n_shares = shares.iter().rposition(|share| *share > 0.0).map_or(0, |last| last + 1);
         placement.tensor_split = shares[..n_shares].to_vec();
     }
-    let chosen = overrides.iter().take_while(|one| !one.pattern.is_null());
-    placement.overrides.extend(chosen.map(|one| TensorOverride {
+    let chosen_overrides = overrides.iter().take_while(|one| !one.pattern.is_null());
+    placement.overrides.extend(chosen_overrides.map(|one| TensorOverride {
         // SAFETY: llama.cpp's patterns live as long as the program.
         pattern: unsafe { CStr::from_ptr(one.pattern) }.to_string_lossy().into_owned(),
         buffer: buffer_name(one.buft),

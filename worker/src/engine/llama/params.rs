@@ -36,14 +36,15 @@ impl ModelParams {
     pub(super) fn new(config: &EngineConfig) -> Result<Self, StartError> {
         let placement = &config.placement;
         let refuse = |reason: String| StartError::Config { reason };
-        let chosen = placement.devices.as_ref().map(|names| devices::by_names(names)).transpose().map_err(refuse)?;
-        let named = placement.overrides.iter().map(|one| {
+        let chosen_devices =
+            placement.devices.as_ref().map(|names| devices::by_names(names)).transpose().map_err(refuse)?;
+        let named_overrides = placement.overrides.iter().map(|one| {
             let pattern =
                 CString::new(one.pattern.as_str()).map_err(|_| "--override-tensor: contains a NUL".to_owned())?;
             Ok((pattern, devices::buffer(&one.buffer)?))
         });
         let (patterns, buffers): (Vec<CString>, Vec<_>) =
-            named.collect::<Result<Vec<_>, String>>().map_err(refuse)?.into_iter().unzip();
+            named_overrides.collect::<Result<Vec<_>, String>>().map_err(refuse)?.into_iter().unzip();
         let entry = |(pattern, buft): (*const _, _)| sys::llama_model_tensor_buft_override { pattern, buft };
         let overrides = patterns.iter().map(|pattern| pattern.as_ptr()).zip(buffers).map(entry);
         let n_devices_max = devices::n_max();
@@ -53,7 +54,7 @@ impl ModelParams {
         let raw = unsafe { sys::llama_model_default_params() };
         let mut params = Self {
             raw,
-            devices: chosen.unwrap_or_default().into_iter().chain([ptr::null_mut()]).collect(),
+            devices: chosen_devices.unwrap_or_default().into_iter().chain([ptr::null_mut()]).collect(),
             overrides: overrides.chain([entry((ptr::null(), ptr::null_mut()))]).collect(),
             metadata: config.metadata_overrides.iter().map(raw_override).chain([NO_OVERRIDE]).collect(),
             _patterns: patterns,

@@ -27,9 +27,9 @@ impl Llama<'_> {
             let logits = if position == 1 { Logits::Wanted } else { Logits::Unwanted };
             self.push(slot, position, 0, logits);
         }
-        let decoded = self.decode();
+        let result = self.decode();
         self.reset_batch();
-        decoded.map_err(|error| format!("its first decode failed ({error})"))?;
+        result.map_err(|error| format!("its first decode failed ({error})"))?;
         if self.last_position(slot) != Some(1) {
             return Err(
                 "it has no KV cache or recurrent state, so it cannot generate text; --embedding serves it".to_owned()
@@ -69,15 +69,15 @@ impl Llama<'_> {
         for _ in 0..N_ONE_TOKEN_RUNS {
             let began = Instant::now();
             let idx = self.push(slot, 0, 0, Logits::Wanted);
-            let decoded = self.decode();
-            if decoded.is_ok() {
+            let result = self.decode();
+            if result.is_ok() {
                 // This waits for a GPU.
                 black_box(self.logits(idx).first());
             }
             let took_ms = began.elapsed().as_secs_f64() * 1e3;
             self.reset_batch();
             self.clear(slot);
-            decoded.ok()?;
+            result.ok()?;
             fastest = Some(fastest.map_or(took_ms, |fastest: f64| fastest.min(took_ms)));
         }
         fastest
@@ -100,9 +100,9 @@ impl Llama<'_> {
             for &position in positions {
                 self.push(slot, position, position.wrapping_mul(7919) % n_vocab, Logits::Unwanted);
             }
-            let decoded = self.decode();
+            let result = self.decode();
             self.reset_batch();
-            decoded.map_err(|error| StateError::Decode { reason: error.to_string() })?;
+            result.map_err(|error| StateError::Decode { reason: error.to_string() })?;
         }
         Ok(())
     }

@@ -24,7 +24,7 @@ use crate::engine::config::{CacheType, EngineConfig};
 const UNSHIFTED: [&str; 5] = ["step35", "deepseek4", "smollm3", "llama4", "afmoe"];
 
 /// Returns why this model's state cannot be shifted; `None` if it can.
-pub(in crate::engine) fn obstacle(model: &LlamaModel, config: &EngineConfig, probed: &Probed) -> Option<ShiftObstacle> {
+pub(in crate::engine) fn obstacle(model: &LlamaModel, config: &EngineConfig, probe: &Probed) -> Option<ShiftObstacle> {
     let file = |key: &str| model.meta_val_str(key).ok();
     let metadata = config.metadata(&file);
     let architecture = metadata.text("general.architecture").unwrap_or_default();
@@ -33,11 +33,11 @@ pub(in crate::engine) fn obstacle(model: &LlamaModel, config: &EngineConfig, pro
     let is_scaled = scaling.as_deref() == Some("yarn")
         || factor.is_some_and(|factor| (factor - 1.0).abs() > f32::EPSILON)
         || config.rope.scales_keys();
-    if probed.reads_media {
+    if probe.reads_media {
         return Some(ShiftObstacle::Media);
     }
-    if probed.memory != MemoryKind::Full {
-        return Some(ShiftObstacle::Memory { memory: probed.memory });
+    if probe.memory != MemoryKind::Full {
+        return Some(ShiftObstacle::Memory { memory: probe.memory });
     }
     // The keys of such an index are transformed after their rotation (`build_rope_shift` expects them before it).
     let has_index = metadata.of_architecture("attention.indexer.head_count").is_some();
@@ -78,16 +78,16 @@ impl Llama<'_> {
         for one in later.iter().rev().chain(&earlier) {
             let by = i32::try_from(i64::from(one.to_token) - i64::from(one.from_token)).expect("positions are i32s");
             let (from, to) = (one.from_token, one.from_token + one.n_tokens);
-            let moved = self.context.kv_cache_seq_add(i32::from(slot.0), Some(from), Some(to), by);
-            debug_assert!(moved.is_ok(), "positions are i32s");
+            let result = self.context.kv_cache_seq_add(i32::from(slot.0), Some(from), Some(to), by);
+            debug_assert!(result.is_ok(), "positions are i32s");
         }
         self.cut_back(slot, n_tokens)?;
         if has_moves { self.execute_recorded(slot, n_tokens) } else { Ok(()) }
     }
 
     fn drop_tokens(&mut self, slot: SlotId, from: u32, to: Option<u32>) {
-        let dropped = self.context.clear_kv_cache_seq(Some(u32::from(slot.0)), Some(from), to);
-        debug_assert_eq!(dropped, Ok(true), "full attention can be cut anywhere");
+        let result = self.context.clear_kv_cache_seq(Some(u32::from(slot.0)), Some(from), to);
+        debug_assert_eq!(result, Ok(true), "full attention can be cut anywhere");
     }
 
     /// Gives a slot its own cells, which no other slot shares.

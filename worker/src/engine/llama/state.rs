@@ -76,11 +76,11 @@ impl Llama<'_> {
     /// Errors: `Range`, `Export`.
     pub(in crate::engine) fn export_range(&mut self, slot: SlotId, positions: Range<u32>) -> Result<&[u8], StateError> {
         self.check_held(slot, &positions)?;
-        let Some(spare) = self.spare_slot() else { return self.export(slot) };
-        let _ = self.context.clear_kv_cache_seq(Some(u32::from(spare.0)), None, None);
-        self.share(slot, spare, positions);
-        let n_bytes = self.export_sequence(spare, LlamaStateSeqFlags::empty()).map(<[u8]>::len);
-        let _ = self.context.clear_kv_cache_seq(Some(u32::from(spare.0)), None, None);
+        let Some(spare_slot) = self.spare_slot() else { return self.export(slot) };
+        let _ = self.context.clear_kv_cache_seq(Some(u32::from(spare_slot.0)), None, None);
+        self.share(slot, spare_slot, positions);
+        let n_bytes = self.export_sequence(spare_slot, LlamaStateSeqFlags::empty()).map(<[u8]>::len);
+        let _ = self.context.clear_kv_cache_seq(Some(u32::from(spare_slot.0)), None, None);
         let n_bytes = n_bytes.map_err(|_| StateError::Export { slot })?;
         Ok(self.staging.written(n_bytes))
     }
@@ -111,9 +111,9 @@ impl Llama<'_> {
         n_tokens: u32,
     ) -> Result<(), StateError> {
         let staging = std::mem::take(&mut self.staging);
-        let imported = self.import(slot, staging.written(n_bytes), n_tokens);
+        let result = self.import(slot, staging.written(n_bytes), n_tokens);
         self.staging = staging;
-        imported
+        result
     }
 
     /// Appends a state to the tokens of a slot in a shared buffer with a spare sequence; its positions continue theirs.
@@ -126,10 +126,10 @@ impl Llama<'_> {
         state: &[u8],
         positions: Range<u32>,
     ) -> Result<(), StateError> {
-        let spare = self.spare_slot().expect("the caller has checked that there is a spare sequence");
-        self.import_sequence(spare, state, LlamaStateSeqFlags::empty());
-        self.share(spare, slot, positions.clone());
-        let _ = self.context.clear_kv_cache_seq(Some(u32::from(spare.0)), None, None);
+        let spare_slot = self.spare_slot().expect("the caller has checked that there is a spare sequence");
+        self.import_sequence(spare_slot, state, LlamaStateSeqFlags::empty());
+        self.share(spare_slot, slot, positions.clone());
+        let _ = self.context.clear_kv_cache_seq(Some(u32::from(spare_slot.0)), None, None);
         self.expect_tokens(slot, positions.end)
     }
 
@@ -199,8 +199,8 @@ impl Llama<'_> {
     /// Marks cells of one sequence as also belonging to another one.
     fn share(&mut self, from: SlotId, to: SlotId, positions: Range<u32>) {
         let (from, to) = (i32::from(from.0), i32::from(to.0));
-        let shared = self.context.kv_cache_seq_cp(from, to, Some(positions.start), Some(positions.end));
-        debug_assert!(shared.is_ok(), "positions fit into an i32");
+        let result = self.context.kv_cache_seq_cp(from, to, Some(positions.start), Some(positions.end));
+        debug_assert!(result.is_ok(), "positions fit into an i32");
     }
 
     /// Copies a slot's whole buffer, including the past of a sliding window.
@@ -208,11 +208,11 @@ impl Llama<'_> {
     /// llama.cpp only records the copy and makes it at the next decode. An export before that would read wrong bytes,
     /// and an import would be overwritten. So one token is decoded immediately.
     fn copy_stream(&mut self, from: SlotId, to: SlotId, n_tokens: u32) -> Result<(), StateError> {
-        let copied = self.context.kv_cache_seq_cp(i32::from(from.0), i32::from(to.0), None, None);
-        debug_assert!(copied.is_ok(), "no position was given");
+        let copy_result = self.context.kv_cache_seq_cp(i32::from(from.0), i32::from(to.0), None, None);
+        debug_assert!(copy_result.is_ok(), "no position was given");
         let cut = self.cut_back(to, n_tokens);
-        let executed = self.execute_recorded(to, if cut.is_ok() { n_tokens } else { 0 });
-        cut.and(executed)
+        let execution = self.execute_recorded(to, if cut.is_ok() { n_tokens } else { 0 });
+        cut.and(execution)
     }
 
     /// Makes llama.cpp execute recorded copies and shifts, by decoding one token after a slot's `n_tokens`, which is
@@ -222,8 +222,8 @@ impl Llama<'_> {
     pub(in crate::engine::llama) fn execute_recorded(&mut self, slot: SlotId, n_tokens: u32) -> Result<(), StateError> {
         let mut batch = LlamaBatch::new(1, 1);
         let position = i32::try_from(n_tokens).expect("a position is below the context's size, an i32");
-        let added = batch.add(LlamaToken(0), position, &[i32::from(slot.0)], false);
-        added.expect("the batch has room for one token");
+        let result = batch.add(LlamaToken(0), position, &[i32::from(slot.0)], false);
+        result.expect("the batch has room for one token");
         if let Err(error) = self.context.decode(&mut batch) {
             self.has_failed_move |= matches!(error, DecodeError::Unknown(_));
             self.clear(slot);
@@ -282,8 +282,8 @@ impl Llama<'_> {
     fn import_sequence(&mut self, slot: SlotId, state: &[u8], flags: LlamaStateSeqFlags) {
         // SAFETY: llama.cpp reads at most the slice and checks its content; if it refuses, the sequence is empty, which
         // the callers see.
-        let imported = unsafe { self.context.state_seq_set_data_ext(state, i32::from(slot.0), flags) };
-        if !imported {
+        let is_imported = unsafe { self.context.state_seq_set_data_ext(state, i32::from(slot.0), flags) };
+        if !is_imported {
             self.clear(slot);
         }
     }

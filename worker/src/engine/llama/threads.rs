@@ -47,11 +47,19 @@ struct KindThreads {
 impl StepThreads {
     /// Returns the threads of a context that was made with a configuration.
     pub(crate) fn new(config: &EngineConfig) -> Self {
-        let configured = (config.n_threads(), config.n_threads_batch());
-        let choice = ComputeThreads::new(configured.0.max(configured.1));
+        let configured_threads = (config.n_threads(), config.n_threads_batch());
+        let choice = ComputeThreads::new(configured_threads.0.max(configured_threads.1));
         let few = KindThreads { choice, waited: Duration::ZERO };
         let (waits, last) = (ProcessorWaits::default(), (false, None));
-        Self { many: few.clone(), few, waits, last, ended: None, configured, set: configured }
+        Self {
+            many: few.clone(),
+            few,
+            waits,
+            last,
+            ended: None,
+            configured: configured_threads,
+            set: configured_threads,
+        }
     }
 
     /// Runs `decode`, which computes a batch of this many tokens, with as many threads as are fastest.
@@ -76,22 +84,22 @@ impl StepThreads {
             self.last = (has_many, total);
         }
         let n_threads = kind.choice.get();
-        let wanted = (self.configured.0.min(n_threads), self.configured.1.min(n_threads));
-        if wanted != std::mem::replace(&mut self.set, wanted) {
-            set_threads(context, wanted.0, wanted.1);
+        let wanted_threads = (self.configured.0.min(n_threads), self.configured.1.min(n_threads));
+        if wanted_threads != std::mem::replace(&mut self.set, wanted_threads) {
+            set_threads(context, wanted_threads.0, wanted_threads.1);
         }
         let began = Instant::now();
-        let decoded = decode(context);
-        let ended = Instant::now();
-        let took = ended - began;
+        let result = decode(context);
+        let end = Instant::now();
+        let took = end - began;
         let step = match n_tokens {
             0..MANY_TOKENS => TimedStep { kind: n_tokens, work: 1, took },
             MANY_TOKENS.. => TimedStep { kind: MANY, work: n_tokens, took },
         };
         let (waits, began, before) = (&mut self.waits, self.last.1, kind.waited);
-        let waited = || Some(before + since(waits.total(), began)?);
-        self.ended = kind.choice.step(step, ended, waited).or(self.ended);
-        decoded
+        let time_waited = || Some(before + since(waits.total(), began)?);
+        self.ended = kind.choice.step(step, end, time_waited).or(self.ended);
+        result
     }
 
     /// Returns the waits of the last window that has ended, once.

@@ -83,19 +83,19 @@ impl Encoder {
         let weigh = |_: &Key, embeddings: &Embeddings| {
             u32::try_from(size_of_val::<[f32]>(embeddings) + ENTRY_BYTES).unwrap_or(u32::MAX)
         };
-        let kept = Cache::builder().max_capacity(KEPT_BYTES_MAX).weigher(weigh).build();
+        let kept_media = Cache::builder().max_capacity(KEPT_BYTES_MAX).weigher(weigh).build();
         let (sender, jobs) = channel();
         let average = SharedAverage::default();
         let worker = EncoderThread {
             projector: Arc::clone(&projector),
-            kept: kept.clone(),
+            kept: kept_media.clone(),
             average: Arc::clone(&average),
             counters,
             waker,
         };
         let thread = std::thread::Builder::new().name("encoder".to_owned()).spawn(move || worker.run(&jobs));
         let thread = thread.map_err(|error| StartError::Thread { reason: error.to_string() })?;
-        Ok(Self { projector, kept, average, jobs: Some(sender), thread: Some(thread) })
+        Ok(Self { projector, kept: kept_media, average, jobs: Some(sender), thread: Some(thread) })
     }
 
     /// Returns the projector.
@@ -190,11 +190,11 @@ impl EncoderThread {
         }
         let began = Instant::now();
         let runs: Vec<u32> = missing.iter().map(|(nth, _)| *nth).collect();
-        let encoded = self.projector.encode(&job.medium, &runs);
+        let encoded_runs = self.projector.encode(&job.medium, &runs);
         let took = began.elapsed();
-        match encoded {
-            Ok(encoded) => {
-                let n_tokens = encoded.iter().map(|run| self.projector.n_tokens(run)).sum();
+        match encoded_runs {
+            Ok(encoded_runs) => {
+                let n_tokens = encoded_runs.iter().map(|run| self.projector.n_tokens(run)).sum();
                 self.average.lock().unwrap_or_else(PoisonError::into_inner).encoded(n_tokens, took);
                 let encoded_media = match job.medium.size {
                     MediaSize::Image(_) => &self.counters.encoded_images,
@@ -202,7 +202,7 @@ impl EncoderThread {
                 };
                 encoded_media.fetch_add(1, Relaxed);
                 self.counters.encode_us.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Relaxed);
-                for ((nth, encoding), embeddings) in missing.into_iter().zip(encoded) {
+                for ((nth, encoding), embeddings) in missing.into_iter().zip(encoded_runs) {
                     self.kept.insert((job.medium.hash, nth), Arc::clone(&embeddings));
                     drop(encoding.set(Ok(embeddings)));
                 }

@@ -232,8 +232,8 @@ impl Projector {
         let encode = |run: &u32| {
             let chunk = *media.get(*run as usize).ok_or("it has other parts than before")?;
             // SAFETY: context and chunk are alive, and no other thread encodes.
-            let failed = unsafe { sys::mtmd_encode_chunk(self.context.as_ptr(), chunk) };
-            if failed != 0 {
+            let status = unsafe { sys::mtmd_encode_chunk(self.context.as_ptr(), chunk) };
+            if status != 0 {
                 return Err("llama.cpp failed to encode it");
             }
             let n_floats = n_tokens(chunk) as usize * self.embedding_floats;
@@ -284,14 +284,14 @@ impl Projector {
                 unsafe {
                     let options = sys::mtmd_helper_init_opt_default();
                     let context = self.context.as_ptr();
-                    let read = sys::mtmd_helper_bitmap_init_from_buf(
+                    let decoded_bitmap = sys::mtmd_helper_bitmap_init_from_buf(
                         context,
                         file.as_ptr(),
                         file.len(),
                         samples.is_none(),
                         options,
                     );
-                    read.bitmap
+                    decoded_bitmap.bitmap
                 }
             }
         };
@@ -312,11 +312,11 @@ impl Projector {
         };
         let bitmaps = [bitmap.0.as_ptr().cast_const()];
         // SAFETY: all of them are alive during the call; mtmd tokenizes on any thread, and copies what it needs.
-        let refused = unsafe {
+        let status = unsafe {
             let (context, bitmaps) = (self.context.as_ptr(), bitmaps.as_ptr());
             sys::mtmd_tokenize(context, chunks.0.as_ptr(), &raw const text, bitmaps, 1)
         };
-        (refused == 0).then_some(chunks)
+        (status == 0).then_some(chunks)
     }
 
     /// Returns the parts of a medium of this size. `None` if mtmd refuses it.

@@ -29,9 +29,16 @@ pub(crate) fn rule<'c>(
     if schema.is_some() && generation.ignore_eos {
         return Err(refuse("a schema cannot be combined with ignore_eos".to_owned()));
     }
-    let spelled = spelled(model, &generation.spelled);
-    ResponseRule::begin(compiler().map_err(refuse)?, schema, grammar, calls, generation.reasoning.as_ref(), spelled)
-        .map_err(refuse)
+    let spelled_tokens = spelled(model, &generation.spelled);
+    ResponseRule::begin(
+        compiler().map_err(refuse)?,
+        schema,
+        grammar,
+        calls,
+        generation.reasoning.as_ref(),
+        spelled_tokens,
+    )
+    .map_err(refuse)
 }
 
 /// Returns the compiler of rules for the model's vocabulary.

@@ -101,28 +101,32 @@ enum PassError {
 /// Checks that the vocabularies of a draft model and the served model are compatible.
 ///
 /// Errors: the difference. Source: llama.cpp's `common_speculative_are_compatible`.
-fn check_vocabulary(served: &LlamaModel, draft: &LlamaModel) -> Result<(), String> {
-    let (served, draft) = (served.vocab(), draft.vocab());
-    if served.vocab_type() != draft.vocab_type() {
+fn check_vocabulary(served_model: &LlamaModel, draft: &LlamaModel) -> Result<(), String> {
+    let (served_model, draft) = (served_model.vocab(), draft.vocab());
+    if served_model.vocab_type() != draft.vocab_type() {
         return Err(format!(
             "its vocabulary type is {:?}, and that of the model {:?}",
             draft.vocab_type(),
-            served.vocab_type()
+            served_model.vocab_type()
         ));
     }
     for (name, of_served, of_draft) in [
-        ("begin", served.should_add_bos().then(|| served.bos()), draft.should_add_bos().then(|| draft.bos())),
-        ("end", served.should_add_eos().then(|| served.eos()), draft.should_add_eos().then(|| draft.eos())),
+        (
+            "begin",
+            served_model.should_add_bos().then(|| served_model.bos()),
+            draft.should_add_bos().then(|| draft.bos()),
+        ),
+        ("end", served_model.should_add_eos().then(|| served_model.eos()), draft.should_add_eos().then(|| draft.eos())),
     ] {
         if of_served != of_draft {
             return Err(format!("the token with which its texts {name} differs from the model's"));
         }
     }
-    let (n_served, n_draft) = (served.n_tokens().unsigned_abs(), draft.n_tokens().unsigned_abs());
+    let (n_served, n_draft) = (served_model.n_tokens().unsigned_abs(), draft.n_tokens().unsigned_abs());
     if n_served.abs_diff(n_draft) > PADDING_TOKENS_MAX {
         return Err(format!("its vocabulary has {n_draft} tokens, and that of the model {n_served}"));
     }
-    let differs = |token: &i32| served.text(LlamaToken(*token)) != draft.text(LlamaToken(*token));
+    let differs = |token: &i32| served_model.text(LlamaToken(*token)) != draft.text(LlamaToken(*token));
     let n_both = i32::try_from(n_served.min(n_draft)).unwrap_or(i32::MAX);
     match (FIRST_COMPARED_TOKEN..n_both).find(differs) {
         Some(token) => Err(format!("its token {token} differs from the model's")),
@@ -140,35 +144,35 @@ impl<'m> DraftModel<'m> {
     /// loading a model and creating a context.
     pub(crate) fn open(
         place: &'m OnceCell<LlamaModel>,
-        served: &LlamaModel,
+        served_model: &LlamaModel,
         llama: &mut Llama<'_>,
         config: &EngineConfig,
         facts: &EngineFacts,
     ) -> Result<Option<Self>, StartError> {
         let Some(draft) = config.draft_model.as_ref().filter(|_| facts.drafts) else { return Ok(None) };
-        let own = llama::offload::with_devices(config.with_draft_model(draft, facts.context_tokens))?;
-        let refuse = |reason: String| StartError::DraftModel { path: own.model.clone(), reason };
-        let loaded = llama::load(&own, Box::new(|_| true))?;
-        check_vocabulary(served, &loaded).map_err(refuse)?;
-        let model = place.get_or_init(|| loaded);
-        let mut opened = Llama::open(model, &own)?;
-        let memory = opened.probe_memory(model).map_err(refuse)?;
+        let own_config = llama::offload::with_devices(config.with_draft_model(draft, facts.context_tokens))?;
+        let refuse = |reason: String| StartError::DraftModel { path: own_config.model.clone(), reason };
+        let loaded_model = llama::load(&own_config, Box::new(|_| true))?;
+        check_vocabulary(served_model, &loaded_model).map_err(refuse)?;
+        let model = place.get_or_init(|| loaded_model);
+        let mut draft_llama = Llama::open(model, &own_config)?;
+        let memory = draft_llama.probe_memory(model).map_err(refuse)?;
         if !memory.rewinds_anywhere() {
             return Err(refuse("its memory cannot be rewound, and rejected tokens must be removed from it".to_owned()));
         }
-        let measured = share(&mut opened, llama, config);
+        let costs = share(&mut draft_llama, llama, config);
         // Reading the weights takes most of a pass.
-        let share = measured.unwrap_or(model.size() as f64 / served.size().max(1) as f64);
-        let context_tokens = opened.slot_tokens(model, &own);
-        let path = own.model.display();
+        let share = costs.unwrap_or(model.size() as f64 / served_model.size().max(1) as f64);
+        let context_tokens = draft_llama.slot_tokens(model, &own_config);
+        let path = own_config.model.display();
         info!(model = %path, share, context_tokens, "draft model: time of a pass as a share of the model's");
         Ok(Some(Self {
-            pass_tokens: opened.batch_limits().1,
-            llama: opened.with_fewer_threads_where_busy(&own),
+            pass_tokens: draft_llama.batch_limits().1,
+            llama: draft_llama.with_fewer_threads_where_busy(&own_config),
             followed: vec![DraftStateTokens::default(); usize::from(config.n_slots)],
             failed: vec![None; usize::from(config.n_slots)],
             context_tokens,
-            n_vocab: model.n_vocab().min(served.n_vocab()).unsigned_abs() as usize,
+            n_vocab: model.n_vocab().min(served_model.n_vocab()).unsigned_abs() as usize,
             p_min: draft.p_min,
             costs: DraftModelCosts { share },
         }))
@@ -240,28 +244,30 @@ impl DraftModel<'_> {
         }
     }
 
-    /// Makes drafts, in the order of `wanted`; returns the tokens of each, `None` if the draft model failed for it.
+    /// Makes drafts, in the order of `wanted_drafts`; returns the tokens of each, `None` if the draft model failed for
+    /// it.
     ///
     /// The missing tokens of a sequence are computed up to the room of the first pass; if some are still missing, there
     /// is no draft. llama.cpp fails for a whole batch, for example because the draft model lacks a token of one
     /// sequence. So each draft is then made alone, and only the sequence that fails alone gets no more drafts.
-    pub(crate) fn make(&mut self, wanted: &[WantedDraft], table: &SlotTable) -> Vec<Option<Vec<Token>>> {
+    pub(crate) fn make(&mut self, wanted_drafts: &[WantedDraft], table: &SlotTable) -> Vec<Option<Vec<Token>>> {
         self.llama.reset_batch();
-        let mut left = self.pass_tokens as usize;
-        let mut making: Vec<Making> = wanted.iter().map(|draft| self.follow(draft, table, &mut left)).collect();
+        let mut tokens_left = self.pass_tokens as usize;
+        let mut making: Vec<Making> =
+            wanted_drafts.iter().map(|draft| self.follow(draft, table, &mut tokens_left)).collect();
         let Err(cause) = self.run_passes(&mut making) else {
             return making.into_iter().map(|making| Some(making.tokens)).collect();
         };
         match &cause {
             PassError::NotFinite => self.clear(),
             PassError::Decode(_) => {
-                for (draft, making) in wanted.iter().zip(&making) {
+                for (draft, making) in wanted_drafts.iter().zip(&making) {
                     self.cut_back(draft.slot, draft.following.owner, making.n_kept);
                 }
             }
         }
-        let [failed] = wanted else {
-            return wanted.iter().flat_map(|draft| self.make(std::slice::from_ref(draft), table)).collect();
+        let [failed] = wanted_drafts else {
+            return wanted_drafts.iter().flat_map(|draft| self.make(std::slice::from_ref(draft), table)).collect();
         };
         warn!(slot = %failed.slot, %cause, "the draft model failed for a sequence, which continues without it");
         self.failed[usize::from(failed.slot.0)] = Some(failed.following.order);
@@ -298,20 +304,20 @@ impl DraftModel<'_> {
         self.followed.fill(DraftStateTokens::default());
     }
 
-    /// Puts the sequence's tokens that the draft model lacks into the batch, at most `left`.
-    fn follow(&mut self, draft: &WantedDraft, table: &SlotTable, left: &mut usize) -> Making {
+    /// Puts the sequence's tokens that the draft model lacks into the batch, at most `tokens_left`.
+    fn follow(&mut self, draft: &WantedDraft, table: &SlotTable, tokens_left: &mut usize) -> Making {
         let WantedDraft { slot, following, n_tokens } = *draft;
         let target = following.target(table.slot(slot));
         let n_kept = self.cut(slot, &target);
         let n_missing = target.n_tokens() - n_kept;
-        let n_computed = n_missing.min(*left);
-        *left -= n_computed;
+        let n_computed = n_missing.min(*tokens_left);
+        *tokens_left -= n_computed;
         let is_drafted = n_computed == n_missing && n_tokens > 0;
         let mut row = None;
         for (n, token) in (1..=n_computed).zip(target.tokens_from(n_kept)) {
             let is_last = is_drafted && n == n_computed;
-            let pushed = self.push(slot, token, if is_last { Logits::Wanted } else { Logits::Unwanted });
-            row = is_last.then_some(pushed);
+            let push_result = self.push(slot, token, if is_last { Logits::Wanted } else { Logits::Unwanted });
+            row = is_last.then_some(push_result);
         }
         Making { slot, n_kept, n_tokens, row, tokens: Vec::new() }
     }
@@ -324,20 +330,20 @@ impl DraftModel<'_> {
 
     /// Keeps the first `n_kept` tokens of a sequence, or none if that is not possible; returns the number of them.
     fn cut_back(&mut self, slot: SlotId, owner: DraftStateOwner, mut n_kept: usize) -> usize {
-        let followed = &mut self.followed[usize::from(slot.0)];
-        let is_whole = followed.len() == n_kept;
+        let followed_tokens = &mut self.followed[usize::from(slot.0)];
+        let is_whole = followed_tokens.len() == n_kept;
         if !is_whole && !self.llama.rewind(slot, u32::try_from(n_kept).unwrap_or(0)) {
             self.llama.clear(slot);
             n_kept = 0;
         }
-        followed.keep(owner, n_kept);
+        followed_tokens.keep(owner, n_kept);
         n_kept
     }
 
     fn push(&mut self, slot: SlotId, token: Token, logits: Logits) -> i32 {
-        let followed = &mut self.followed[usize::from(slot.0)];
-        let position = u32::try_from(followed.len()).expect("a sequence is no longer than a context, a u32");
-        followed.push(token);
+        let followed_tokens = &mut self.followed[usize::from(slot.0)];
+        let position = u32::try_from(followed_tokens.len()).expect("a sequence is no longer than a context, a u32");
+        followed_tokens.push(token);
         self.llama.push(slot, position, token, logits)
     }
 

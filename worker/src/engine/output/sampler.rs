@@ -73,8 +73,8 @@ impl TokenSampler {
         // far.
         let prompt = &submission.prompt;
         let n_prompt = prompt.len().saturating_sub(submission.past.len());
-        let seen = &prompt[n_prompt.saturating_sub(n_seen)..];
-        for token in seen.iter().filter(|token| **token < MEDIA_TOKEN_MIN) {
+        let seen_tokens = &prompt[n_prompt.saturating_sub(n_seen)..];
+        for token in seen_tokens.iter().filter(|token| **token < MEDIA_TOKEN_MIN) {
             accept(&mut chains, to_llama(*token))?;
         }
         let candidates = LlamaTokenDataArray::new(Vec::new(), false);
@@ -91,10 +91,10 @@ impl TokenSampler {
     /// rule.
     fn replay(&mut self, model: &LlamaModel, submission: &Submission) -> Result<(), EngineError> {
         let draws_once = submission.generation.sampling.mirostat == 0;
-        for past in &submission.past {
-            let sampled = past.sampled;
-            self.take(model, sampled.token)?;
-            for _ in 0..if draws_once { sampled.n_draws } else { 0 } {
+        for past_token in &submission.past {
+            let sampled_token = past_token.sampled;
+            self.take(model, sampled_token.token)?;
+            for _ in 0..if draws_once { sampled_token.n_draws } else { 0 } {
                 self.chooser.skip_draw();
             }
         }
@@ -118,9 +118,9 @@ impl TokenSampler {
         let chooser = &mut self.chooser;
         chooser.n_draws = 0;
         let source = ChoiceInput { model, logits };
-        let forced = self.budget.as_ref().and_then(ReasoningBudget::forced);
+        let forced_token = self.budget.as_ref().and_then(ReasoningBudget::forced);
         let id = match &mut self.rule {
-            _ if let Some(token) = forced => Ok(chooser.choose_only(to_llama(token), source)),
+            _ if let Some(token) = forced_token => Ok(chooser.choose_only(to_llama(token), source)),
             ResponseRule::Free | ResponseRule::Waiting(_) => chooser.choose_free(source),
             ResponseRule::Schema(constraint) => {
                 chooser.choose_allowed(constraint.allowed().map_err(|reason| refuse(unfollowed(reason)))?, None, source)
@@ -146,17 +146,19 @@ impl TokenSampler {
         &self,
         options: ProbabilityOptions,
         logits: &[f32],
-        chosen: Token,
+        chosen_token: Token,
     ) -> TokenProbabilities {
         if options.source == ProbabilitySource::Model {
-            return logprobs::of_logits(logits, chosen, options.n_top);
+            return logprobs::of_logits(logits, chosen_token, options.n_top);
         }
-        let drawn = self.chooser.candidates.data.iter();
-        let likely =
-            |drawn: &LlamaTokenData| TokenLogprob { token: drawn.id().0.unsigned_abs(), logprob: drawn.p().ln() };
-        let all: Vec<TokenLogprob> = drawn.map(likely).collect();
-        let of_chosen = all.iter().find(|likely| likely.token == chosen).copied();
-        let chosen = of_chosen.unwrap_or(TokenLogprob { token: chosen, logprob: f32::NEG_INFINITY });
+        let candidates = self.chooser.candidates.data.iter();
+        let likely = |candidate: &LlamaTokenData| TokenLogprob {
+            token: candidate.id().0.unsigned_abs(),
+            logprob: candidate.p().ln(),
+        };
+        let all: Vec<TokenLogprob> = candidates.map(likely).collect();
+        let of_chosen = all.iter().find(|likely| likely.token == chosen_token).copied();
+        let chosen = of_chosen.unwrap_or(TokenLogprob { token: chosen_token, logprob: f32::NEG_INFINITY });
         TokenProbabilities { chosen, top: logprobs::likeliest(all, options.n_top) }
     }
 }
@@ -198,11 +200,11 @@ impl Sampler {
     /// Chooses the next token among `also` and the allowed tokens; chooses the end exactly if the response is complete.
     fn choose_allowed(
         &mut self,
-        allowed: Allowed,
+        allowed_tokens: Allowed,
         also: Option<Token>,
         source: ChoiceInput<'_>,
     ) -> Result<LlamaToken, EngineError> {
-        match allowed {
+        match allowed_tokens {
             Allowed::Tokens(mut mask) => {
                 also.into_iter().for_each(|token| mask.allow_token(token));
                 self.fill_masked(source.logits, &mask);
@@ -228,16 +230,16 @@ impl Sampler {
     /// Chooses the next token, checks it by a grammar and, if it is refused, chooses again among the allowed tokens.
     fn choose_followed(
         &mut self,
-        followed: &mut FollowedGrammar,
+        grammar: &mut FollowedGrammar,
         source: ChoiceInput<'_>,
     ) -> Result<LlamaToken, EngineError> {
         let mut token = self.choose_free(source)?;
-        if !followed.allows(token.0.unsigned_abs()).map_err(refuse)? {
-            match followed.allowed() {
+        if !grammar.allows(token.0.unsigned_abs()).map_err(refuse)? {
+            match grammar.allowed() {
                 Ok(mask) => self.fill_masked(source.logits, mask),
                 Err(reason) => {
                     self.fill_all(source.logits);
-                    self.keep_likeliest(followed);
+                    self.keep_likeliest(grammar);
                     if self.candidates.data.is_empty() {
                         return Err(refuse(reason));
                     }
@@ -251,13 +253,13 @@ impl Sampler {
     }
 
     /// Keeps the allowed ones of the most likely candidates.
-    fn keep_likeliest(&mut self, followed: &mut FollowedGrammar) {
+    fn keep_likeliest(&mut self, grammar: &mut FollowedGrammar) {
         let data = &mut self.candidates.data;
         if data.len() > LIKELIEST_MAX {
             data.select_nth_unstable_by(LIKELIEST_MAX, |a, b| b.logit().total_cmp(&a.logit()));
             data.truncate(LIKELIEST_MAX);
         }
-        data.retain(|candidate| followed.allows(candidate.id().0.unsigned_abs()) == Ok(true));
+        data.retain(|candidate| grammar.allows(candidate.id().0.unsigned_abs()) == Ok(true));
     }
 
     /// Sets the candidates to the tokens of a mask.
@@ -308,8 +310,8 @@ impl Sampler {
             }
             candidates.apply_sampler(chain);
         }
-        let selected = candidates.selected.and_then(|idx| candidates.data.get(idx));
-        let possible = selected.filter(|choice| choice.logit() > f32::NEG_INFINITY);
+        let selected_candidate = candidates.selected.and_then(|idx| candidates.data.get(idx));
+        let possible = selected_candidate.filter(|choice| choice.logit() > f32::NEG_INFINITY);
         possible.map(LlamaTokenData::id).ok_or_else(|| refuse("the samplers left no token to choose".to_owned()))
     }
 }
@@ -323,8 +325,8 @@ struct Windows {
 
 impl Windows {
     fn of(sampling: &Sampling, context_tokens: u32) -> Self {
-        let whole = i32::try_from(context_tokens).unwrap_or(i32::MAX);
-        let clamp = |n: i32| if n < 0 { whole } else { n.min(whole) };
+        let whole_context = i32::try_from(context_tokens).unwrap_or(i32::MAX);
+        let clamp = |n: i32| if n < 0 { whole_context } else { n.min(whole_context) };
         let dry_in_use = sampling.dry_multiplier != 0.0 && sampling.dry_base >= 1.0;
         let penalties_in_use =
             sampling.repeat_penalty != 1.0 || sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0;
@@ -356,10 +358,10 @@ fn keep_infill(candidates: &mut LlamaTokenDataArray, model: &LlamaModel, end: Op
     if data.is_empty() {
         return;
     }
-    let weighed =
+    let weighed_candidate =
         |data: &LlamaTokenData| infill::TokenCandidate { logit: data.logit(), is_end: vocab.is_eog(data.id()) };
-    let weighed: Vec<infill::TokenCandidate> = data.iter().map(weighed).collect();
-    match (infill::keep(&weighed, |idx| vocab.token_to_piece(data[idx].id(), false, None)), end) {
+    let weighed_candidate: Vec<infill::TokenCandidate> = data.iter().map(weighed_candidate).collect();
+    match (infill::keep(&weighed_candidate, |idx| vocab.token_to_piece(data[idx].id(), false, None)), end) {
         (KeptCandidates::Candidates(kept), _) => *data = kept.into_iter().map(|idx| data[idx]).collect(),
         (KeptCandidates::End, Some(end)) => *data = vec![LlamaTokenData::new(end, 1.0, 1.0)],
         (KeptCandidates::End, None) => data.truncate(1),
@@ -433,9 +435,9 @@ fn link(kind: SamplerKind, model: &LlamaModel, sampling: &Sampling, windows: Win
 fn biases(model: &LlamaModel, generation: &Generation) -> Vec<LlamaLogitBias> {
     let never = |token| LlamaLogitBias::new(token, f32::NEG_INFINITY);
     let vocab = model.vocab();
-    let wished =
+    let request_biases =
         generation.sampling.logit_bias.iter().map(|(token, bias)| LlamaLogitBias::new(to_llama(*token), *bias));
-    let mut biases: Vec<_> = wished.collect();
+    let mut biases: Vec<_> = request_biases.collect();
     biases.extend(vocab.suppress_tokens().iter().copied().map(never));
     if generation.ignore_eos {
         biases.extend(vocab.tokens().filter(|token| vocab.is_eog(*token)).map(never));

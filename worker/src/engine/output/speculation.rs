@@ -89,12 +89,12 @@ impl<'m> Speculation<'m> {
             let root = contents.root().copied().filter(|_| contents.lends());
             let Some(drafter) = &mut sequence.drafter else { continue };
             let n_max = rest_tokens.min(n_context);
-            let made = self.model.as_ref().zip(following).map(|(model, following)| {
+            let made_draft = self.model.as_ref().zip(following).map(|(model, following)| {
                 drafter.made_draft(n_max.min(following.n_max), model.times(&following, &self.costs))
             });
             let memory = root.and_then(|root| self.memory.of(&root));
             is_forced |= drafter.is_forced();
-            possible.push(Possible { made, ..drafter.propose(memory, n_max) });
+            possible.push(Possible { made: made_draft, ..drafter.propose(memory, n_max) });
             offers.push(DraftCandidate { slot, share, following, rest_tokens });
         }
         // The lengths are chosen together, because each draft delays the step of all sequences.
@@ -126,12 +126,12 @@ impl<'m> Speculation<'m> {
         // Drafts that need no preparation come first.
         wanted.sort_by_key(|draft: &WantedDraft| !draft.is_made());
         let began = Instant::now();
-        let made = model.make(&wanted, table);
+        let made_drafts = model.make(&wanted, table);
         self.making_time += began.elapsed();
         counters.draft_model_us.fetch_add(to_us(began.elapsed()), Relaxed);
-        let n_failed = made.iter().filter(|made| made.is_none()).count();
+        let n_failed = made_drafts.iter().filter(|draft| draft.is_none()).count();
         counters.draft_model_failures.fetch_add(n_failed as u64, Relaxed);
-        for ((idx, length), tokens) in planned.into_iter().zip(made) {
+        for ((idx, length), tokens) in planned.into_iter().zip(made_drafts) {
             let Some(tokens) = tokens else { continue };
             counters.made_tokens.fetch_add(tokens.len() as u64, Relaxed);
             let drafter = running.get_mut(offers[idx].slot).and_then(|sequence| sequence.drafter.as_mut());
@@ -159,13 +159,13 @@ pub(crate) enum DraftEnd {
 
 /// Returns the full lengths of the drafts, as far as the step has room for them.
 fn all_of(possible: &[Possible<'_>], room: StepRoom) -> Vec<Length> {
-    let mut left = room.tokens_max.saturating_sub(room.n_streams) as usize;
-    let whole = |possible: &Possible<'_>| {
-        let n_tokens = possible.chances.len().min(left);
-        left -= n_tokens;
+    let mut tokens_left = room.tokens_max.saturating_sub(room.n_streams) as usize;
+    let whole_draft = |possible: &Possible<'_>| {
+        let n_tokens = possible.chances.len().min(tokens_left);
+        tokens_left -= n_tokens;
         Length { n_tokens, ..Length::default() }
     };
-    possible.iter().take(room.drafts_max as usize).map(whole).collect()
+    possible.iter().take(room.drafts_max as usize).map(whole_draft).collect()
 }
 
 impl Generator<'_> {
@@ -208,15 +208,16 @@ impl Generator<'_> {
             if let Err(error) = self.choose(sequence, kv.llama.logits(*idx)) {
                 return end(DraftEnd::Failed(error));
             }
-            let chosen = sequence.pending_token.as_ref().map(|chosen| chosen.token);
-            let accepted = draft.get(n_chosen as usize - 1).filter(|drafted| Some(**drafted) == chosen);
-            sequence.drafted.n_accepted += u32::from(accepted.is_some());
-            self.counters.accepted_tokens.fetch_add(accepted.is_some().into(), Relaxed);
+            let chosen_token = sequence.pending_token.as_ref().map(|chosen_token| chosen_token.token);
+            let accepted_token =
+                draft.get(n_chosen as usize - 1).filter(|draft_token| Some(**draft_token) == chosen_token);
+            sequence.drafted.n_accepted += u32::from(accepted_token.is_some());
+            self.counters.accepted_tokens.fetch_add(accepted_token.is_some().into(), Relaxed);
             if let Some(reason) = self.send_chosen(sequence, kv.n_held(slot)) {
                 return end(DraftEnd::Finished(reason));
             }
-            let Some(accepted) = accepted else { return end(DraftEnd::Rejected) };
-            kv.extend(slot, &[*accepted]);
+            let Some(accepted_token) = accepted_token else { return end(DraftEnd::Rejected) };
+            kv.extend(slot, &[*accepted_token]);
         }
         Verified { n_chosen: rows.len() as u32, end: DraftEnd::Rejected }
     }

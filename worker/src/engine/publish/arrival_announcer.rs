@@ -44,10 +44,10 @@ impl ArrivalAnnouncer {
         let id = AnnouncementId(self.n_made.fetch_add(1, Ordering::Relaxed));
         let keys: Vec<BlockKey> = chain.iter().map(BlockHash::key).collect();
         let is_filling = self.is_filling;
-        let arrived = EngineUpdate::Arrived { id, request: request.clone(), n_tokens, keys, is_filling };
+        let update = EngineUpdate::Arrived { id, request: request.clone(), n_tokens, keys, is_filling };
         // Without the thread there is no publisher to notify.
         if let Some(updates) = self.updates.upgrade() {
-            let _ = updates.send(arrived);
+            let _ = updates.send(update);
         }
         EarlyAnnouncement { updates: self.updates.clone(), id }
     }

@@ -51,8 +51,8 @@ impl UpdateSender {
 
     /// Returns the time until the pending changes must be sent; `None` if there are none.
     pub(crate) fn due_in(&self, now: Instant) -> Option<Duration> {
-        let since = |sent: Instant| LOAD_INTERVAL.saturating_sub(now.saturating_duration_since(sent));
-        self.is_stale.then(|| self.sent.as_ref().map_or(Duration::ZERO, |(sent, _)| since(*sent)))
+        let since = |sent_at: Instant| LOAD_INTERVAL.saturating_sub(now.saturating_duration_since(sent_at));
+        self.is_stale.then(|| self.sent.as_ref().map_or(Duration::ZERO, |(sent_at, _)| since(*sent_at)))
     }
 
     /// Returns whether an update must be sent immediately.
@@ -62,13 +62,14 @@ impl UpdateSender {
 
     /// Sends the changes and the load.
     pub(crate) fn send(&mut self, changes: Vec<Change>, load: Load, now: Instant) {
-        let counted = std::mem::take(&mut self.counted);
+        let counted_requests = std::mem::take(&mut self.counted);
         self.is_stale = false;
-        let is_news =
-            !changes.is_empty() || !counted.is_empty() || self.sent.as_ref().is_none_or(|(_, said)| *said != load);
+        let is_news = !changes.is_empty()
+            || !counted_requests.is_empty()
+            || self.sent.as_ref().is_none_or(|(_, said)| *said != load);
         if is_news {
             self.sent = Some((now, load.clone()));
-            let _ = self.updates.send(EngineUpdate::Step { changes, load, counted });
+            let _ = self.updates.send(EngineUpdate::Step { changes, load, counted: counted_requests });
         }
         // The announced blocks are in the changes, so the announcements are withdrawn after them.
         self.resolved.clear();

@@ -110,8 +110,8 @@ impl Scheduler {
                 // Only the first request in the queue reports the transfer.
                 waiting.fetched = report.take();
                 // The cache may have been cleared in the meantime.
-                let stored = chunks.iter().copied().filter(|chunk| cache.index().record(*chunk).is_some());
-                waiting.received = stored.collect();
+                let stored_chunks = chunks.iter().copied().filter(|chunk| cache.index().record(*chunk).is_some());
+                waiting.received = stored_chunks.collect();
                 waiting.received.iter().for_each(|chunk| cache.index_mut().hold(*chunk));
             }
             cache.release(&chunks);

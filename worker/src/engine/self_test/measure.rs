@@ -120,16 +120,16 @@ struct MeasuredContext<'m, 'l> {
 pub(super) fn measure(model: &LlamaModel, config: &EngineConfig, limit: Limit<'_>) -> TriedSetting {
     let setting = super::expected(config);
     let mut figures = Figures::default();
-    let measured = MeasuredContext::open(model, config, limit).and_then(|mut bench| {
-        let measured = bench.measure();
+    let result = MeasuredContext::open(model, config, limit).and_then(|mut bench| {
+        let bench_result = bench.measure();
         figures = bench.figures.clone();
-        measured?;
+        bench_result?;
         match bench.costs() {
             Err(Stop::Disturbed) => Err(Stop::Disturbed),
             costs => Ok(costs.ok()),
         }
     });
-    let (outcome, costs) = match measured {
+    let (outcome, costs) = match result {
         Ok(costs) => (MeasureOutcome::Whole, costs),
         Err(Stop::Behind) => (MeasureOutcome::Behind, None),
         Err(Stop::Disturbed) => (MeasureOutcome::Disturbed, None),
@@ -148,12 +148,12 @@ fn slot_tokens(model: &LlamaModel, config: &EngineConfig) -> (u32, u32) {
     let head_size = u64::from(model.n_embd().unsigned_abs()) / u64::from(model.n_head().max(1));
     let token_bytes = u64::from(model.n_layer()) * u64::from(model.n_head_kv()) * head_size * 4;
     let fits = STATE_BYTES_MAX / (token_bytes.max(1) * u64::from(n_slots));
-    let wanted = u32::try_from(fits).unwrap_or(u32::MAX).clamp(CACHED_TOKENS_MIN, CACHED_TOKENS_MAX);
-    let wanted = match config.context_tokens_total {
-        0 => wanted,
-        given => wanted.min((given / n_slots).saturating_sub(room)),
+    let tokens_wanted = u32::try_from(fits).unwrap_or(u32::MAX).clamp(CACHED_TOKENS_MIN, CACHED_TOKENS_MAX);
+    let tokens_wanted = match config.context_tokens_total {
+        0 => tokens_wanted,
+        given => tokens_wanted.min((given / n_slots).saturating_sub(room)),
     };
-    (wanted.max(1).next_multiple_of(config.block_size_tokens), room)
+    (tokens_wanted.max(1).next_multiple_of(config.block_size_tokens), room)
 }
 
 fn rewinds(model: &LlamaModel) -> bool {
@@ -167,8 +167,8 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
             context_tokens_total: n_cached.saturating_add(room).saturating_mul(u32::from(config.n_slots)),
             ..config.clone()
         };
-        let failed = |error: StartError| Stop::Failed(error.to_string());
-        let mut llama = Llama::open(model, &small).map_err(failed)?;
+        let stop = |error: StartError| Stop::Failed(error.to_string());
+        let mut llama = Llama::open(model, &small).map_err(stop)?;
         let layout = slot_state::look_at_layout(&mut llama, model, config.block_size_tokens).ok();
         let (n_slots, figures) = (config.n_slots, Figures { n_slots: config.n_slots, ..Figures::default() });
         let mut bench = Self {
@@ -208,8 +208,8 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
                 let piece = PayloadPart { payload: &payload, n_tokens };
                 let pieces = vec![piece; (self.n_cached / n_tokens) as usize];
                 let frame = slot_state::frame(&self.llama, SlotId(0));
-                let written = layout.assemble(frame, &pieces, None, |n_bytes| self.llama.room(n_bytes));
-                written?
+                let n_written = layout.assemble(frame, &pieces, None, |n_bytes| self.llama.room(n_bytes));
+                n_written?
             }
             _ => {
                 self.n_cached = self.n_cached.min(CACHED_TOKENS_MIN);
@@ -369,13 +369,13 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
     fn transfer_ms(&mut self) -> Result<(f64, f64), Stop> {
         let slot = SlotId(0);
         let n_held = self.llama.n_held(slot);
-        let whole = self.llama.export(slot)?.to_vec();
+        let whole_state = self.llama.export(slot)?.to_vec();
         let (mut best, mut payload) = ((f64::MAX, f64::MAX), Vec::new());
         for _ in 0..N_TRANSFERS {
             let took = self.transfer_once_ms(slot, n_held, &mut payload)?;
             best = (best.0.min(took.0), best.1.min(took.1));
             // The partial state belongs to another position, so this state is only used for timing.
-            self.llama.import(slot, &whole, n_held)?;
+            self.llama.import(slot, &whole_state, n_held)?;
         }
         Ok(best)
     }
@@ -401,8 +401,8 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
         let partial = Some(&partial[..]).filter(|_| layout.sections() != Sections::AttentionOnly);
         let n_tokens = if pieces.is_empty() { n_held } else { n_whole };
         let frame = slot_state::frame(&self.llama, slot);
-        let written = layout.assemble(frame, pieces, partial, |n_bytes| self.llama.room(n_bytes));
-        self.llama.import_written(slot, written?, n_tokens)?;
+        let n_written = layout.assemble(frame, pieces, partial, |n_bytes| self.llama.room(n_bytes));
+        self.llama.import_written(slot, n_written?, n_tokens)?;
         Ok((export_ms, ms(began)))
     }
 
@@ -449,14 +449,14 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
             }
         }
         let began = Instant::now();
-        let decoded = self.llama.decode();
-        if decoded.is_ok() {
+        let result = self.llama.decode();
+        if result.is_ok() {
             // Reading the logits waits for a GPU.
             black_box(self.llama.logits(idx).first());
         }
         let took_ms = ms(began);
         self.llama.reset_batch();
-        decoded.map_err(|error| Stop::Failed(error.to_string()))?;
+        result.map_err(|error| Stop::Failed(error.to_string()))?;
         for (share, &n_keep) in shares.iter().zip(&lengths) {
             if self.rewinds && n_keep > 0 && !self.llama.rewind(share.slot, n_keep) {
                 return Err(Stop::Failed("a slot could not be cut back".to_owned()));

@@ -46,7 +46,8 @@ impl OtherWork {
         if took < MONITORED_MIN {
             return false;
         }
-        let waited = since(self.waits.total(), self.waited_before);
-        waited.is_some_and(|waited| waited.as_secs_f64() > WAITING_MAX * took.as_secs_f64() * self.n_threads)
+        let time_waited = since(self.waits.total(), self.waited_before);
+        time_waited
+            .is_some_and(|time_waited| time_waited.as_secs_f64() > WAITING_MAX * took.as_secs_f64() * self.n_threads)
     }
 }

@@ -76,7 +76,7 @@ pub enum MeasureOutcome {
 
 /// Returns whether the machine did no other work during these measurements.
 pub(super) fn are_calm(candidates: &[TriedSetting]) -> bool {
-    candidates.iter().all(|tried| tried.outcome != MeasureOutcome::Disturbed)
+    candidates.iter().all(|candidate| candidate.outcome != MeasureOutcome::Disturbed)
 }
 
 impl SelfTestReport {
@@ -87,14 +87,15 @@ impl SelfTestReport {
 
     /// Returns the report with another setting as the chosen one; `None` if that was not measured completely.
     pub(super) fn of_setting(self, setting: ContextSetting) -> Option<Self> {
-        let is_it = |tried: &&TriedSetting| tried.setting == setting && tried.outcome == MeasureOutcome::Whole;
+        let is_it =
+            |candidate: &&TriedSetting| candidate.setting == setting && candidate.outcome == MeasureOutcome::Whole;
         let costs = self.candidates.iter().find(is_it)?.costs;
         Some(Self { setting, costs, ..self })
     }
 
     /// Returns the measurements of the chosen setting.
     pub fn chosen(&self) -> Option<&TriedSetting> {
-        self.candidates.iter().find(|tried| tried.setting == self.setting)
+        self.candidates.iter().find(|candidate| candidate.setting == self.setting)
     }
 }
 

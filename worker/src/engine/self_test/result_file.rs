@@ -119,26 +119,26 @@ impl Remembered {
         all.entries.insert(key.0.clone(), (since_1970.as_secs(), report.clone()));
         while all.entries.len() > ENTRIES_MAX {
             let others = all.entries.iter().filter(|(name, _)| **name != key.0);
-            let oldest = others.min_by_key(|(_, (written, _))| *written).map(|(name, _)| name.clone());
+            let oldest = others.min_by_key(|(_, (written_at, _))| *written_at).map(|(name, _)| name.clone());
             oldest.and_then(|name| all.entries.remove(&name));
         }
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder)?;
         }
         // Another worker may write at the same time. Each writes its own file, and the last rename wins.
-        let unfinished = path.with_extension(format!("{}.tmp", std::process::id()));
-        let written = std::fs::write(&unfinished, serde_json::to_vec_pretty(&all)?);
-        written.and_then(|()| std::fs::rename(&unfinished, path)).inspect_err(|_| {
-            let _ = std::fs::remove_file(&unfinished);
+        let temporary_path = path.with_extension(format!("{}.tmp", std::process::id()));
+        let write_result = std::fs::write(&temporary_path, serde_json::to_vec_pretty(&all)?);
+        write_result.and_then(|()| std::fs::rename(&temporary_path, path)).inspect_err(|_| {
+            let _ = std::fs::remove_file(&temporary_path);
         })
     }
 
     fn read(&self) -> Entries {
-        let read = |path: &PathBuf| {
-            let fits = std::fs::metadata(path).is_ok_and(|found| found.len() <= FILE_BYTES_MAX);
+        let read_file = |path: &PathBuf| {
+            let fits = std::fs::metadata(path).is_ok_and(|metadata| metadata.len() <= FILE_BYTES_MAX);
             fits.then(|| std::fs::read(path).ok()).flatten()
         };
-        let bytes = self.path.as_ref().and_then(read).unwrap_or_default();
+        let bytes = self.path.as_ref().and_then(read_file).unwrap_or_default();
         serde_json::from_slice(&bytes).unwrap_or_default()
     }
 }

@@ -44,15 +44,20 @@ pub(in crate::engine) struct Retry {
 }
 
 impl Retry {
-    pub(super) fn new(config: &EngineConfig, decided: &EngineConfig, remembered: Remembered, key: ResultKey) -> Self {
-        Self { config: config.clone(), running: expected(decided), remembered, key }
+    pub(super) fn new(
+        config: &EngineConfig,
+        decided_config: &EngineConfig,
+        result_file: Remembered,
+        key: ResultKey,
+    ) -> Self {
+        Self { config: config.clone(), running: expected(decided_config), remembered: result_file, key }
     }
 
     /// Starts the thread, which ends with a result, with the engine, or soon after it drains. If it cannot be started,
     /// the next start of the worker measures.
     pub(in crate::engine) fn spawn(self, engine: Weak<EngineShared>) -> Option<JoinHandle<()>> {
-        let spawned = std::thread::Builder::new().name("self-test".to_owned()).spawn(move || self.run(&engine));
-        spawned.inspect_err(|error| warn!(%error, "the self-test is not repeated")).ok()
+        let thread = std::thread::Builder::new().name("self-test".to_owned()).spawn(move || self.run(&engine));
+        thread.inspect_err(|error| warn!(%error, "the self-test is not repeated")).ok()
     }
 
     fn run(self, engine: &Weak<EngineShared>) {

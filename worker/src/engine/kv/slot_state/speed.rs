@@ -35,8 +35,8 @@ const N_ROUNDS: u32 = 5;
 #[ignore = "measures, on a quiet machine"]
 fn speed_of_moving_state() {
     let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/models"));
-    let made = || cached_model(Preset::Bench, 1, folder).unwrap();
-    let model = std::env::var_os("MODEL").map_or_else(made, PathBuf::from);
+    let made_model = || cached_model(Preset::Bench, 1, folder).unwrap();
+    let model = std::env::var_os("MODEL").map_or_else(made_model, PathBuf::from);
     println!("flash attention, shared buffer, MB: GB/s (share of a copy's)");
     for flash_attn in [Switch::Off, Switch::On] {
         for kv_unified in [Switch::Off, Switch::On] {
@@ -78,8 +78,8 @@ fn measure(config: &EngineConfig) {
         let pieces: Vec<_> =
             store.payloads.iter().map(|payload| PayloadPart { payload, n_tokens: CHUNK_TOKENS }).collect();
         let assemble_s = timed(|| {
-            let written = layout.assemble(frame, &pieces, None, |n_bytes| llama.room(n_bytes)).unwrap();
-            assert_eq!(written, n_state_bytes);
+            let n_written = layout.assemble(frame, &pieces, None, |n_bytes| llama.room(n_bytes)).unwrap();
+            assert_eq!(n_written, n_state_bytes);
         });
         let import_s = timed(|| llama.import_written(SLOT, n_state_bytes, N_TOKENS).unwrap());
         if round == 0 {
