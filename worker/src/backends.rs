@@ -113,20 +113,20 @@ pub async fn load(config: &BackendConfig) -> Result<String, BackendError> {
     let beside = || program.parent().unwrap_or(Path::new(".")).join(FOLDER_FROM_PROGRAM);
     let folder = config.folder.clone().unwrap_or_else(beside);
     let (cpu, others) = files(&folder).map_err(|source| BackendError::Folder { folder: folder.clone(), source })?;
-    let wanted = wanted(cpu, config.cpu_variant.as_deref())?;
-    let mut tried = Vec::new();
+    let wanted_backends = wanted(cpu, config.cpu_variant.as_deref())?;
+    let mut trials = Vec::new();
     // One after the other: waiting threads spin, so trying several sets at once takes six times as long.
-    for (name, path) in wanted {
-        tried.push(try_out(&program, name, path).await);
+    for (name, path) in wanted_backends {
+        trials.push(try_out(&program, name, path).await);
     }
-    let chosen = choose(&tried).ok_or_else(|| BackendError::NoneWorks { folder, tried: list(&tried) })?;
+    let chosen = choose(&trials).ok_or_else(|| BackendError::NoneWorks { folder, tried: list(&trials) })?;
     register(&chosen.path)?;
     for path in others {
         if register(&path).is_err() {
             warn!(backend = %path.display(), "backend cannot be used on this machine; skipped");
         }
     }
-    info!(variant = chosen.name, tried = list(&tried), "chose the CPU kernels");
+    info!(variant = chosen.name, tried = list(&trials), "chose the CPU kernels");
     Ok(chosen.name.clone())
 }
 
@@ -171,12 +171,12 @@ fn files(folder: &Path) -> std::io::Result<(Vec<Named>, Vec<PathBuf>)> {
 /// Returns the sets to try.
 ///
 /// Errors: `Unknown`.
-fn wanted(found: Vec<Named>, name: Option<&str>) -> Result<Vec<Named>, BackendError> {
-    let Some(name) = name else { return Ok(found) };
-    match found.iter().find(|(found, _)| found == name) {
+fn wanted(backends: Vec<Named>, name: Option<&str>) -> Result<Vec<Named>, BackendError> {
+    let Some(name) = name else { return Ok(backends) };
+    match backends.iter().find(|(variant, _)| variant == name) {
         Some(one) => Ok(vec![one.clone()]),
         None => {
-            let names: Vec<&str> = found.iter().map(|(name, _)| name.as_str()).collect();
+            let names: Vec<&str> = backends.iter().map(|(name, _)| name.as_str()).collect();
             Err(BackendError::Unknown { name: name.to_owned(), found: names.join(", ") })
         }
     }
@@ -210,22 +210,22 @@ async fn ask(command: &mut Command, timeout: Duration) -> KernelTrial {
 }
 
 /// Returns the set for the newest processor among those that work.
-fn choose(tried: &[Tried]) -> Option<&Tried> {
-    let score = |tried: &Tried| match tried.finding {
+fn choose(trials: &[Tried]) -> Option<&Tried> {
+    let score = |trial: &Tried| match trial.finding {
         KernelTrial::Works { score } => Some(score),
         KernelTrial::OtherProcessor | KernelTrial::Broken { .. } => None,
     };
-    tried
+    trials
         .iter()
-        .filter_map(|tried| Some((score(tried)?, tried)))
+        .filter_map(|trial| Some((score(trial)?, trial)))
         .max_by_key(|(score, _)| *score)
         .map(|(_, tried)| tried)
 }
 
 /// Returns the result of each set, as a line of text.
-fn list(tried: &[Tried]) -> String {
-    let one = |tried: &Tried| format!("{} {}", tried.name, tried.finding);
-    match tried {
+fn list(trials: &[Tried]) -> String {
+    let one = |trial: &Tried| format!("{} {}", trial.name, trial.finding);
+    match trials {
         [] => "there is none".to_owned(),
         tried => tried.iter().map(one).collect::<Vec<_>>().join(", "),
     }
@@ -235,9 +235,9 @@ fn list(tried: &[Tried]) -> String {
 ///
 /// Errors: `Load`.
 fn register(path: &Path) -> Result<(), BackendError> {
-    let refused = || BackendError::Load { path: path.to_owned() };
-    let name = CString::new(path.as_os_str().as_bytes()).map_err(|_| refused())?;
+    let load_error = || BackendError::Load { path: path.to_owned() };
+    let name = CString::new(path.as_os_str().as_bytes()).map_err(|_| load_error())?;
     // SAFETY: a path that ends with NUL. This runs the library's code; CPU kernels have run in another process before.
-    let registered = unsafe { sys::ggml_backend_load(name.as_ptr()) };
-    if registered.is_null() { Err(refused()) } else { Ok(()) }
+    let registration = unsafe { sys::ggml_backend_load(name.as_ptr()) };
+    if registration.is_null() { Err(load_error()) } else { Ok(()) }
 }

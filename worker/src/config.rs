@@ -256,10 +256,10 @@ fn check_context(flags: &Flags, n_slots: u16) -> Result<(), ConfigError> {
     if total == 0 || each >= SLOT_CELLS_STEP || flags.embeds() {
         return Ok(());
     }
-    let least = SLOT_CELLS_STEP * u32::from(n_slots);
+    let cells_min = SLOT_CELLS_STEP * u32::from(n_slots);
     let reason = format!(
         "{total} tokens for {n_slots} slots are {each} per slot, and the minimum is {SLOT_CELLS_STEP}: set \
-         {least} or more, or fewer --slots"
+         {cells_min} or more, or fewer --slots"
     );
     Err(ConfigError::Range { flag: "ctx-size".into(), reason })
 }
@@ -372,12 +372,12 @@ fn cache_type(cache_type: values::CacheType) -> CacheType {
 }
 
 fn chat_template(flags: &Flags) -> Result<Option<String>, ConfigError> {
-    if let Some(given) = &flags.chat_template {
-        return named_chat_template(given).map(Some);
+    if let Some(template_name) = &flags.chat_template {
+        return named_chat_template(template_name).map(Some);
     }
     let Some(path) = &flags.chat_template_file else { return Ok(None) };
-    let read = std::fs::read_to_string(path);
-    let template = read.map_err(|source| ConfigError::ChatTemplate { path: path.clone(), source })?;
+    let file_text = std::fs::read_to_string(path);
+    let template = file_text.map_err(|source| ConfigError::ChatTemplate { path: path.clone(), source })?;
     if template.contains('\0') {
         return Err(ConfigError::Range {
             flag: "chat-template-file".into(),
@@ -388,16 +388,16 @@ fn chat_template(flags: &Flags) -> Result<Option<String>, ConfigError> {
 }
 
 /// Returns a built-in template by its name, or the given text as a template.
-fn named_chat_template(given: &str) -> Result<String, ConfigError> {
-    if let Some(source) = warmpath_prompt::builtin_chat_template(given) {
+fn named_chat_template(name_or_source: &str) -> Result<String, ConfigError> {
+    if let Some(source) = warmpath_prompt::builtin_chat_template(name_or_source) {
         return Ok(source.to_owned());
     }
     // A text without a Jinja tag cannot render messages: it is a wrong name, or the name of a file.
-    if given.contains("{{") || given.contains("{%") {
-        return Ok(given.to_owned());
+    if name_or_source.contains("{{") || name_or_source.contains("{%") {
+        return Ok(name_or_source.to_owned());
     }
     let names: Vec<_> = warmpath_prompt::builtin_chat_template_names().collect();
-    let reason = format!("{given} is neither Jinja nor a built-in template; those are {}", names.join(", "));
+    let reason = format!("{name_or_source} is neither Jinja nor a built-in template; those are {}", names.join(", "));
     Err(ConfigError::Range { flag: "chat-template".into(), reason })
 }
 

@@ -48,13 +48,13 @@ pub struct ModelFiles {
 ///
 /// Errors: every [`DownloadError`].
 pub async fn fetch(source: &ModelSource, progress: &mut DownloadProgress) -> Result<ModelFiles, DownloadError> {
-    let alone = |model| ModelFiles { model, projector: None };
+    let without_projector = |model| ModelFiles { model, projector: None };
     match source {
-        ModelSource::File(path) => Ok(alone(path.clone())),
+        ModelSource::File(path) => Ok(without_projector(path.clone())),
         ModelSource::Hub { model, hub } => fetch_from_hub(model, hub, progress).await,
         ModelSource::Url { url, file, offline } => {
             let web = if *offline { None } else { Some(Web::new("give an address that needs no login")?) };
-            url::fetch(url, file, web.as_ref(), progress).await.map(alone)
+            url::fetch(url, file, web.as_ref(), progress).await.map(without_projector)
         }
     }
 }
@@ -66,7 +66,7 @@ async fn fetch_from_hub(
 ) -> Result<ModelFiles, DownloadError> {
     let repository = Repository::new(hub.cache.clone(), &model.repo);
     let web = Web::new(HUB_ADVICE)?;
-    let listed = match hub.offline {
+    let listing_result = match hub.offline {
         true => None,
         false => match hub::list(&web, hub, model).await {
             Ok(listing) => Some(listing),
@@ -79,14 +79,15 @@ async fn fetch_from_hub(
             Err(error) => return Err(error),
         },
     };
-    let Some(CommitFiles { commit, files }) = listed else { return cached(&repository, model) };
-    let chosen = choose(files.iter().map(|file| file.path.as_str()), model);
+    let Some(CommitFiles { commit, files }) = listing_result else { return cached(&repository, model) };
+    let choice = choose(files.iter().map(|file| file.path.as_str()), model);
     let Chosen { model: parts, mut projector } =
-        chosen.map_err(|source| DownloadError::Choice { model: model.to_string(), source })?;
-    let wanted = parts.iter().chain(&projector);
-    let wanted: Vec<&HubFile> = wanted.filter_map(|path| files.iter().find(|file| file.path == *path)).collect();
-    progress.expect(wanted.iter().map(|file| file.size).sum());
-    for file in wanted {
+        choice.map_err(|source| DownloadError::Choice { model: model.to_string(), source })?;
+    let wanted_files = parts.iter().chain(&projector);
+    let wanted_files: Vec<&HubFile> =
+        wanted_files.filter_map(|path| files.iter().find(|file| file.path == *path)).collect();
+    progress.expect(wanted_files.iter().map(|file| file.size).sum());
+    for file in wanted_files {
         let url = hub::file_url(&hub.endpoint, &model.repo, &commit, &file.path);
         let remote = Remote { url, token: hub.token.as_ref(), size: Some(file.size), sha256: file.sha256 };
         match ensure(&web, &repository, &commit, file, remote, progress).await {

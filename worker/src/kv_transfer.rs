@@ -144,10 +144,10 @@ impl Fetch {
         let began = Instant::now();
         let mut progress = FetchProgress::new(&order);
         let tokens = self.tokens.as_deref();
-        let fetched = self.peer.fetch(&order, self.layout, tokens, &mut progress, &self.engine);
-        let fetched = tokio::select! {
-            fetched = tokio::time::timeout_at(order.deadline.into(), fetched) => {
-                fetched.unwrap_or(Err(FetchError::Late))
+        let fetch_result = self.peer.fetch(&order, self.layout, tokens, &mut progress, &self.engine);
+        let fetch_result = tokio::select! {
+            fetch_result = tokio::time::timeout_at(order.deadline.into(), fetch_result) => {
+                fetch_result.unwrap_or(Err(FetchError::Late))
             }
             // The engine closes the inbox at the deadline, too.
             () = order.inbox.closed() => {
@@ -156,22 +156,28 @@ impl Fetch {
         };
         let took = began.elapsed();
         // Counted before the request continues, so that a client with its response sees the new count.
-        self.peer.learn(&fetched, &progress, took, Instant::now());
-        self.count(&fetched, &progress, took, metrics);
+        self.peer.learn(&fetch_result, &progress, took, Instant::now());
+        self.count(&fetch_result, &progress, took, metrics);
         order.inbox.end(took);
         self.engine.wake();
-        (fetched, progress)
+        (fetch_result, progress)
     }
 
-    fn count(&self, fetched: &Result<(), FetchError>, progress: &FetchProgress, took: Duration, metrics: &Metrics) {
-        let result = fetched.as_ref().err().map_or("ok", FetchError::name);
+    fn count(
+        &self,
+        fetch_result: &Result<(), FetchError>,
+        progress: &FetchProgress,
+        took: Duration,
+        metrics: &Metrics,
+    ) {
+        let result = fetch_result.as_ref().err().map_or("ok", FetchError::name);
         let direction = self.direction;
         metrics.kv_transfers.with_label_values(&[direction, result]).inc();
         metrics.kv_transfer_bytes.with_label_values(&[direction]).inc_by(progress.n_bytes());
         metrics.kv_transfer_blocks.with_label_values(&[direction]).inc_by(progress.n_blocks() as u64);
         metrics.kv_transfer.with_label_values(&[direction]).observe(took.as_secs_f64());
         let (peer, n_blocks, ms) = (self.peer.url(), progress.n_blocks(), took.as_millis());
-        match fetched {
+        match fetch_result {
             Err(error) if error.is_fault() => {
                 warn!(%peer, n_blocks, error = warmpath_shell::chain(error), "cannot use the KV state of another worker");
             }

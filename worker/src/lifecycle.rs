@@ -109,9 +109,9 @@ pub async fn start(
         let _on_the_way = on_the_way;
         prepare(&reader, arrival)
     };
-    let prepared = generator.common.pools.compute.run(work).await;
+    let preparation = generator.common.pools.compute.run(work).await;
     timer.prepared();
-    let (spec, submitted) = prepared.inspect_err(|_| timer.failed("prepare"))?;
+    let (spec, submitted) = preparation.inspect_err(|_| timer.failed("prepare"))?;
     StartedResponse::begin(spec, submitted, timer).await
 }
 
@@ -142,8 +142,10 @@ fn prepare(generator: &Generator, arrival: Arrival) -> Result<(ResponseSpec, Vec
     if let Some(wish) = generation.probabilities.as_mut().filter(|_| prompts.iter().any(|prompt| prompt.is_echoed)) {
         probabilities::add_those_of_prompt(wish)?;
     }
-    let RouterInstructions { identity, wants_journal, past } = arrival.instructions;
-    past.as_ref().map_or(Ok(()), |past| past.check(prompts.len().saturating_mul(n as usize), n_vocab))?;
+    let RouterInstructions { identity, wants_journal, past: past_output } = arrival.instructions;
+    past_output
+        .as_ref()
+        .map_or(Ok(()), |past_output| past_output.check(prompts.len().saturating_mul(n as usize), n_vocab))?;
     // A continuation has no logits of the prompt, which its log probabilities would need.
     let lists_prompt = generation.probabilities.is_some_and(|wish| wish.of_prompt);
     let is_journaled = wants_journal && !lists_prompt;
@@ -156,7 +158,7 @@ fn prepare(generator: &Generator, arrival: Arrival) -> Result<(ResponseSpec, Vec
         delivery: options.delivery(),
         identity,
         is_journaled,
-        past: past.clone(),
+        past: past_output.clone(),
         silence_max: options.silence_max(generator.silence_max)?,
         fields,
         generation: generation.clone(),
@@ -166,7 +168,7 @@ fn prepare(generator: &Generator, arrival: Arrival) -> Result<(ResponseSpec, Vec
         left_out: prompts.first_mut().map(|prompt| std::mem::take(&mut prompt.left_out)).unwrap_or_default(),
     };
     let adapter = lora::resolve(&generator.common.model, options.model.as_deref(), options.lora.as_deref())?;
-    let hinted = arrival.wanted_slot.filter(|slot| slot.0 < generator.common.model.n_slots);
+    let hinted_slot = arrival.wanted_slot.filter(|slot| slot.0 < generator.common.model.n_slots);
     let request = PreparedRequest {
         prompts,
         n,
@@ -177,11 +179,11 @@ fn prepare(generator: &Generator, arrival: Arrival) -> Result<(ResponseSpec, Vec
         cache_prompt: options.cache_prompt != Some(false),
         priority: options.priority()?.min(arrival.priority_max.unwrap_or(PRIORITY_ABS_MAX)),
         shifts: options.shifts()?,
-        wanted_slot: options.wanted_slot(generator.common.model.n_slots)?.or(hinted),
+        wanted_slot: options.wanted_slot(generator.common.model.n_slots)?.or(hinted_slot),
         expected_tokens: arrival.expected_tokens,
         request_id: arrival.id,
         peer: arrival.peer,
-        past: past.unwrap_or_default(),
+        past: past_output.unwrap_or_default(),
     };
     Ok((spec, submit(generator, request)?))
 }
@@ -222,8 +224,8 @@ fn prompt_texts(prompts: &[TokenizedPrompt], n: u32) -> Vec<String> {
 
 fn compile(generator: &Generator, schema: WantedSchema) -> Result<CompiledSchema, RequestError> {
     let WantedSchema { param, schema } = schema;
-    let compiled = generator.engine.compiler().and_then(|compiler| compiler.compile(&schema));
-    compiled.map_err(|reason| RequestError::field(param, reason))
+    let result = generator.engine.compiler().and_then(|compiler| compiler.compile(&schema));
+    result.map_err(|reason| RequestError::field(param, reason))
 }
 
 fn check_prompts(generator: &Generator, prompts: &[TokenizedPrompt], n: u32) -> Result<(), RequestError> {
@@ -238,7 +240,7 @@ fn check_prompts(generator: &Generator, prompts: &[TokenizedPrompt], n: u32) -> 
 
 /// Submits every choice to the engine. If one is refused, the earlier ones are cancelled by dropping their receivers.
 fn submit(generator: &Generator, mut request: PreparedRequest) -> Result<Vec<Submitted>, RequestError> {
-    let mut submitted = Vec::with_capacity(request.prompts.len() * request.n as usize);
+    let mut submissions = Vec::with_capacity(request.prompts.len() * request.n as usize);
     for prompt in std::mem::take(&mut request.prompts) {
         for k in 0..request.n {
             let mut generation = request.generation.clone();
@@ -246,13 +248,13 @@ fn submit(generator: &Generator, mut request: PreparedRequest) -> Result<Vec<Sub
             generation.sampling.seed = generation.sampling.seed.map(|seed| seed_of_choice(seed, k));
             generation.bound.clone_from(&prompt.bound);
             let (events, receiver) = engine::events();
-            let past = request.past.tokens(submitted.len());
-            let said = past.iter().map(|past| past.sampled.token);
+            let past_tokens = request.past.tokens(submissions.len());
+            let said = past_tokens.iter().map(|past_token| past_token.sampled.token);
             let submission = Submission {
                 request_id: request.request_id.clone(),
                 prompt: prompt.tokens.iter().copied().chain(said).collect(),
-                past: past.to_vec(),
-                past_end: request.past.end(submitted.len()),
+                past: past_tokens.to_vec(),
+                past_end: request.past.end(submissions.len()),
                 chain_root: request.chain_root,
                 tenant: request.tenant,
                 adapter: request.adapter,
@@ -260,7 +262,7 @@ fn submit(generator: &Generator, mut request: PreparedRequest) -> Result<Vec<Sub
                 cache_prompt: request.cache_prompt,
                 shifts: request.shifts.resolve(&prompt.tokens, generator.common.prompts.vocabulary().bos),
                 expected_tokens: request.expected_tokens,
-                wanted_slot: request.wanted_slot.filter(|_| submitted.is_empty()),
+                wanted_slot: request.wanted_slot.filter(|_| submissions.is_empty()),
                 breakpoints: prompt.breakpoints.clone(),
                 priority: request.priority,
                 // With several choices, the other ones wait for the transfer of the first.
@@ -277,8 +279,8 @@ fn submit(generator: &Generator, mut request: PreparedRequest) -> Result<Vec<Sub
                 EngineError::Shift(obstacle) => RequestError::field("cache_reuse", obstacle.to_string()),
                 error => error.into(),
             })?;
-            submitted.push((ChoiceState::new(prompt.tokens.len(), n_past, k), receiver));
+            submissions.push((ChoiceState::new(prompt.tokens.len(), n_past, k), receiver));
         }
     }
-    Ok(submitted)
+    Ok(submissions)
 }

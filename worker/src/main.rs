@@ -86,7 +86,7 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
         return writeln!(std::io::stdout(), "{projection}").context("cannot write to stdout");
     }
     let mut signals = StopSignals::listen().context("cannot watch for SIGTERM and SIGINT")?;
-    let bound = start::bind(config).await?;
+    let listeners = start::bind(config).await?;
     let (asked, shutdown) = tokio::sync::oneshot::channel();
     tokio::spawn(async move {
         signals.next().await;
@@ -95,7 +95,7 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
         tracing::warn!("received a second signal to stop; exiting immediately");
         std::process::exit(1);
     });
-    bound.serve(async { shutdown.await.unwrap_or_default() }).await?;
+    listeners.serve(async { shutdown.await.unwrap_or_default() }).await?;
     tracing::info!("stopped");
     Ok(())
 }

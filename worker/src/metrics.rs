@@ -210,8 +210,8 @@ impl Metrics {
 
     /// Copies the engine's counters, and returns them under llama-server's names, with the rates since the last call.
     pub fn copy_engine(&self, values: &CounterValues, cache: &CacheTotals) -> String {
-        let mut copied = self.copied.lock().unwrap_or_else(PoisonError::into_inner);
-        let counted = [
+        let mut copied_values = self.copied.lock().unwrap_or_else(PoisonError::into_inner);
+        let counts = [
             (&self.prewarms, values.prewarms),
             (&self.prompt_tokens, values.prompt_tokens),
             (&self.prefill_tokens, values.prefill_tokens),
@@ -235,13 +235,13 @@ impl Metrics {
             (&self.context_shifts, values.context_shifts),
             (&self.encode_failures, values.encode_failures),
         ];
-        for (counter, value) in counted {
+        for (counter, value) in counts {
             raise(counter, value);
         }
         for (kind, value) in [("image", values.encoded_images), ("audio", values.encoded_audio)] {
             raise(&self.encoded_media.with_label_values(&[kind]), value);
         }
-        let spent = [
+        let times = [
             (&self.restore, values.restore_us),
             (&self.encode, values.encode_us),
             (&self.save, values.save_us),
@@ -251,73 +251,74 @@ impl Metrics {
             (&self.processor_wait, values.processor_wait_us),
             (&self.draft_model, values.draft_model_us),
         ];
-        for (counter, value_us) in spent {
+        for (counter, value_us) in times {
             counter.inc_by((value_us as f64 / 1e6 - counter.get()).max(0.0));
         }
         self.copy_cache(values, cache);
-        let measured = [
+        let gauges = [
             (&self.busy_slots, values.busy_slots),
             (&self.queued, values.queued),
             (&self.held_tokens, values.held_tokens),
             (&self.disk_late, values.disk_late),
             (&self.compute_threads, values.compute_threads),
         ];
-        for (gauge, value) in measured {
+        for (gauge, value) in gauges {
             gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
         }
         let mut text = String::new();
-        llama_server::write(&mut text, values, &std::mem::replace(&mut *copied, *values));
+        llama_server::write(&mut text, values, &std::mem::replace(&mut *copied_values, *values));
         text
     }
 
     fn copy_cache(&self, values: &CounterValues, cache: &CacheTotals) {
         let n_elsewhere = values.cached_ram_tokens + values.cached_disk_tokens + values.shifted_tokens;
-        let reused = [
+        let reused_tokens = [
             ("resident", values.cached_tokens.saturating_sub(n_elsewhere)),
             ("ram", values.cached_ram_tokens),
             ("disk", values.cached_disk_tokens),
             ("shifted", values.shifted_tokens),
         ];
-        for (tier, n_tokens) in reused {
+        for (tier, n_tokens) in reused_tokens {
             raise(&self.prefix_cache_tokens.with_label_values(&[tier]), n_tokens);
         }
-        let drafted = [
+        let drafted_tokens = [
             ("accepted", values.accepted_tokens),
             ("rejected", values.drafted_tokens.saturating_sub(values.accepted_tokens)),
         ];
-        for (outcome, n_tokens) in drafted {
+        for (outcome, n_tokens) in drafted_tokens {
             raise(&self.draft_tokens.with_label_values(&[outcome]), n_tokens);
         }
-        let failed = [
+        let failures = [
             ("read", values.disk_read_failures),
             ("write", values.disk_write_failures),
             ("write_refused", values.disk_writes_refused),
         ];
-        for (operation, n) in failed {
+        for (operation, n) in failures {
             raise(&self.disk_failures.with_label_values(&[operation]), n);
         }
         for (tier, label) in TIERS {
-            let held = cache.of(tier);
-            let shown = [
-                (&self.cache_entries, held.n_chunks),
-                (&self.cache_tokens, held.n_tokens),
-                (&self.cache_bytes, held.n_bytes),
+            let totals = cache.of(tier);
+            let gauges_of_tier = [
+                (&self.cache_entries, totals.n_chunks),
+                (&self.cache_tokens, totals.n_tokens),
+                (&self.cache_bytes, totals.n_bytes),
             ];
-            for (gauges, value) in shown {
-                gauges.with_label_values(&[label]).set(i64::try_from(value).unwrap_or(i64::MAX));
+            for (gauge, value) in gauges_of_tier {
+                gauge.with_label_values(&[label]).set(i64::try_from(value).unwrap_or(i64::MAX));
             }
         }
         for (label, shares) in [("ram", cache.ram_shares), ("disk", cache.disk_shares)] {
-            let shown = [(&self.cache_tenants, shares.n_tenants), (&self.cache_largest_tenant, shares.largest_bytes)];
-            for (gauges, value) in shown {
-                gauges.with_label_values(&[label]).set(i64::try_from(value).unwrap_or(i64::MAX));
+            let gauges_of_shares =
+                [(&self.cache_tenants, shares.n_tenants), (&self.cache_largest_tenant, shares.largest_bytes)];
+            for (gauge, value) in gauges_of_shares {
+                gauge.with_label_values(&[label]).set(i64::try_from(value).unwrap_or(i64::MAX));
             }
         }
-        for evicted in &cache.evicted {
-            let label = TIERS.iter().find(|(tier, _)| *tier == evicted.tier).map_or("", |(_, label)| label);
-            let labels = [label, evicted.reason.name()];
-            raise(&self.cache_evictions.with_label_values(&labels), evicted.totals.n_chunks);
-            raise(&self.cache_evicted_tokens.with_label_values(&labels), evicted.totals.n_tokens);
+        for eviction in &cache.evicted {
+            let label = TIERS.iter().find(|(tier, _)| *tier == eviction.tier).map_or("", |(_, label)| label);
+            let labels = [label, eviction.reason.name()];
+            raise(&self.cache_evictions.with_label_values(&labels), eviction.totals.n_chunks);
+            raise(&self.cache_evicted_tokens.with_label_values(&labels), eviction.totals.n_tokens);
         }
     }
 }

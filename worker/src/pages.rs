@@ -89,10 +89,10 @@ impl PagePool {
     /// Returns a buffer, which returns to the pool when it is dropped. It may contain an earlier payload, so all of it
     /// must be written.
     pub fn take(&self, n_bytes: usize) -> PooledPages {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = kept.iter().rposition(|pages| pages.len() == n_bytes).map(|idx| kept.remove(idx));
-        drop(kept);
-        PooledPages { pages: found.unwrap_or_else(|| Pages::zeroed(n_bytes)), pool: self.clone() }
+        let mut kept_pages = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let pages_found = kept_pages.iter().rposition(|pages| pages.len() == n_bytes).map(|idx| kept_pages.remove(idx));
+        drop(kept_pages);
+        PooledPages { pages: pages_found.unwrap_or_else(|| Pages::zeroed(n_bytes)), pool: self.clone() }
     }
 }
 
@@ -133,11 +133,11 @@ impl AsRef<[u8]> for PooledPages {
 impl Drop for PooledPages {
     fn drop(&mut self) {
         let pages = std::mem::take(&mut self.pages);
-        let mut kept = self.pool.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let oldest = (kept.len() == KEPT_MAX).then(|| kept.remove(0));
-        kept.push(pages);
+        let mut kept_pages = self.pool.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let oldest = (kept_pages.len() == KEPT_MAX).then(|| kept_pages.remove(0));
+        kept_pages.push(pages);
         // Unmapping happens without the lock.
-        drop(kept);
+        drop(kept_pages);
         drop(oldest);
     }
 }

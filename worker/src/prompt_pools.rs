@@ -56,15 +56,15 @@ impl PromptPool {
         &self,
         work: impl FnOnce() -> Result<T, RequestError> + Send + 'static,
     ) -> Result<T, RequestError> {
-        let full = |_| RequestError::PreparingFull { places: self.n_places };
-        let place = Arc::clone(&self.places).try_acquire_owned().map_err(full)?;
-        let worked = self.processors.run(move |is_cancelled| {
+        let pool_full = |_| RequestError::PreparingFull { places: self.n_places };
+        let place = Arc::clone(&self.places).try_acquire_owned().map_err(pool_full)?;
+        let work_result = self.processors.run(move |is_cancelled| {
             let result = unless_cancelled(is_cancelled, work);
             // After a client disconnects, the work may continue for one more portion of its text, and keeps its place.
             drop(place);
             result.unwrap_or_else(|| Err(RequestError::Internal { reason: "the client has left".to_owned() }))
         });
-        worked.await.map_err(|error| RequestError::Internal { reason: error.to_string() })?
+        work_result.await.map_err(|error| RequestError::Internal { reason: error.to_string() })?
     }
 }
 

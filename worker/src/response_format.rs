@@ -64,9 +64,9 @@ fn read_format(format: &Value) -> Result<Option<(&'static str, Value)>, RequestE
 }
 
 /// Returns the schema of OpenAI's `json_schema` object. It is followed whether `strict` or not, as llama-server does.
-fn read_described(described: &Map<String, Value>) -> Result<(&'static str, Value), RequestError> {
+fn read_described(description: &Map<String, Value>) -> Result<(&'static str, Value), RequestError> {
     let is =
-        |name: &str, fits: fn(&Value) -> bool| described.get(name).is_none_or(|value| value.is_null() || fits(value));
+        |name: &str, fits: fn(&Value) -> bool| description.get(name).is_none_or(|value| value.is_null() || fits(value));
     let checks = [
         ("response_format.json_schema.name", is("name", Value::is_string), "a string"),
         ("response_format.json_schema.description", is("description", Value::is_string), "a string"),
@@ -76,7 +76,7 @@ fn read_described(described: &Map<String, Value>) -> Result<(&'static str, Value
         return Err(RequestError::field(param, format!("`{param}` must be {what}")));
     }
     let param = "response_format.json_schema.schema";
-    match described.get("schema") {
+    match description.get("schema") {
         Some(schema) if !schema.is_null() => Ok((param, schema.clone())),
         _ => Err(RequestError::field(param, format!("`{param}` is missing"))),
     }

@@ -228,8 +228,8 @@ fn check_files(config: &Config) -> Result<Option<Reservation>, RunError> {
     // An embedding worker has no store.
     let Some(disk) = config.engine.store.disk.as_ref().filter(|_| config.embedding.is_none()) else { return Ok(None) };
     let model = model.fingerprint().map_err(RunError::Model)?;
-    let reserved = store::reserve(&disk.dir, config.engine.state_settings(model));
-    reserved.map_err(StartError::Store).map_err(RunError::Engine)
+    let reservation = store::reserve(&disk.dir, config.engine.state_settings(model));
+    reservation.map_err(StartError::Store).map_err(RunError::Engine)
 }
 
 impl Bound {
@@ -275,19 +275,19 @@ impl Bound {
         tokio::pin!(shutdown);
         let began = Instant::now();
         let job = load::LoadJob { config, identity, phase: Arc::clone(&phase), metrics: Arc::clone(&app.metrics) };
-        let loaded = tokio::select! {
-            loaded = obtain(job, reservation) => loaded,
+        let load_result = tokio::select! {
+            load_result = obtain(job, reservation) => load_result,
             () = &mut shutdown => {
                 info!("stopped while the model was loading");
                 return Ok(());
             }
         };
-        let (loaded_model, _reservation) = loaded?;
+        let (loaded_model, _reservation) = load_result?;
         app.metrics.load.set(began.elapsed().as_secs_f64());
         announce(&loaded_model, began.elapsed());
         phase.send_replace(Phase::Ready(loaded_model.clone()));
 
-        let stopped = tokio::select! {
+        let stop_result = tokio::select! {
             () = &mut shutdown => Ok(()),
             () = loaded_model.stopped() => Err(RunError::EngineStopped),
         };
@@ -300,7 +300,7 @@ impl Bound {
         }
         // An error means that the collector was too slow.
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, tracer.flush()).await;
-        stopped
+        stop_result
     }
 }
 

@@ -94,13 +94,14 @@ impl ToolFields {
     ) -> Result<(FormatOptions, ReasoningOutput), RequestError> {
         let reasoning_output = self.reasoning_output(default)?;
         let tools = self.tools.as_deref().unwrap_or_default();
-        let named = check_tools(tools)?;
-        let offered = offered_names(tools, messages);
-        let (named, waiting): (Vec<_>, Vec<_>) = named.into_iter().partition(|tool| offered.contains(tool.name()));
-        let listed = RequestTools { tools: &named, waiting: &waiting, left_out: &self.left_out() };
-        let ToolSelection { tool_choice, only, is_single } = choice::read(self.tool_choice.as_ref(), &listed)?;
+        let named_tools = check_tools(tools)?;
+        let offered_tools = offered_names(tools, messages);
+        let (named, waiting): (Vec<_>, Vec<_>) =
+            named_tools.into_iter().partition(|tool| offered_tools.contains(tool.name()));
+        let request_tools = RequestTools { tools: &named, waiting: &waiting, left_out: &self.left_out() };
+        let ToolSelection { tool_choice, only, is_single } = choice::read(self.tool_choice.as_ref(), &request_tools)?;
         let is_meant = |tool: &NamedTool<'_>| only.as_ref().is_none_or(|only| only.contains(tool));
-        let chosen: Vec<Value> = match tool_choice {
+        let chosen_tools: Vec<Value> = match tool_choice {
             ToolChoice::None => Vec::new(),
             _ => {
                 let callable = |tool: &&Value| {
@@ -116,7 +117,10 @@ impl ToolFields {
         let parallel_tool_calls = if is_single { Some(false) } else { self.parallel_tool_calls };
         let reasoning_format =
             if reasoning_output == ReasoningOutput::Inline { ReasoningFormat::None } else { ReasoningFormat::Auto };
-        Ok((FormatOptions { tools: chosen, tool_choice, parallel_tool_calls, reasoning_format }, reasoning_output))
+        Ok((
+            FormatOptions { tools: chosen_tools, tool_choice, parallel_tool_calls, reasoning_format },
+            reasoning_output,
+        ))
     }
 
     /// Returns the tools that are offered to the model, and those that the conversation may load.
@@ -131,9 +135,9 @@ impl ToolFields {
 
     /// Returns the kinds of omitted tools, each once.
     pub fn left_out(&self) -> Vec<&'static str> {
-        let listed = self.tools.iter().flatten().filter_map(left_out_of_chat);
+        let left_out_tools = self.tools.iter().flatten().filter_map(left_out_of_chat);
         let mut kinds = Vec::new();
-        for kind in listed.chain(self.web_search_options.is_some().then_some(WEB_SEARCH)) {
+        for kind in left_out_tools.chain(self.web_search_options.is_some().then_some(WEB_SEARCH)) {
             if !kinds.contains(&kind) {
                 kinds.push(kind);
             }
@@ -241,26 +245,26 @@ fn check_tool(tool: &Value) -> Result<&'static str, Wrong> {
     if !matches!(fields.get(DEFER_LOADING), None | Some(Value::Bool(_))) {
         return wrong(&format!(".{DEFER_LOADING}"), "must be true or false");
     }
-    let own = |field: &str| format!(".{kind}{field}");
-    let Some(Value::Object(tool)) = fields.get(kind) else { return wrong(&own(""), "must be an object") };
-    let Some(Value::String(name)) = tool.get("name") else { return wrong(&own(".name"), "must be a string") };
+    let own_field = |field: &str| format!(".{kind}{field}");
+    let Some(Value::Object(tool)) = fields.get(kind) else { return wrong(&own_field(""), "must be an object") };
+    let Some(Value::String(name)) = tool.get("name") else { return wrong(&own_field(".name"), "must be a string") };
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:/".contains(&byte);
     if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.bytes().all(plain) {
         let reason = format!("must be 1 to {NAME_BYTES_MAX} letters, digits, '_', '-', '.', ':' or '/'");
-        return wrong(&own(".name"), &reason);
+        return wrong(&own_field(".name"), &reason);
     }
     if !matches!(tool.get("description"), None | Some(Value::Null | Value::String(_))) {
-        return wrong(&own(".description"), "must be a string");
+        return wrong(&own_field(".description"), "must be a string");
     }
     if kind == CUSTOM {
-        return check_text_format(tool.get("format")).map(|()| kind).map_err(|(at, reason)| (own(&at), reason));
+        return check_text_format(tool.get("format")).map(|()| kind).map_err(|(at, reason)| (own_field(&at), reason));
     }
     if !matches!(tool.get("strict"), None | Some(Value::Null | Value::Bool(_))) {
-        return wrong(&own(".strict"), "must be true or false");
+        return wrong(&own_field(".strict"), "must be true or false");
     }
     match tool.get("parameters") {
         None | Some(Value::Null | Value::Object(_)) => Ok(kind),
-        Some(_) => wrong(&own(".parameters"), "must be a JSON schema, an object"),
+        Some(_) => wrong(&own_field(".parameters"), "must be a JSON schema, an object"),
     }
 }
 

@@ -21,8 +21,8 @@ pub fn long() -> &'static str {
     static TEXT: LazyLock<String> = LazyLock::new(|| {
         // SAFETY: a constant string of the library.
         let ggml = unsafe { CStr::from_ptr(llama_cpp_sys_2::ggml_version()) }.to_string_lossy();
-        let built = FEATURES.iter().filter(|(_, is_built)| *is_built);
-        let features: Vec<&str> = built.map(|(name, _)| *name).collect();
+        let built_features = FEATURES.iter().filter(|(_, is_built)| *is_built);
+        let features: Vec<&str> = built_features.map(|(name, _)| *name).collect();
         let features = if features.is_empty() { "none".to_owned() } else { features.join(", ") };
         let version = env!("CARGO_PKG_VERSION");
         format!("{version}\nllama.cpp: llama-cpp-sys-2 {STATE_VERSION}, ggml {ggml}\nfeatures: {features}")

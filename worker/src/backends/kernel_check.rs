@@ -72,12 +72,12 @@ pub fn try_all(device: sys::ggml_backend_dev_t) -> Result<(), KernelFault> {
 
 fn try_products(cpu: &Cpu, memory: &WeightMemory, kind: sys::ggml_type) -> Result<(), KernelFault> {
     let weights = reference::numbers(WIDTH * ROWS, 1);
-    let stored = ggml::quantized(kind, &weights, WIDTH);
-    let weights = ggml::floats(kind, &stored, weights.len());
+    let stored_weights = ggml::quantized(kind, &weights, WIDTH);
+    let weights = ggml::floats(kind, &stored_weights, weights.len());
     for (n_tokens, n_behind) in INPUTS {
         let inputs = reference::numbers(WIDTH * n_tokens * n_behind, 2);
         let shape = ggml::Product { kind, width: WIDTH, rows: ROWS, n_tokens, n_behind };
-        let Some(result) = cpu.product(memory, &shape, &stored, &inputs) else { continue };
+        let Some(result) = cpu.product(memory, &shape, &stored_weights, &inputs) else { continue };
         let what = format!("{} times {n_tokens} x {n_behind} tokens in {memory}", ggml::type_name(kind));
         compare(what, &result, &reference::product(&weights, &inputs, WIDTH))?;
     }
@@ -87,11 +87,11 @@ fn try_products(cpu: &Cpu, memory: &WeightMemory, kind: sys::ggml_type) -> Resul
 fn try_attention(cpu: &Cpu, n_tokens: usize) -> Result<(), KernelFault> {
     let shape = reference::Attention { width: 64, n_heads: 4, n_kv_heads: 2, n_kept: 160, n_tokens };
     let queries = reference::numbers(shape.width * shape.n_heads * n_tokens, 3);
-    let kept = shape.width * shape.n_kv_heads * shape.n_kept;
-    let half = |seed| ggml::quantized(sys::GGML_TYPE_F16, &reference::numbers(kept, seed), shape.width);
+    let n_kept = shape.width * shape.n_kv_heads * shape.n_kept;
+    let half = |seed| ggml::quantized(sys::GGML_TYPE_F16, &reference::numbers(n_kept, seed), shape.width);
     let (keys, values) = (half(4), half(5));
     let result = cpu.attention(&shape, &queries, &keys, &values);
-    let floats = |stored| ggml::floats(sys::GGML_TYPE_F16, stored, kept);
+    let floats = |bytes| ggml::floats(sys::GGML_TYPE_F16, bytes, n_kept);
     let expected = reference::attention(&shape, &queries, &floats(&keys), &floats(&values));
     compare(format!("attention of {n_tokens} tokens"), &result, &expected)
 }

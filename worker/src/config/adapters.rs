@@ -44,9 +44,9 @@ pub(super) fn in_force(flags: &Flags, files: &[AdapterFile]) -> Result<Option<Ap
     if flags.lora_init_without_apply {
         return Ok(None);
     }
-    let wanted: Vec<RequestedAdapter> =
+    let requested_adapters: Vec<RequestedAdapter> =
         (0..).zip(files).map(|(id, file)| RequestedAdapter { id: Whole(id), scale: file.scale.into() }).collect();
-    lora::chosen(files.len(), &wanted).map_err(|_| ConfigError::Range {
+    lora::chosen(files.len(), &requested_adapters).map_err(|_| ConfigError::Range {
         flag: "lora".into(),
         reason: "only one adapter can be applied to a request; with several, set --lora-init-without-apply".to_owned(),
     })

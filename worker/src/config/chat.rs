@@ -53,19 +53,20 @@ pub struct ChatFlags {
 ///
 /// Errors: `Range`, naming the flag, if they are no JSON object, are too long, or if two flags set one differently.
 pub(super) fn template_kwargs(flags: &ChatFlags) -> Result<TemplateKwargs, ConfigError> {
-    let refused = |reason: String| ConfigError::Range { flag: "chat-template-kwargs".into(), reason };
-    let given = flags.chat_template_kwargs.as_deref().map(TemplateKwargs::parse).transpose().map_err(refused)?;
-    let mut kwargs = given.unwrap_or_default().variables().clone();
+    let range_error = |reason: String| ConfigError::Range { flag: "chat-template-kwargs".into(), reason };
+    let flag_kwargs =
+        flags.chat_template_kwargs.as_deref().map(TemplateKwargs::parse).transpose().map_err(range_error)?;
+    let mut kwargs = flag_kwargs.unwrap_or_default().variables().clone();
     for (flag, name, value) in own_flags(flags) {
         let Some(value) = value else { continue };
         if kwargs.insert(name.to_owned(), value.clone()).is_some_and(|other| other != value) {
-            return Err(refused(format!("{name} differs from what --{flag} sets")));
+            return Err(range_error(format!("{name} differs from what --{flag} sets")));
         }
     }
-    let kwargs = TemplateKwargs::new(kwargs).map_err(refused)?;
+    let kwargs = TemplateKwargs::new(kwargs).map_err(range_error)?;
     let n_bytes = kwargs.to_json().len();
     if n_bytes > TEMPLATE_KWARGS_BYTES_MAX {
-        return Err(refused(format!("{n_bytes} bytes; at most {TEMPLATE_KWARGS_BYTES_MAX} are allowed")));
+        return Err(range_error(format!("{n_bytes} bytes; at most {TEMPLATE_KWARGS_BYTES_MAX} are allowed")));
     }
     Ok(kwargs)
 }

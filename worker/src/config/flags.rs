@@ -338,10 +338,10 @@ impl Flags {
     pub fn from_command_line(
         arguments: impl IntoIterator<Item = OsString>,
     ) -> Result<ParsedCommandLine<Self>, clap::Error> {
-        let refused = |refusal: NoTranslation| Self::command().error(ErrorKind::UnknownArgument, refusal);
-        let Translated { arguments, ignored } = llama_server::translate(arguments).map_err(refused)?;
-        let asked = command_line::parse::<Self>(arguments).map_err(with_page)?;
-        Ok(asked.map(|flags| Self { ignored, ..flags }))
+        let unknown_argument = |refusal: NoTranslation| Self::command().error(ErrorKind::UnknownArgument, refusal);
+        let Translated { arguments, ignored } = llama_server::translate(arguments).map_err(unknown_argument)?;
+        let command_line = command_line::parse::<Self>(arguments).map_err(with_page)?;
+        Ok(command_line.map(|flags| Self { ignored, ..flags }))
     }
 
     /// Returns whether the worker embeds texts instead of generating.

@@ -168,9 +168,9 @@ impl GivenDefaults {
         }
         let mut fields = body.as_object().cloned().expect("a struct is an object");
         fields.retain(|_, value| !value.is_null());
-        let given = Self(fields);
-        match resolved(given.fields(), &Generation::default()) {
-            Ok(_) => Ok(given),
+        let defaults = Self(fields);
+        match resolved(defaults.fields(), &Generation::default()) {
+            Ok(_) => Ok(defaults),
             Err(error) => Err(ConfigError::Range {
                 flag: error.param().map_or_else(String::new, |field| flag_of(&field)).into(),
                 reason: error.to_string(),

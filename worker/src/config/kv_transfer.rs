@@ -49,13 +49,13 @@ impl KvTransferFlags {
     ///
     /// Errors: `Range` for a name that no certificate can have.
     pub fn config(&self) -> Result<Option<KvTransferConfig>, ConfigError> {
-        let own = CertFiles::of(self.peer_cert.clone(), self.peer_key.clone());
+        let own_files = CertFiles::of(self.peer_cert.clone(), self.peer_key.clone());
         let name = self.peer_name.clone().map(ServerName::try_from).transpose();
         let peer_name = name.map_err(|_| ConfigError::Range {
             flag: "peer-name".into(),
             reason: "must be a host name or an address".to_owned(),
         })?;
-        let tls = ClientFiles { ca: self.peer_ca.clone(), own };
+        let tls = ClientFiles { ca: self.peer_ca.clone(), own: own_files };
         Ok((!self.no_kv_transfer).then_some(KvTransferConfig { tls, peer_name }))
     }
 }

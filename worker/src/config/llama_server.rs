@@ -283,18 +283,18 @@ pub enum NoTranslation {
 ///
 /// Errors: every [`NoTranslation`].
 pub fn translate(arguments: impl IntoIterator<Item = OsString>) -> Result<Translated, NoTranslation> {
-    let mut translated = Translated::default();
+    let mut translation = Translated::default();
     let mut arguments = arguments.into_iter().peekable();
-    translated.arguments.extend(arguments.next());
+    translation.arguments.extend(arguments.next());
     while let Some(argument) = arguments.next() {
         let Some((name, value)) = argument.to_str().and_then(flag) else {
-            translated.arguments.push(argument);
+            translation.arguments.push(argument);
             continue;
         };
         let next_is_value = arguments.peek().is_some_and(|next| next.to_str().and_then(flag).is_none());
         if name == "--slots" && value.is_empty() && !next_is_value {
             // llama-server's flag that turns `/slots` on; with a number it is the worker's flag.
-            translated.ignored.push(IgnoredFlag { name, reason: "always on" });
+            translation.ignored.push(IgnoredFlag { name, reason: "always on" });
             continue;
         }
         let Some(row) = find(&name) else {
@@ -302,21 +302,21 @@ pub fn translate(arguments: impl IntoIterator<Item = OsString>) -> Result<Transl
             if is_short {
                 return Err(NoTranslation::Unknown { name });
             }
-            translated.arguments.push(format!("{name}{value}").into());
+            translation.arguments.push(format!("{name}{value}").into());
             continue;
         };
         match row.fate {
-            Same(own) => translated.arguments.push(format!("{own}{value}").into()),
+            Same(own) => translation.arguments.push(format!("{own}{value}").into()),
             Ignored(reason) => {
                 if row.takes == Value && value.is_empty() && next_is_value {
                     arguments.next();
                 }
-                translated.ignored.push(IgnoredFlag { name, reason });
+                translation.ignored.push(IgnoredFlag { name, reason });
             }
             Refused(reason) => return Err(NoTranslation::Refused { name, reason }),
         }
     }
-    Ok(translated)
+    Ok(translation)
 }
 
 /// Returns the name of a flag as llama-server parses it, and its value after `=`; `None` for a value, for a negative
@@ -335,9 +335,9 @@ fn flag(argument: &str) -> Option<(String, &str)> {
 }
 
 fn find(name: &str) -> Option<&'static FlagRow> {
-    let is_it = |known: &str| match known.strip_suffix('*') {
+    let is_it = |known_flag: &str| match known_flag.strip_suffix('*') {
         Some(beginning) => name.starts_with(beginning),
-        None => known == name,
+        None => known_flag == name,
     };
     ROWS.iter().find(|row| row.names.split_whitespace().any(is_it))
 }

@@ -65,11 +65,11 @@ pub struct MediaConfig {
 impl MediaConfig {
     /// Returns the projector to load, given the files on this machine: the one that a flag names, and the one of the
     /// model's repository.
-    pub fn projector(&self, named: Option<PathBuf>, of_repository: Option<PathBuf>) -> Option<ProjectorConfig> {
+    pub fn projector(&self, named_path: Option<PathBuf>, of_repository: Option<PathBuf>) -> Option<ProjectorConfig> {
         let (offload, min_tokens, max_tokens) = (self.offload, self.min_tokens, self.max_tokens);
         let config = |path, need| ProjectorConfig { path, need, offload, min_tokens, max_tokens };
-        let named = named.map(|path| config(path, ProjectorNeed::Required));
-        named.or_else(|| of_repository.map(|path| config(path, ProjectorNeed::Optional)))
+        let named_path = named_path.map(|path| config(path, ProjectorNeed::Required));
+        named_path.or_else(|| of_repository.map(|path| config(path, ProjectorNeed::Optional)))
     }
 }
 
@@ -88,22 +88,22 @@ pub(super) fn media_config(
     if min_tokens == Some(0) {
         return refuse("image-min-tokens", "must be at least 1");
     }
-    if max_tokens.is_some_and(|most| most < min_tokens.unwrap_or(1)) {
+    if max_tokens.is_some_and(|tokens| tokens < min_tokens.unwrap_or(1)) {
         return refuse("image-max-tokens", "must be at least 1, and at least --image-min-tokens");
     }
-    let named = match (&flags.mmproj_url, &flags.mmproj) {
+    let named_projector = match (&flags.mmproj_url, &flags.mmproj) {
         (Some(url), file) => {
             let by_url = UrlFlags { names: ("mmproj-url", "mmproj"), url, file: file.as_ref() };
             Some(by_url.source(source, variables)?)
         }
         (None, file) => file.clone().map(ModelSource::File),
     };
-    let may_have_one = named.is_some() || (source.hf_repo.is_some() && !flags.no_mmproj);
+    let may_have_one = named_projector.is_some() || (source.hf_repo.is_some() && !flags.no_mmproj);
     let limits = [("image-min-tokens", min_tokens), ("image-max-tokens", max_tokens)];
     if let Some((flag, _)) = limits.into_iter().find(|(_, limit)| limit.is_some() && !may_have_one) {
         return refuse(flag, "needs a projector: --mmproj, --mmproj-url, or --hf-repo without --no-mmproj");
     }
-    Ok(MediaConfig { named, offload: !flags.no_mmproj_offload, min_tokens, max_tokens })
+    Ok(MediaConfig { named: named_projector, offload: !flags.no_mmproj_offload, min_tokens, max_tokens })
 }
 
 /// Returns the use of the projector of the model's repository; `obstacle` is a flag that excludes projectors, if there

@@ -71,8 +71,8 @@ pub(super) fn source(
     variables: Variables<'_>,
 ) -> Result<ModelSource, ConfigError> {
     if let Some(repo) = &flags.hf_repo {
-        let given = [("model", flags.model.is_some()), ("model-url", flags.model_url.is_some())];
-        if let Some((flag, _)) = given.into_iter().find(|(_, is_given)| *is_given) {
+        let sources = [("model", flags.model.is_some()), ("model-url", flags.model_url.is_some())];
+        if let Some((flag, _)) = sources.into_iter().find(|(_, is_given)| *is_given) {
             return refuse("hf-repo", format!("cannot be combined with --{flag}"));
         }
         let model = HubModel { projector, ..hub_model(repo, flags)? };
@@ -141,12 +141,12 @@ fn is_switched_on(text: &str) -> bool {
     ["1", "on", "yes", "true"].contains(&text.to_ascii_lowercase().as_str())
 }
 
-fn hub_model(given: &str, flags: &SourceFlags) -> Result<HubModel, ConfigError> {
-    let (repo, quant) = given.split_once(':').map_or((given, None), |(repo, quant)| (repo, Some(quant)));
+fn hub_model(hub_name: &str, flags: &SourceFlags) -> Result<HubModel, ConfigError> {
+    let (repo, quant) = hub_name.split_once(':').map_or((hub_name, None), |(repo, quant)| (repo, Some(quant)));
     if !is_repo(repo) || quant.is_some_and(str::is_empty) {
-        return refuse("hf-repo", format!("must be OWNER/NAME or OWNER/NAME:QUANT, not {given}"));
+        return refuse("hf-repo", format!("must be OWNER/NAME or OWNER/NAME:QUANT, not {hub_name}"));
     }
-    let wanted = match (&flags.hf_file, quant) {
+    let selection = match (&flags.hf_file, quant) {
         (Some(file), _) => FileSelection::File(file.clone()),
         (None, Some(quant)) => FileSelection::Quant(quant.to_owned()),
         (None, None) => FileSelection::Any,
@@ -156,7 +156,7 @@ fn hub_model(given: &str, flags: &SourceFlags) -> Result<HubModel, ConfigError> 
         return refuse("hf-revision", "must be a branch, a tag or a commit".to_owned());
     }
     let projector = RepositoryProjector::Unused;
-    Ok(HubModel { name: given.to_owned(), repo: repo.to_owned(), revision, wanted, projector })
+    Ok(HubModel { name: hub_name.to_owned(), repo: repo.to_owned(), revision, wanted: selection, projector })
 }
 
 /// Returns whether a text is `OWNER/NAME`, and its folder name stays within the cache.
@@ -172,13 +172,13 @@ fn is_repo(text: &str) -> bool {
 
 /// Returns the file for a URL of Hugging Face's web pages; `None` for any other URL.
 fn hub_file(url: &Url, endpoint: &Url) -> Option<HubModel> {
-    let rest = url.as_str().strip_prefix(endpoint.as_str().trim_end_matches('/'))?.strip_prefix('/')?;
-    let mut segments = rest.split(['?', '#']).next()?.splitn(5, '/');
+    let hub_path = url.as_str().strip_prefix(endpoint.as_str().trim_end_matches('/'))?.strip_prefix('/')?;
+    let mut segments = hub_path.split(['?', '#']).next()?.splitn(5, '/');
     let repo = format!("{}/{}", segments.next()?, segments.next()?);
     let kind = segments.next()?;
     let (revision, file) = (segments.next()?.to_owned(), segments.next()?.to_owned());
     // An escaped name differs from the one in the list of files.
-    let is_file = ["resolve", "blob"].contains(&kind) && is_repo(&repo) && !rest.contains('%');
+    let is_file = ["resolve", "blob"].contains(&kind) && is_repo(&repo) && !hub_path.contains('%');
     is_file.then(|| HubModel {
         name: warmpath_gguf::model_name(Path::new(&file)),
         repo,

@@ -91,9 +91,9 @@ impl FromStr for SpecType {
 
     /// Parses a list of llama-server's types, separated by commas.
     fn from_str(types: &str) -> Result<Self, String> {
-        let mut read = Self::None;
+        let mut types_read = Self::None;
         for name in types.split(',').map(str::trim) {
-            let named = match name {
+            let named_type = match name {
                 "none" => Self::None,
                 "auto" => Self::Auto,
                 "draft-simple" => Self::Model,
@@ -107,9 +107,9 @@ impl FromStr for SpecType {
                     ));
                 }
             };
-            read = read.max(named);
+            types_read = types_read.max(named_type);
         }
-        Ok(read)
+        Ok(types_read)
     }
 }
 

@@ -115,7 +115,7 @@ impl Repository {
     /// Errors: `File`.
     pub fn write_ref(&self, revision: &str, commit: &str) -> Result<(), DownloadError> {
         let Some(path) = self.ref_path(revision).filter(|_| !is_commit(revision)) else { return Ok(()) };
-        if fs::read_to_string(&path).is_ok_and(|known| known == commit) {
+        if fs::read_to_string(&path).is_ok_and(|known_commit| known_commit == commit) {
             return Ok(());
         }
         let refuse = |source| DownloadError::file("write", &path, source);

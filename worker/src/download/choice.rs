@@ -56,11 +56,11 @@ fn listed(files: &[String]) -> String {
 /// Returns the paths of the model's files, its first one first.
 ///
 /// Errors: every [`NoChoice`].
-pub fn choose<'a>(paths: impl Iterator<Item = &'a str>, wanted: &FileSelection) -> Result<Vec<String>, NoChoice> {
+pub fn choose<'a>(paths: impl Iterator<Item = &'a str>, selection: &FileSelection) -> Result<Vec<String>, NoChoice> {
     let paths: Vec<&str> = paths.collect();
     let first_of_models = || paths.iter().copied().filter(|path| is_model(path) && is_first(path));
     let by_quant = |quant: &str| first_of_models().find(|path| has_quant(path, quant));
-    let primary = match wanted {
+    let primary = match selection {
         FileSelection::File(file) => paths.iter().copied().find(|path| path == file),
         FileSelection::Quant(quant) => by_quant(quant),
         FileSelection::Any => QUANTS_DEFAULT.into_iter().find_map(by_quant).or_else(|| first_of_models().next()),
@@ -68,12 +68,16 @@ pub fn choose<'a>(paths: impl Iterator<Item = &'a str>, wanted: &FileSelection) 
     let Some(primary) = primary else {
         let files: Vec<String> =
             paths.iter().filter(|path| path.ends_with(".gguf")).map(|&path| path.to_owned()).collect();
-        let wanted = match wanted {
+        let description = match selection {
             FileSelection::File(file) => format!("file {file}"),
             FileSelection::Quant(quant) => format!("model file with {quant} in its name"),
             FileSelection::Any => "model file".to_owned(),
         };
-        return Err(if files.is_empty() { NoChoice::NoModel } else { NoChoice::NoSuchFile { wanted, files } });
+        return Err(if files.is_empty() {
+            NoChoice::NoModel
+        } else {
+            NoChoice::NoSuchFile { wanted: description, files }
+        });
     };
     let files = parts(primary);
     match files.iter().find(|file| !paths.contains(&file.as_str())) {

@@ -163,13 +163,13 @@ impl Web {
             request = request.header(header::AUTHORIZATION, token.header());
         }
         let request = request.body(Empty::new()).map_err(|_| unusable(url, ask.what, "a header cannot be sent"))?;
-        let sent = async {
+        let sending = async {
             match self.proxies.intercept(&uri).filter(|_| url.scheme() == "https") {
                 Some(proxy) => self.client_through(&proxy).request(request).await,
                 None => self.client.request(request).await,
             }
         };
-        let response = tokio::time::timeout(CONNECT_TIMEOUT + SILENCE_MAX, sent).await;
+        let response = tokio::time::timeout(CONNECT_TIMEOUT + SILENCE_MAX, sending).await;
         let response = response.map_err(|_| AttemptFailure::transient("it does not respond"))?;
         let response = response.map_err(|error| AttemptFailure::transient(warmpath_shell::chain(&error)))?;
         let (parts, body) = response.into_parts();

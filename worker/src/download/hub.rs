@@ -154,8 +154,9 @@ async fn ask<T: DeserializeOwned>(
 async fn answered<T: DeserializeOwned>(web: &Web, ask: &HostRequest<'_>) -> Result<(T, Option<Url>), AttemptFailure> {
     let mut answer = web.get(ask).await?;
     let body = answer.whole(ask.what, ANSWER_BYTES_MAX).await?;
-    let read = serde_json::from_slice(&body).map_err(|error| unusable(&answer.url, ask.what, &error.to_string()))?;
-    Ok((read, next_page(&answer)))
+    let answer_body =
+        serde_json::from_slice(&body).map_err(|error| unusable(&answer.url, ask.what, &error.to_string()))?;
+    Ok((answer_body, next_page(&answer)))
 }
 
 /// Returns the address of a list's next page. Source: RFC 8288, as the hub writes it.

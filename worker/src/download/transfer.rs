@@ -50,9 +50,9 @@ pub struct Validators {
 
 impl Validators {
     /// Returns the ETag of the complete file, and that of the partial one from its file.
-    pub fn read(whole: Option<String>, partial_etag: PathBuf) -> Self {
+    pub fn read(whole_etag: Option<String>, partial_etag: PathBuf) -> Self {
         let partial = std::fs::read_to_string(&partial_etag).ok().filter(|etag| is_strong(etag));
-        Self { whole, partial, partial_etag }
+        Self { whole: whole_etag, partial, partial_etag }
     }
 
     /// Returns whether the partial file can be resumed.
@@ -138,16 +138,16 @@ async fn transfer_version(
         let before = partial.len;
         let validators = validators.as_deref_mut();
         let mut attempt = Attempt { web, remote, what: &what, partial: &mut partial, validators, progress };
-        let arrived = attempt.run().await;
-        match arrived {
+        let attempt_result = attempt.run().await;
+        match attempt_result {
             Ok(Transferred::Unchanged) => return Ok(Transferred::Unchanged),
-            Ok(whole) => match partial.finish(&what, remote.sha256).await {
+            Ok(hasher) => match partial.finish(&what, remote.sha256).await {
                 // The part left by an earlier process may be damaged: download the whole file once more.
                 Err(error @ DownloadError::Checksum { .. }) if std::mem::take(&mut is_resumed) => {
                     warn!(%error, "downloading the whole file again");
                     partial = PartialFile::open(path, Some(Sha256::new())).await?;
                 }
-                finished => return finished.map(|()| whole),
+                finished => return finished.map(|()| hasher),
             },
             Err(failure) => {
                 if partial.len > before {
@@ -182,9 +182,10 @@ impl PartialFile {
         let folder = path.parent().expect("a file is in a folder");
         std::fs::create_dir_all(folder).map_err(|source| DownloadError::file("make", folder, source))?;
         let file = File::options().append(true).create(true).open(path).await.map_err(refuse)?;
-        let owned = path.to_owned();
-        let read = tokio::task::spawn_blocking(move || read_whole(&owned, hasher)).await;
-        let (hasher, len) = read.map_err(io::Error::other).and_then(|read| read).map_err(refuse)?;
+        let owned_path = path.to_owned();
+        let read_result = tokio::task::spawn_blocking(move || read_whole(&owned_path, hasher)).await;
+        let (hasher, len) =
+            read_result.map_err(io::Error::other).and_then(|read_result| read_result).map_err(refuse)?;
         Ok(Self { path: path.to_owned(), file, hasher, len })
     }
 
@@ -227,13 +228,13 @@ impl PartialFile {
     /// Errors: `Room`.
     fn check_room(&self, what: &str, size: u64) -> Result<(), DownloadError> {
         let folder = self.path.parent().expect("a file is in a folder");
-        let needed = size.saturating_sub(self.len);
+        let bytes_needed = size.saturating_sub(self.len);
         match free_bytes(folder) {
-            Some(free) if free < needed => Err(DownloadError::Room {
+            Some(bytes_free) if bytes_free < bytes_needed => Err(DownloadError::Room {
                 what: what.to_owned(),
                 folder: folder.to_owned(),
-                free: Bytes(free),
-                needed: Bytes(needed),
+                free: Bytes(bytes_free),
+                needed: Bytes(bytes_needed),
             }),
             _ => Ok(()),
         }
@@ -304,8 +305,8 @@ impl Attempt<'_> {
         // A part may come without an ETag, as the request names the expected one.
         let etag = etag.or_else(|| self.partial_etag().cloned());
         // The disk must have room for the whole file before the first byte is written.
-        let announced = answer.content_length().map(|rest| self.partial.len + rest);
-        let size = self.remote.size.or(announced);
+        let announced_len = answer.content_length().map(|len_left| self.partial.len + len_left);
+        let size = self.remote.size.or(announced_len);
         if let Some(size) = size {
             self.partial.check_room(self.what, size)?;
             self.progress.size(size);

@@ -52,23 +52,23 @@ async fn ensure(web: &Web, url: Url, path: &Path, progress: &mut DownloadProgres
     };
     let (etag, partial, partial_etag) = (beside(".etag"), beside(".incomplete"), beside(".incomplete.etag"));
     let _lock = lock(&beside(".lock")).await?;
-    let read = |path: &Path| fs::read_to_string(path).ok();
+    let read_text = |path: &Path| fs::read_to_string(path).ok();
     let has_file = path.is_file();
-    let whole = read(&etag).filter(|_| has_file);
-    if has_file && whole.is_none() {
+    let whole_etag = read_text(&etag).filter(|_| has_file);
+    if has_file && whole_etag.is_none() {
         info!(path = %path.display(), "using the downloaded model; its host sent no ETag, so newer versions cannot be detected");
         return Ok(());
     }
-    let mut validators = Validators::read(whole, partial_etag.clone());
+    let mut validators = Validators::read(whole_etag, partial_etag.clone());
     // Without an ETag, the partial file may belong to another version.
     if !validators.can_resume() && partial.exists() {
         fs::remove_file(&partial).map_err(|source| DownloadError::file("delete", &partial, source))?;
     }
     progress.begin(&path.file_name().unwrap_or_default().to_string_lossy(), 0);
     let remote = Remote { url, token: None, size: None, sha256: None };
-    let transferred = transfer_if_changed(web, &remote, &partial, &mut validators, progress).await;
+    let transfer = transfer_if_changed(web, &remote, &partial, &mut validators, progress).await;
     let keep = |from: &Path, to: &Path| fs::rename(from, to).map_err(|source| DownloadError::file("keep", to, source));
-    match transferred {
+    match transfer {
         Ok(Transferred::Whole(new)) => {
             // Removed first, so that a new file never keeps the ETag of the old one.
             let _ = fs::remove_file(&etag);

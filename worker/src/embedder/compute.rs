@@ -41,17 +41,17 @@ impl<'m> Computer<'m> {
         config: &EmbedConfig,
         fingerprint: Fingerprint,
     ) -> Result<(Self, EmbedFacts), StartError> {
-        let unsupported = |reason: String| StartError::Unsupported { path: config.engine.model.clone(), reason };
+        let unsupported_error = |reason: String| StartError::Unsupported { path: config.engine.model.clone(), reason };
         let file = |key: &str| model.meta_val_str(key).ok();
         let metadata = config.engine.metadata(&file);
         let n_ctx_train = config.engine.rope.extended(&metadata);
         let mut layout = EmbeddingLayout::new(&metadata, config);
         if layout.pooling == Pooling::Rank {
-            check_head(config).map_err(unsupported)?;
+            check_head(config).map_err(unsupported_error)?;
         }
         let mut computer = Self::with_context(model, config, layout)?;
         // Only a model with a KV cache can compute a text in several micro-batches.
-        let has_memory = computer.probe().map_err(unsupported)?;
+        let has_memory = computer.probe().map_err(unsupported_error)?;
         if !has_memory && layout.ubatch_tokens < layout.batch_tokens {
             layout = layout.unsplit();
             drop(computer);
@@ -93,8 +93,8 @@ impl<'m> Computer<'m> {
     /// Errors: the reason why it cannot be computed.
     fn probe(&mut self) -> Result<bool, String> {
         self.batch.clear();
-        let added = self.batch.add(LlamaToken(0), 0, &[0], true);
-        added.expect("a batch has room for a token");
+        let addition = self.batch.add(LlamaToken(0), 0, &[0], true);
+        addition.expect("a batch has room for a token");
         self.decode().map_err(|error| format!("its first batch failed ({error})"))?;
         let has_memory = self.context.kv_cache_seq_pos_max(0) >= 0;
         self.vectors(0, 0..1)?;
@@ -132,8 +132,8 @@ impl<'m> Computer<'m> {
         for (sequence, text) in (0..).zip(texts) {
             self.push(sequence, text, 0);
         }
-        let decoded = self.decode().map_err(|error| error.to_string());
-        let vectors = decoded.and_then(|()| {
+        let result = self.decode().map_err(|error| error.to_string());
+        let vectors = result.and_then(|()| {
             let mut first = 0;
             let vectors = |(sequence, text): (i32, &&[Token])| {
                 let tokens = first..first + i32::try_from(text.len()).unwrap_or(i32::MAX);
@@ -154,16 +154,16 @@ impl<'m> Computer<'m> {
     /// Shape: one text at a time is computed in pieces. Errors: a description of the failure; the computed part of the
     /// text is then dropped.
     pub(super) fn extend(&mut self, text: &[Token], n_computed: usize) -> Result<Option<Vectors>, String> {
-        let rest = &text[n_computed..];
-        let piece_tokens = self.piece_tokens().map_or(rest.len(), |n| rest.len().min(n as usize));
+        let tokens_left = &text[n_computed..];
+        let piece_tokens = self.piece_tokens().map_or(tokens_left.len(), |n| tokens_left.len().min(n as usize));
         let sequence = self.own_sequence();
         self.batch.clear();
-        self.push(sequence, &rest[..piece_tokens], n_computed);
-        let decoded = self.decode().map_err(|error| error.to_string());
+        self.push(sequence, &tokens_left[..piece_tokens], n_computed);
+        let result = self.decode().map_err(|error| error.to_string());
         // The vectors of every piece are checked, so that no text beside a piece attends to cells that are not finite.
-        let vectors = decoded.and_then(|()| self.vectors(sequence, 0..0));
+        let vectors = result.and_then(|()| self.vectors(sequence, 0..0));
         match &vectors {
-            Ok(_) if piece_tokens < rest.len() => return Ok(None),
+            Ok(_) if piece_tokens < tokens_left.len() => return Ok(None),
             Ok(_) => self.give_up(),
             Err(_) => self.clear_all(),
         }
@@ -184,14 +184,14 @@ impl<'m> Computer<'m> {
         let position = i32::try_from(position).expect("a position is below the context's size, an i32");
         for (position, token) in (position..).zip(tokens) {
             let token = LlamaToken(i32::try_from(*token).expect("tokens were checked against the vocabulary"));
-            let added = self.batch.add(token, position, &[sequence], true);
-            added.expect("the batch plan respects the batch's size");
+            let addition = self.batch.add(token, position, &[sequence], true);
+            addition.expect("the batch plan respects the batch's size");
         }
     }
 
     fn clear(&mut self, sequence: i32) {
-        let cleared = self.context.clear_kv_cache_seq(Some(sequence.unsigned_abs()), None, None);
-        debug_assert_eq!(cleared, Ok(true), "a whole sequence can always be removed");
+        let result = self.context.clear_kv_cache_seq(Some(sequence.unsigned_abs()), None, None);
+        debug_assert_eq!(result, Ok(true), "a whole sequence can always be removed");
     }
 
     /// Clears every cell and its keys and values, after a batch whose numbers may not be finite.
@@ -210,8 +210,8 @@ impl<'m> Computer<'m> {
             };
             tokens.map(of_token).collect::<Result<_, _>>()?
         } else {
-            let pooled = self.context.embeddings_seq_ith(sequence).map_err(|error| none(error.to_string()))?;
-            vec![pooled.to_vec()]
+            let pooled_vector = self.context.embeddings_seq_ith(sequence).map_err(|error| none(error.to_string()))?;
+            vec![pooled_vector.to_vec()]
         };
         // A vector with NaN would reach the client as nulls.
         if vectors.iter().flatten().any(|number| !number.is_finite()) {

@@ -26,9 +26,9 @@ pub fn project_memory(config: &EmbedConfig, available: u64) -> Option<MemoryPlan
     // llama.cpp measures a smaller context, and its figures are scaled up.
     let layout = layout(&outline, config);
     let asked_tokens = layout.batch_tokens.min(ASKED_TOKENS_MAX);
-    let asked =
+    let asked_layout =
         EmbeddingLayout { batch_tokens: asked_tokens, ubatch_tokens: layout.ubatch_tokens.min(asked_tokens), ..layout };
-    let (memory, devices) = outline.context(&context_params(config, asked))?;
+    let (memory, devices) = outline.context(&context_params(config, asked_layout))?;
     let grown = |bytes: u64| bytes.saturating_mul(layout.batch_tokens.into()).div_ceil(asked_tokens.max(1).into());
     let devices = devices.into_iter().map(|device| {
         let (context, compute) = (grown(device.context), grown(device.compute));
@@ -54,8 +54,8 @@ pub fn plan_memory(config: &EmbedConfig, available: u64) -> Result<Option<Memory
     plan.memory.log();
     // Mapped weights are not counted.
     let MemoryUse { mapped, copied, context, compute, .. } = plan.memory;
-    let needed = [context, compute, copied].into_iter().fold(0, u64::saturating_add);
-    if needed <= available {
+    let bytes_needed = [context, compute, copied].into_iter().fold(0, u64::saturating_add);
+    if bytes_needed <= available {
         return Ok(Some(plan));
     }
     let parts = format!(
@@ -66,11 +66,11 @@ pub fn plan_memory(config: &EmbedConfig, available: u64) -> Result<Option<Memory
         Bytes(copied),
         Bytes(mapped),
     );
-    let fits = match needed - copied <= needed.saturating_sub(available) {
+    let fits = match bytes_needed - copied <= bytes_needed.saturating_sub(available) {
         true => "no --ctx-size would fit; use a smaller model".to_owned(),
         false => "reduce --ctx-size or --ubatch-size".to_owned(),
     };
-    Err(StartError::Memory { needed: Bytes(needed), available: Bytes(available), parts, fits })
+    Err(StartError::Memory { needed: Bytes(bytes_needed), available: Bytes(available), parts, fits })
 }
 
 /// Returns a configuration that names the device of each part, like the engine's.
@@ -78,12 +78,12 @@ pub fn plan_memory(config: &EmbedConfig, available: u64) -> Result<Option<Memory
 /// Errors: `Config` for a device or a buffer that does not exist.
 pub fn with_devices(config: EmbedConfig) -> Result<EmbedConfig, StartError> {
     let pooling = config.pooling;
-    let wanted = |engine: &EngineConfig| {
+    let wanted_layout = |engine: &EngineConfig| {
         let config = EmbedConfig { engine: engine.clone(), pooling };
         let layout = layout(&Outline::load(engine)?, &config);
         Some(context_params(&config, layout))
     };
-    Ok(EmbedConfig { engine: engine::with_devices_beside(config.engine, wanted)?, pooling })
+    Ok(EmbedConfig { engine: engine::with_devices_beside(config.engine, wanted_layout)?, pooling })
 }
 
 fn layout(outline: &Outline, config: &EmbedConfig) -> EmbeddingLayout {

@@ -76,8 +76,8 @@ pub enum TextFault {
 }
 
 impl EmbedHandle {
-    pub(super) fn new(shared: EmbedderShared) -> Self {
-        Self { shared: Arc::new(shared) }
+    pub(super) fn new(state: EmbedderShared) -> Self {
+        Self { shared: Arc::new(state) }
     }
 
     /// Returns the properties of the loaded model.
@@ -109,18 +109,18 @@ impl EmbedHandle {
     /// Shape: `texts` `[n]` -> `[n]`. Errors: `QueueFull`, `Draining`, `Decode`, and `Stopped` once the thread has
     /// ended.
     pub async fn embed(&self, request_id: &RequestId, texts: Vec<Vec<Token>>) -> Result<Vec<Embedded>, EngineError> {
-        let shared = &self.shared;
-        if shared.draining.load(Ordering::Acquire) {
+        let state = &self.shared;
+        if state.draining.load(Ordering::Acquire) {
             return Err(EngineError::Draining);
         }
-        let full = || EngineError::QueueFull { queue_max: shared.queue_max };
-        let place = Arc::clone(&shared.places).try_acquire_owned().map_err(|_| full())?;
+        let queue_full = || EngineError::QueueFull { queue_max: state.queue_max };
+        let place = Arc::clone(&state.places).try_acquire_owned().map_err(|_| queue_full())?;
         let (reply, answer) = oneshot::channel();
         let n_tokens = texts.iter().map(Vec::len).sum::<usize>();
-        let announcement = shared.announcer.announce(request_id, u32::try_from(n_tokens).unwrap_or(u32::MAX), &[]);
+        let announcement = state.announcer.announce(request_id, u32::try_from(n_tokens).unwrap_or(u32::MAX), &[]);
         let job = EmbedJob { announcement, texts, reply, place };
-        shared.commands.try_send(EmbedderCommand::Embed(job)).map_err(|error| match error {
-            TrySendError::Full(_) => full(),
+        state.commands.try_send(EmbedderCommand::Embed(job)).map_err(|error| match error {
+            TrySendError::Full(_) => queue_full(),
             TrySendError::Disconnected(_) => EngineError::Stopped,
         })?;
         answer.await.unwrap_or(Err(EngineError::Stopped))
@@ -143,8 +143,8 @@ impl EmbedHandle {
 
     /// Returns once the thread has ended, for whatever reason.
     pub async fn stopped(&self) {
-        let mut stopped = self.shared.stopped.clone();
+        let mut stop_signal = self.shared.stopped.clone();
         // The thread never sends; its end closes the channel.
-        while stopped.changed().await.is_ok() {}
+        while stop_signal.changed().await.is_ok() {}
     }
 }

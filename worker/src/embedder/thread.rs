@@ -94,8 +94,8 @@ pub(super) fn start(
     let thread = builder
         .spawn(move || run(&config, progress, inside, &ready))
         .map_err(|error| StartError::Thread { reason: error.to_string() })?;
-    let ended = |_| StartError::Thread { reason: "it panicked".to_owned() };
-    let facts = started.recv().map_err(ended)??;
+    let panic_error = |_| StartError::Thread { reason: "it panicked".to_owned() };
+    let facts = started.recv().map_err(panic_error)??;
     Ok(EmbedHandle::new(EmbedderShared {
         facts,
         announcer,
@@ -116,14 +116,14 @@ fn run(
     ready: &SyncSender<Result<EmbedFacts, StartError>>,
 ) {
     let refuse = |error: GgufError| StartError::Model { path: config.engine.model.clone(), reason: error.to_string() };
-    let loaded = load_model(&config.engine, progress)
+    let load_result = load_model(&config.engine, progress)
         .and_then(|model| Ok((model, warmpath_gguf::fingerprint(&config.engine.model).map_err(refuse)?)));
-    let (model, fingerprint) = match loaded {
-        Ok(loaded) => loaded,
+    let (model, fingerprint) = match load_result {
+        Ok(load_result) => load_result,
         Err(error) => return drop(ready.send(Err(error))),
     };
     let (computer, facts) = match Computer::open(&model, config, fingerprint) {
-        Ok(opened) => opened,
+        Ok(computer_and_facts) => computer_and_facts,
         Err(error) => return drop(ready.send(Err(error))),
     };
     let room = EmbeddingBatchLimits { tokens: config.engine.ubatch_tokens, sequences: computer.n_sequences() };
@@ -186,7 +186,7 @@ impl EmbedderLoop<'_> {
                     let command = self.commands.recv().map_err(|_| NoHandles)?;
                     self.execute(command);
                 }
-                Some(due) => match self.commands.recv_timeout(due) {
+                Some(timeout) => match self.commands.recv_timeout(timeout) {
                     Ok(command) => self.execute(command),
                     Err(RecvTimeoutError::Timeout) => self.report_load(&[]),
                     Err(RecvTimeoutError::Disconnected) => return Err(NoHandles),
@@ -239,9 +239,9 @@ impl EmbedderLoop<'_> {
     /// Computes one batch, or a piece of a text, and responds to each request that is complete.
     fn step(&mut self) {
         let lengths: Vec<&[u32]> = self.waiting.iter().map(WaitingRequest::lengths_left).collect();
-        let begun = self.waiting.iter().position(|waiting| waiting.n_computed > 0);
+        let begun_idx = self.waiting.iter().position(|waiting| waiting.n_computed > 0);
         let step = match self.computer.piece_tokens() {
-            Some(_) => step_in_pieces(&lengths, PieceTurn { begun, is_due: self.piece_is_due }, self.room),
+            Some(_) => step_in_pieces(&lengths, PieceTurn { begun: begun_idx, is_due: self.piece_is_due }, self.room),
             None => {
                 Some(NextTexts::Batch(plan(&lengths, self.room))).filter(|step| *step != NextTexts::Batch(Vec::new()))
             }
@@ -262,7 +262,7 @@ impl EmbedderLoop<'_> {
         let began = Instant::now();
         let together = self.computer.embed(&texts);
         let piece_is_lost = together.is_err();
-        let embedded = match together {
+        let results = match together {
             Ok(vectors) => vectors.into_iter().map(Ok).collect(),
             Err(reason) => embed_apart(&mut self.computer, &texts, reason),
         };
@@ -272,20 +272,20 @@ impl EmbedderLoop<'_> {
             // The failed batch took the computed part of a text in pieces with it, so that text begins again.
             self.waiting.iter_mut().for_each(|waiting| waiting.n_computed = 0);
         }
-        let mut failed = Vec::new();
-        for ((place, n_tokens), vectors) in batch.iter().zip(lengths).zip(embedded) {
+        let mut failed_texts = Vec::new();
+        for ((place, n_tokens), vectors) in batch.iter().zip(lengths).zip(results) {
             match vectors {
                 Ok(vectors) => {
                     self.counters.prompt_tokens.fetch_add(n_tokens as u64, Relaxed);
                     self.counters.finished.fetch_add(1, Relaxed);
                     self.waiting[place.request_idx].finish_text(vectors);
                 }
-                Err(reason) => failed.push((*place, reason)),
+                Err(reason) => failed_texts.push((*place, reason)),
             }
         }
-        if let Some((_, reason)) = failed.first() {
+        if let Some((_, reason)) = failed_texts.first() {
             let reason = reason.clone();
-            let places: Vec<TextPosition> = failed.into_iter().map(|(place, _)| place).collect();
+            let places: Vec<TextPosition> = failed_texts.into_iter().map(|(place, _)| place).collect();
             self.fail(&places, reason);
         }
         self.answer_finished();
@@ -299,10 +299,10 @@ impl EmbedderLoop<'_> {
         let n_text = text.len();
         let n_after = self.computer.piece_tokens().map_or(n_text, |n| n_text.min(n_before + n as usize));
         let began = Instant::now();
-        let extended = self.computer.extend(text, n_before);
+        let extension = self.computer.extend(text, n_before);
         self.end(n_after - n_before, began);
         self.piece_is_due = false;
-        match extended {
+        match extension {
             Ok(None) => self.waiting[request_idx].n_computed = u32::try_from(n_after).unwrap_or(u32::MAX),
             Ok(Some(vectors)) => {
                 self.counters.prompt_tokens.fetch_add(n_text as u64, Relaxed);
@@ -391,9 +391,9 @@ fn embed_apart(computer: &mut Computer<'_>, texts: &[&[Token]], reason: String) 
     if texts.len() == 1 {
         return vec![Err(reason)];
     }
-    let alone = |text: &&[Token]| match computer.embed(&[*text]) {
+    let embed_alone = |text: &&[Token]| match computer.embed(&[*text]) {
         Ok(vectors) => vectors.into_iter().map(Ok).collect::<Vec<_>>(),
         Err(reason) => vec![Err(reason)],
     };
-    texts.iter().flat_map(alone).collect()
+    texts.iter().flat_map(embed_alone).collect()
 }

@@ -96,13 +96,13 @@ impl RequestContext {
     /// Errors: `Field` if there is no such journal.
     pub fn take_journal(&mut self, body: &mut Body) -> Result<RouterInstructions, RequestError> {
         let Some(identity) = self.journal.take() else { return Ok(RouterInstructions::nothing()) };
-        let past = self.journal_bytes.take().map(|n_bytes| {
+        let past_output = self.journal_bytes.take().map(|n_bytes| {
             let start = body.0.len().checked_sub(n_bytes);
             let start = start.ok_or_else(|| RequestError::field(headers::JOURNAL_BYTES, "the body is shorter"))?;
-            let past = PastOutput::parse(&body.0.split_off(start), CHOICES_MAX)?;
-            Ok::<_, RequestError>(PastOutput { cached_tokens: self.told_cached_tokens, ..past })
+            let past_output = PastOutput::parse(&body.0.split_off(start), CHOICES_MAX)?;
+            Ok::<_, RequestError>(PastOutput { cached_tokens: self.told_cached_tokens, ..past_output })
         });
-        Ok(RouterInstructions { identity, wants_journal: true, past: past.transpose()? })
+        Ok(RouterInstructions { identity, wants_journal: true, past: past_output.transpose()? })
     }
 }
 
@@ -137,12 +137,12 @@ impl FromRequestParts<App> for RequestContext {
 /// late, and the new process may serve another model, even under the same name.
 ///
 /// Errors: `OtherModel`.
-fn check_model(app: &App, given: &HeaderMap) -> Result<(), RequestError> {
-    let (Some(meant), Ok(loaded_model)) = (given.get(headers::MODEL_FINGERPRINT), app.loaded_model()) else {
+fn check_model(app: &App, headers: &HeaderMap) -> Result<(), RequestError> {
+    let (Some(meant), Ok(loaded_model)) = (headers.get(headers::MODEL_FINGERPRINT), app.loaded_model()) else {
         return Ok(());
     };
-    let own = loaded_model.common().model.fingerprint.to_string();
-    if meant.as_bytes() == own.as_bytes() { Ok(()) } else { Err(RequestError::OtherModel) }
+    let own_fingerprint = loaded_model.common().model.fingerprint.to_string();
+    if meant.as_bytes() == own_fingerprint.as_bytes() { Ok(()) } else { Err(RequestError::OtherModel) }
 }
 
 /// Reads a request's context, runs the request, and completes and counts the response.
@@ -172,8 +172,8 @@ pub async fn around(State(app): State<App>, mut request: Request, next: Next) ->
         }
         headers.insert(HeaderName::from_static(headers::REQUEST_ID), id);
     }
-    if let Some(predicted) = context.predicted_cached_tokens {
-        headers.insert(HeaderName::from_static(headers::PREDICTED_CACHED_TOKENS), HeaderValue::from(predicted));
+    if let Some(n_predicted) = context.predicted_cached_tokens {
+        headers.insert(HeaderName::from_static(headers::PREDICTED_CACHED_TOKENS), HeaderValue::from(n_predicted));
     }
     response
 }

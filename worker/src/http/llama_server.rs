@@ -44,11 +44,11 @@ async fn create(
     app: App,
     mut context: RequestContext,
     mut body: Body,
-    read: BodyReader,
+    read_body: BodyReader,
 ) -> Result<Response, RequestError> {
     let generator = app.open_generator()?;
     let instructions = context.take_journal(&mut body)?;
-    let answer = answer::start(&app, context, instructions, body, read).await?.into_answer();
+    let answer = answer::start(&app, context, instructions, body, read_body).await?.into_answer();
     let facts = Facts::of(&answer);
     let choices = (0..answer.n_choices()).map(|_| UnsentChoice::default()).collect();
     let mut writing = LlamaServerStream { generator, answer, choices };
@@ -147,8 +147,8 @@ impl LlamaServerStream {
                 }
                 Ok(Some(ResponseStep::Prompt { .. })) => {}
                 Ok(Some(ResponseStep::Finished { choice, reason })) => {
-                    let ended = std::mem::take(&mut self.choices[choice]);
-                    let unsent = UnsentChoice { content: String::new(), tokens: Vec::new(), ..ended };
+                    let last_choice = std::mem::take(&mut self.choices[choice]);
+                    let unsent = UnsentChoice { content: String::new(), tokens: Vec::new(), ..last_choice };
                     sse::write_event(out, &self.last(choice, &unsent, reason));
                     self.answer.end_write(Some(choice), out);
                     return !self.answer.is_complete();
@@ -175,7 +175,7 @@ impl LlamaServerStream {
             "content": std::mem::take(&mut choice.content),
             "tokens": std::mem::take(&mut choice.tokens),
             "stop": false,
-            "id_slot": self.answer.started_of(index).map(|started| started.slot),
+            "id_slot": self.answer.started_of(index).map(|start| start.slot),
             "tokens_predicted": choice.n_predicted,
             "tokens_evaluated": totals.prompt_tokens,
         });
@@ -188,7 +188,7 @@ impl LlamaServerStream {
     fn last(&self, index: usize, choice: &UnsentChoice, reason: FinishReason) -> Value {
         let spec = self.answer.spec();
         let totals = self.answer.totals_of(index);
-        let stopping_word = self.answer.finished_of(index).and_then(|finished| finished.stopping_word.as_deref());
+        let stopping_word = self.answer.finished_of(index).and_then(|end| end.stopping_word.as_deref());
         let mut settings =
             props::generation_params(&self.generator.common.prompts.vocabulary().end_of_generation, &spec.generation);
         settings["stream"] = json!(spec.delivery != Delivery::Whole);
@@ -196,7 +196,7 @@ impl LlamaServerStream {
             "index": index,
             "content": choice.content,
             "tokens": choice.tokens,
-            "id_slot": self.answer.started_of(index).map(|started| started.slot),
+            "id_slot": self.answer.started_of(index).map(|start| start.slot),
             "stop": true,
             "model": self.generator.common.model.names.first(),
             "tokens_predicted": totals.completion_tokens,
@@ -212,7 +212,7 @@ impl LlamaServerStream {
         });
         self.add_probabilities(&mut object, &choice.probabilities);
         match &self.answer.spec().fields.response_fields {
-            Some(wanted) if !wanted.is_empty() => only(&object, wanted),
+            Some(wanted_fields) if !wanted_fields.is_empty() => only(&object, wanted_fields),
             _ => object,
         }
     }
@@ -238,7 +238,7 @@ fn stop_type(reason: FinishReason) -> &'static str {
 
 /// Returns the wanted fields of an object under their paths, whose parts are separated by slashes; unknown ones are
 /// omitted.
-fn only(object: &Value, wanted: &[String]) -> Value {
+fn only(object: &Value, wanted_fields: &[String]) -> Value {
     let field = |path: &String| object.pointer(&format!("/{path}")).map(|value| (path.clone(), value.clone()));
-    Value::Object(wanted.iter().filter_map(field).collect::<Map<String, Value>>())
+    Value::Object(wanted_fields.iter().filter_map(field).collect::<Map<String, Value>>())
 }

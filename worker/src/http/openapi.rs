@@ -95,17 +95,17 @@ fn settings() -> SchemaSettings {
 
 /// Returns the schemas of all requests and responses by name.
 fn schemas() -> Map<String, Value> {
-    let mut written = settings().for_serialize().into_generator();
-    add::<wire::Object<'_>>(&mut written);
-    add::<anthropic::Message<'_>>(&mut written);
-    add::<anthropic::Event<'_>>(&mut written);
-    add::<responses::ResponseObject<'_>>(&mut written);
-    add::<responses::Numbered<'_>>(&mut written);
-    add::<ErrorBody>(&mut written);
-    add::<AnthropicError<'_>>(&mut written);
+    let mut generator = settings().for_serialize().into_generator();
+    add::<wire::Object<'_>>(&mut generator);
+    add::<anthropic::Message<'_>>(&mut generator);
+    add::<anthropic::Event<'_>>(&mut generator);
+    add::<responses::ResponseObject<'_>>(&mut generator);
+    add::<responses::Numbered<'_>>(&mut generator);
+    add::<ErrorBody>(&mut generator);
+    add::<AnthropicError<'_>>(&mut generator);
     let mut requests = requests::schemas(settings().for_deserialize().into_generator());
     requests.append(&mut dialects::schemas(&requests));
-    let mut schemas = written.take_definitions(true);
+    let mut schemas = generator.take_definitions(true);
     schemas.append(&mut objects::schemas());
     schemas.append(&mut vectors::schemas());
     schemas.append(&mut requests);
@@ -155,10 +155,10 @@ fn bounds(format: &str) -> Option<(Value, Value)> {
 /// Removes the schemas without a reference.
 fn keep_used_schemas(document: &mut Value) {
     let mut used: Vec<String> = Vec::new();
-    let mut found = references(&document["paths"]);
-    while let Some(name) = found.pop() {
+    let mut names = references(&document["paths"]);
+    while let Some(name) = names.pop() {
         if !used.contains(&name) {
-            found.extend(references(&document["components"]["schemas"][&name]));
+            names.extend(references(&document["components"]["schemas"][&name]));
             used.push(name);
         }
     }
@@ -170,8 +170,8 @@ fn keep_used_schemas(document: &mut Value) {
 fn references(value: &Value) -> Vec<String> {
     match value {
         Value::Object(fields) => {
-            let own = fields.get("$ref").and_then(Value::as_str).and_then(|path| path.rsplit('/').next());
-            own.map(str::to_owned).into_iter().chain(fields.values().flat_map(references)).collect()
+            let own_name = fields.get("$ref").and_then(Value::as_str).and_then(|path| path.rsplit('/').next());
+            own_name.map(str::to_owned).into_iter().chain(fields.values().flat_map(references)).collect()
         }
         Value::Array(items) => items.iter().flat_map(references).collect(),
         _ => Vec::new(),

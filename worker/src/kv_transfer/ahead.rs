@@ -106,13 +106,13 @@ impl StateFetcher {
         let (began, mut n_left, mut n_fetched) = (Instant::now(), room_bytes, 0);
         let n_prefixes = prefixes.len();
         for PeerPrefix { hint, prefix } in prefixes {
-            let started = Instant::now();
+            let start = Instant::now();
             let Some(progress) = self.fetch_ahead(&hint, prefix, n_left, engine).await else { continue };
             // The engine has stored the verified blocks of a failed run, too.
             n_left = n_left.saturating_sub(progress.state_bytes());
             n_fetched += usize::from(progress.n_blocks() > 0);
             if progress.n_bytes() > 0 {
-                sleep(started.elapsed().min(PAUSE_MAX)).await;
+                sleep(start.elapsed().min(PAUSE_MAX)).await;
             }
         }
         let (mib, took_s) = ((room_bytes - n_left) >> 20, began.elapsed().as_secs_f64());
@@ -155,10 +155,10 @@ impl StateFetcher {
 
     /// Returns once a draining worker has sent the state that others fetch, or no router subscribes.
     pub async fn handed_over(&self, engine: &EngineHandle, has_routers: impl Fn() -> bool) {
-        let mut asked = self.asked.subscribe();
+        let mut requests = self.asked.subscribe();
         let mut last = Instant::now();
         while engine.is_sending() || (last.elapsed() < QUIET && has_routers()) {
-            if tokio::time::timeout(LOOK, asked.changed()).await.is_ok() {
+            if tokio::time::timeout(LOOK, requests.changed()).await.is_ok() {
                 last = Instant::now();
             }
         }

@@ -152,10 +152,10 @@ impl FetchProgress {
     /// Returns whether there is a rest of the run, and a block of it takes longer to receive than to compute.
     fn is_slow(&self, order: &FetchOrder, now: Instant) -> bool {
         let Some((_, head_at)) = self.head.filter(|_| self.reader.n_left() > 0) else { return false };
-        let elapsed = now.saturating_duration_since(head_at);
+        let elapsed_time = now.saturating_duration_since(head_at);
         // The head of a record arrives alone and does not show the rate, so the first block may take its whole time.
         let n_blocks = (self.n_bytes as f64 / self.block_bytes as f64).max(1.0);
-        elapsed >= RATE_AFTER && elapsed.as_secs_f64() * 1e3 / n_blocks > order.prefill_ms_per_block
+        elapsed_time >= RATE_AFTER && elapsed_time.as_secs_f64() * 1e3 / n_blocks > order.prefill_ms_per_block
     }
 }
 
@@ -182,11 +182,13 @@ impl KnownPeer {
     fn speed(&self, now: Instant) -> PeerSpeed {
         let Some(measured_at) = self.measured_at else { return self.speed };
         let age = now.saturating_duration_since(measured_at);
-        let left = 0.5_f64.powf(age.as_secs_f64() / HALF_LIFE.as_secs_f64());
-        let faded = |measured: f64, first: f64| measured.min(first + (measured - first).max(0.0) * left);
+        let share_left = 0.5_f64.powf(age.as_secs_f64() / HALF_LIFE.as_secs_f64());
+        let faded_value = |measured_value: f64, first: f64| {
+            measured_value.min(first + (measured_value - first).max(0.0) * share_left)
+        };
         PeerSpeed {
-            ms_per_byte: faded(self.speed.ms_per_byte, SPEED_AT_FIRST.ms_per_byte),
-            latency_ms: faded(self.speed.latency_ms, SPEED_AT_FIRST.latency_ms),
+            ms_per_byte: faded_value(self.speed.ms_per_byte, SPEED_AT_FIRST.ms_per_byte),
+            latency_ms: faded_value(self.speed.latency_ms, SPEED_AT_FIRST.latency_ms),
         }
     }
 
@@ -212,18 +214,18 @@ impl Peer {
     /// no certificate can have it.
     pub fn new(base: &Url, tls: &CurrentClient, name: Option<ServerName<'static>>) -> Option<Self> {
         let host = base.host_str()?.trim_matches(['[', ']']).to_owned();
-        let secured = match base.scheme() {
+        let tls_config = match base.scheme() {
             "https" => {
                 let name = name.or_else(|| ServerName::try_from(host).ok())?;
                 Some(Secured { config: Arc::clone(tls), name })
             }
             _ => None,
         };
-        let mut pooled = legacy::Client::builder(TokioExecutor::new());
-        pooled.pool_timer(TokioTimer::new()).pool_idle_timeout(CONNECTION_IDLE_MAX);
-        let client = pooled.build(Connector::new(secured, CONNECT_TIMEOUT));
-        let known = Mutex::new(KnownPeer { speed: SPEED_AT_FIRST, measured_at: None, paused_until: None });
-        Some(Self { base: base.clone(), client, known })
+        let mut builder = legacy::Client::builder(TokioExecutor::new());
+        builder.pool_timer(TokioTimer::new()).pool_idle_timeout(CONNECTION_IDLE_MAX);
+        let client = builder.build(Connector::new(tls_config, CONNECT_TIMEOUT));
+        let peer_state = Mutex::new(KnownPeer { speed: SPEED_AT_FIRST, measured_at: None, paused_until: None });
+        Some(Self { base: base.clone(), client, known: peer_state })
     }
 
     /// Returns its base URL.
@@ -234,17 +236,17 @@ impl Peer {
     /// Returns the measured speed, which approaches the assumed one with time if it is slower; `None` during the pause
     /// after a failure.
     pub fn speed(&self, now: Instant) -> Option<PeerSpeed> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.paused_until.is_none_or(|until| until <= now).then(|| known.speed(now))
+        let peer_state = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        peer_state.paused_until.is_none_or(|until| until <= now).then(|| peer_state.speed(now))
     }
 
     /// Updates the speed, or starts a pause, by the outcome of a fetch.
-    pub fn learn(&self, fetched: &Result<(), FetchError>, progress: &FetchProgress, took: Duration, now: Instant) {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if fetched.as_ref().is_err_and(FetchError::is_fault) {
-            known.paused_until = Some(now + PAUSE);
+    pub fn learn(&self, fetch_result: &Result<(), FetchError>, progress: &FetchProgress, took: Duration, now: Instant) {
+        let mut peer_state = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if fetch_result.as_ref().is_err_and(FetchError::is_fault) {
+            peer_state.paused_until = Some(now + PAUSE);
         }
-        known.measure(progress, took, now);
+        peer_state.measure(progress, took, now);
     }
 
     /// Fetches a run and gives the engine each of its records.
@@ -277,8 +279,8 @@ impl Peer {
             // Trailers have no state.
             let Ok(bytes) = frame.into_data() else { continue };
             progress.n_bytes += bytes.len() as u64;
-            for received in progress.reader.push(&bytes)? {
-                order.inbox.push(received);
+            for received_run in progress.reader.push(&bytes)? {
+                order.inbox.push(received_run);
                 engine.wake();
             }
             if progress.is_slow(order, Instant::now()) {
@@ -304,13 +306,13 @@ impl Peer {
 
     /// Sends the request. If a token is refused, the next one is tried, because token files change at different times.
     async fn ask(&self, url: &Url, tokens: Option<&FleetTokens>) -> Result<axum::http::Response<Body>, FetchError> {
-        let mut shown = tokens.map(FleetTokens::shown).unwrap_or_default().into_iter();
+        let mut shown_tokens = tokens.map(FleetTokens::shown).unwrap_or_default().into_iter();
         loop {
-            let token: Option<HeaderValue> = shown.next();
+            let token: Option<HeaderValue> = shown_tokens.next();
             let mut request = Request::get(url.as_str()).body(Empty::new()).expect("a URL is a valid target");
             request.headers_mut().extend(token.map(|token| (header::AUTHORIZATION, token)));
             let response = self.client.request(request).await.map_err(FetchError::Unreachable)?;
-            if response.status() != StatusCode::UNAUTHORIZED || shown.len() == 0 {
+            if response.status() != StatusCode::UNAUTHORIZED || shown_tokens.len() == 0 {
                 return Ok(response.map(Body::new));
             }
         }

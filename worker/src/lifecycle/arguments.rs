@@ -80,8 +80,8 @@ pub(super) fn calls(
         Err(NoFormat::Unconvertible { tools, first, .. }) => (tools, first),
         Err(NoFormat::Refused(error)) => return Err(error),
     };
-    let (tools, loosened) = request.convertible(&offered, first)?;
-    let loosened = request.named(loosened);
+    let (tools, loosened_tools) = request.convertible(&offered, first)?;
+    let loosened_tools = request.named(loosened_tools);
     let wish = FormatOptions { tools, ..wish.clone() };
     // With schemas that llama.cpp can convert, the tools have a format.
     let retry = ToolsRequest { wish: &wish, budget: GrammarBudget::default(), ..request };
@@ -93,8 +93,8 @@ pub(super) fn calls(
         Err(NoFormat::Unconvertible { .. }) => retry.unconstrained()?,
         Err(NoFormat::Refused(error)) => return Err(error),
     };
-    calls.unconstrained.retain(|name| !loosened.contains(name));
-    calls.unconstrained.extend(loosened);
+    calls.unconstrained.retain(|name| !loosened_tools.contains(name));
+    calls.unconstrained.extend(loosened_tools);
     Ok(calls)
 }
 
@@ -106,8 +106,8 @@ impl ToolsRequest<'_> {
         }
         for form in [Self::as_objects, Self::apart] {
             let Some(mut calls) = form(self)? else { continue };
-            let Some(kept) = &calls.kept else { return Ok(calls) };
-            match self.generator.engine.check_grammar(&kept.grammar, kept.schemas.schemas.len()) {
+            let Some(kept_arguments) = &calls.kept else { return Ok(calls) };
+            match self.generator.engine.check_grammar(&kept_arguments.grammar, kept_arguments.schemas.schemas.len()) {
                 Ok(()) => {
                     // The model does not know the other form, so calls in the template's are text.
                     if !self.is_required() && calls.format.as_ref().is_some_and(AnswerFormat::is_stand_in) {
@@ -141,16 +141,16 @@ impl ToolsRequest<'_> {
     }
 
     /// Returns the request's tools with schemas that llama.cpp can convert, and the indexes of those whose schemas were
-    /// loosened for that. `offered` are the tools that llama.cpp got; it can convert those before `first`.
+    /// loosened for that. `offered_tools` are the tools that llama.cpp got; it can convert those before `first`.
     ///
     /// Errors: `Field` if a schema would have to be loosened although a call is required.
-    fn convertible(&self, offered: &[Value], first: usize) -> Result<(Vec<Value>, Vec<usize>), RequestError> {
+    fn convertible(&self, offered_tools: &[Value], first: usize) -> Result<(Vec<Value>, Vec<usize>), RequestError> {
         let (mut tools, mut loosened) = (self.wish.tools.clone(), Vec::new());
         for (idx, tool) in tools.iter_mut().enumerate().skip(first) {
             end_if_cancelled();
-            let Some(reason) = self.unconvertible(&offered[idx]) else { continue };
-            if let Some(normalized) = self.normalized(tool) {
-                *tool = normalized;
+            let Some(reason) = self.unconvertible(&offered_tools[idx]) else { continue };
+            if let Some(normalized_tool) = self.normalized(tool) {
+                *tool = normalized_tool;
             } else if self.is_required() {
                 return Err(self.fields.refused(tool, &reason));
             } else {
@@ -174,11 +174,11 @@ impl ToolsRequest<'_> {
     /// Returns a tool with its normalized schema, whose references llama.cpp can follow; `None` if it cannot convert
     /// the rest.
     fn normalized(&self, tool: &Value) -> Option<Value> {
-        let mut normalized = tool.clone();
-        normalized["function"]["parameters"] = self.schema(tool).ok()?;
-        let is_convertible =
-            check_complexity(std::slice::from_ref(&normalized)).is_ok() && self.unconvertible(&normalized).is_none();
-        is_convertible.then_some(normalized)
+        let mut normalized_tool = tool.clone();
+        normalized_tool["function"]["parameters"] = self.schema(tool).ok()?;
+        let is_convertible = check_complexity(std::slice::from_ref(&normalized_tool)).is_ok()
+            && self.unconvertible(&normalized_tool).is_none();
+        is_convertible.then_some(normalized_tool)
     }
 
     fn is_required(&self) -> bool {
@@ -217,7 +217,7 @@ impl ToolsRequest<'_> {
         for (idx, tool) in self.wish.tools.iter().enumerate() {
             end_if_cancelled();
             match compile(idx, tool) {
-                Ok(compiled) => kept.push((idx, compiled)),
+                Ok(compiled_tool) => kept.push((idx, compiled_tool)),
                 Err(error) if self.is_required() => return Err(error),
                 Err(error) => {
                     tracing::debug!(%error, "the schema of a tool's arguments is not enforced");
@@ -232,30 +232,30 @@ impl ToolsRequest<'_> {
     fn as_objects(&self) -> Result<Option<CallFormat>, NoFormat> {
         let (tools, first) = (&self.wish.tools, self.generator.common.model.n_vocab);
         let all: Vec<usize> = (0..tools.len()).collect();
-        let filled = |format: &AnswerFormat, places: &[usize]| {
+        let filled_grammar = |format: &AnswerFormat, places: &[usize]| {
             format.grammar().and_then(|grammar| arguments::fill(grammar.text, places, first))
         };
         let Ok(Some(format)) = self.tried(arguments::marked(tools, &all)) else { return Ok(None) };
-        let Some(grammar) = filled(&format, &all) else { return Ok(None) };
-        let (kept, others) = self.compiled(|_, tool| {
+        let Some(grammar) = filled_grammar(&format, &all) else { return Ok(None) };
+        let (kept_arguments, others) = self.compiled(|_, tool| {
             let schema = self.schema(tool)?;
             let compiler = self.generator.engine.compiler();
-            let compiled = compiler.and_then(|compiler| compiler.compile_arguments(&schema, separators(&format)));
-            compiled.map_err(|reason| self.fields.refused(tool, &reason))
+            let result = compiler.and_then(|compiler| compiler.compile_arguments(&schema, separators(&format)));
+            result.map_err(|reason| self.fields.refused(tool, &reason))
         })?;
-        let (places, schemas): (Vec<usize>, Vec<CompiledSchema>) = kept.into_iter().unzip();
+        let (places, schemas): (Vec<usize>, Vec<CompiledSchema>) = kept_arguments.into_iter().unzip();
         let (format, grammar) = if others.is_empty() {
             (Some(format), Some(grammar))
         } else {
             let format = self.format(&arguments::marked(tools, &places))?;
-            let grammar = format.as_ref().and_then(|format| filled(format, &places));
+            let grammar = format.as_ref().and_then(|format| filled_grammar(format, &places));
             (format, grammar)
         };
-        let kept = grammar.map(|grammar| KeptArguments {
+        let kept_arguments = grammar.map(|grammar| KeptArguments {
             grammar,
             schemas: Arc::new(ArgumentSchemas { first, extent: ArgumentsExtent::Object, schemas }),
         });
-        Ok(Some(CallFormat { format, kept, unconstrained: self.named(others) }))
+        Ok(Some(CallFormat { format, kept: kept_arguments, unconstrained: self.named(others) }))
     }
 
     /// Returns the format of calls whose arguments are written one by one; `None` if the template has another format.
@@ -264,11 +264,11 @@ impl ToolsRequest<'_> {
         let Ok(Some(probed)) = self.tried(parameters::probes(tools)) else { return Ok(None) };
         let framing = probed.grammar().and_then(|grammar| parameters::framing(grammar.text, tools));
         let Some(framing) = framing else { return Ok(None) };
-        let (kept, others) =
+        let (kept_arguments, others) =
             self.compiled(|idx, tool| self.values(tool, &framing.closes[idx], framing.typing, separators(&probed)))?;
         let (mut marked, mut simplified) = (tools.clone(), tools.clone());
         let (mut places, mut schemas) = (Vec::new(), Vec::new());
-        for (idx, values) in kept {
+        for (idx, values) in kept_arguments {
             let type_of = |at: usize| if values[at].0 { "string" } else { "integer" };
             marked[idx] = parameters::marked(idx, &tools[idx], type_of);
             simplified[idx] = parameters::simplified(&tools[idx], type_of);
@@ -277,14 +277,14 @@ impl ToolsRequest<'_> {
         }
         // The format is only for the parser, and some templates render no complicated schema in llama.cpp.
         let format = self.format(tools).or_else(|_| self.format(&simplified))?;
-        let filled = self.tried(marked).ok().flatten();
-        let grammar = filled.as_ref().and_then(AnswerFormat::grammar);
+        let filled_format = self.tried(marked).ok().flatten();
+        let grammar = filled_format.as_ref().and_then(AnswerFormat::grammar);
         let Some(grammar) = grammar.and_then(|grammar| parameters::fill(grammar.text, tools, &places, first)) else {
             return Ok(None);
         };
         let schemas = Arc::new(ArgumentSchemas { first, extent: ArgumentsExtent::Value, schemas });
-        let kept = Some(KeptArguments { grammar, schemas });
-        Ok(Some(CallFormat { format, kept, unconstrained: self.named(others) }))
+        let kept_arguments = Some(KeptArguments { grammar, schemas });
+        Ok(Some(CallFormat { format, kept: kept_arguments, unconstrained: self.named(others) }))
     }
 
     /// Returns the constraints of a tool's arguments, each with whether it may be written as a string's text. The work
@@ -296,10 +296,10 @@ impl ToolsRequest<'_> {
         typing: Typing,
         separators: Separators,
     ) -> Result<Vec<(bool, CompiledSchema)>, RequestError> {
-        let whole = self.schema(tool)?;
-        let keywords = whole.as_object().expect("a normalized schema of arguments is an object");
+        let whole_schema = self.schema(tool)?;
+        let keywords = whole_schema.as_object().expect("a normalized schema of arguments is an object");
         check_apart(keywords).map_err(|error| self.fields.not_kept(tool, &error))?;
-        let definitions = Definitions::of(&whole);
+        let definitions = Definitions::of(&whole_schema);
         self.budget.begin();
         let write = |(at, name): (usize, &str)| {
             end_if_cancelled();
@@ -310,9 +310,9 @@ impl ToolsRequest<'_> {
         let compile = |grammar: ValueGrammar| {
             end_if_cancelled();
             let compiler = self.generator.engine.compiler();
-            let compiled = compiler.and_then(|compiler| compiler.compile_value(&grammar, separators));
-            let compiled = compiled.map_err(|reason| self.fields.refused(tool, &reason))?;
-            Ok((grammar.is_text(), compiled))
+            let result = compiler.and_then(|compiler| compiler.compile_value(&grammar, separators));
+            let result = result.map_err(|reason| self.fields.refused(tool, &reason))?;
+            Ok((grammar.is_text(), result))
         };
         // Compiling takes far longer than writing, so a tool beyond the budget is refused before the first value is
         // compiled.
@@ -333,6 +333,8 @@ impl ToolsRequest<'_> {
 ///
 /// Without separators white space could be anywhere, but llama.cpp's parsers accept none before a list's comma.
 fn separators(format: &AnswerFormat) -> Separators {
-    let written = format.separators().map(|known| Separators { item: known.item, key: known.key });
-    written.unwrap_or(Separators { item: ", ", key: ": " })
+    let written_separators = format
+        .separators()
+        .map(|known_separators| Separators { item: known_separators.item, key: known_separators.key });
+    written_separators.unwrap_or(Separators { item: ", ", key: ": " })
 }

@@ -34,11 +34,20 @@ pub fn read(generator: &Generator, chat: &ChatPrompt, tools: &ToolFields) -> Res
     let breakpoints = breakpoints(generator, chat, &prompt.tokens);
     let answer = format.map(|format| {
         let calls = format.grammar().map(|grammar| call_grammar(&format, grammar, kept));
-        let spelled = spelled(generator, &format.format().preserved_tokens);
+        let spelled_tokens = spelled(generator, &format.format().preserved_tokens);
         let first = if reasoning_output == ReasoningOutput::Apart { reasoning_first(generator, &format) } else { None };
         let must_call = wish.tool_choice == ToolChoice::Required;
         let custom_tools = tools.custom_names().into();
-        Arc::new(ChatAnswer { format, reasoning_output, calls, must_call, unconstrained, custom_tools, spelled, first })
+        Arc::new(ChatAnswer {
+            format,
+            reasoning_output,
+            calls,
+            must_call,
+            unconstrained,
+            custom_tools,
+            spelled: spelled_tokens,
+            first,
+        })
     });
     let Prompt { tokens, runs, left_out_parts, .. } = prompt;
     let left_out = LeftOut { tools: tools.left_out(), parts: left_out_parts };
@@ -62,12 +71,16 @@ fn breakpoints(generator: &Generator, chat: &ChatPrompt, tokens: &[Token]) -> Ve
     if generator.common.model.memory.stored_state_rewinds() {
         return Vec::new();
     }
-    let marked = chat.breakpoints();
-    let marked = marked.into_iter().filter_map(|end| generator.common.prompts.breakpoint(chat, tokens, end));
-    marked.chain(generator.common.prompts.last_user_message_start(chat, tokens)).collect()
+    let breakpoints = chat.breakpoints();
+    let breakpoints = breakpoints.into_iter().filter_map(|end| generator.common.prompts.breakpoint(chat, tokens, end));
+    breakpoints.chain(generator.common.prompts.last_user_message_start(chat, tokens)).collect()
 }
 
-fn call_grammar(answer: &AnswerFormat, grammar: AnswerGrammar<'_>, kept: Option<KeptArguments>) -> CallGrammar {
+fn call_grammar(
+    answer: &AnswerFormat,
+    grammar: AnswerGrammar<'_>,
+    kept_arguments: Option<KeptArguments>,
+) -> CallGrammar {
     let format = answer.format();
     let begin = match grammar.from {
         GrammarFrom::PromptEnd(prefix) => Begin::AtOnce { seen: prefix.to_owned() },
@@ -84,7 +97,7 @@ fn call_grammar(answer: &AnswerFormat, grammar: AnswerGrammar<'_>, kept: Option<
             Begin::AtCall(CallStart { words, patterns, marks, prefix: answer.prefix().to_owned() })
         }
     };
-    match kept {
+    match kept_arguments {
         Some(KeptArguments { grammar, schemas }) => CallGrammar { text: grammar.into(), arguments: schemas, begin },
         None => CallGrammar { text: grammar.text.into(), arguments: Arc::default(), begin },
     }

@@ -44,8 +44,8 @@ pub struct ResponseIdentity {
 impl ResponseIdentity {
     /// Returns a new identity.
     pub fn fresh() -> Self {
-        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        Self { id: uuid::Uuid::new_v4().simple().to_string(), created }
+        let created_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        Self { id: uuid::Uuid::new_v4().simple().to_string(), created: created_s }
     }
 
     /// Returns the identity that a router gave: 32 hexadecimal digits, a dot, seconds since 1970.
@@ -128,17 +128,17 @@ impl PastOutput {
     pub fn parse(lines: &[u8], n_choices_max: usize) -> Result<Self, RequestError> {
         let refuse = || RequestError::field(headers::JOURNAL_BYTES, "the journal cannot be read");
         let text = std::str::from_utf8(lines).map_err(|_| refuse())?;
-        let mut past = Self::default();
+        let mut past_output = Self::default();
         for line in text.lines().filter(|line| !line.is_empty()) {
             let (choice, content) = line.split_once(' ').ok_or_else(refuse)?;
             let choice: usize = choice.parse().map_err(|_| refuse())?;
             if choice >= n_choices_max {
                 return Err(refuse());
             }
-            if choice >= past.choices.len() {
-                past.choices.resize_with(choice + 1, PastChoice::default);
+            if choice >= past_output.choices.len() {
+                past_output.choices.resize_with(choice + 1, PastChoice::default);
             }
-            let choice = &mut past.choices[choice];
+            let choice = &mut past_output.choices[choice];
             choice.n_writes += 1;
             let (tokens, end) = match content.split_once(END_START) {
                 Some((tokens, name)) => (tokens, Some(named_end(name).ok_or_else(refuse)?)),
@@ -151,7 +151,7 @@ impl PastOutput {
             }
             choice.ended = end.or(choice.ended);
         }
-        Ok(past)
+        Ok(past_output)
     }
 
     /// Returns the tokens of a choice so far.
@@ -169,8 +169,9 @@ impl PastOutput {
     /// Errors: `Field`, naming the header.
     pub fn check(&self, n_choices: usize, n_vocab: u32) -> Result<(), RequestError> {
         let are_known = |likely: &TokenProbabilities| likely.top.iter().all(|likely| likely.token < n_vocab);
-        let is_known =
-            |past: &PastToken| past.sampled.token < n_vocab && past.probabilities.as_ref().is_none_or(are_known);
+        let is_known = |past_token: &PastToken| {
+            past_token.sampled.token < n_vocab && past_token.probabilities.as_ref().is_none_or(are_known)
+        };
         let fits =
             self.choices.len() <= n_choices && self.choices.iter().flat_map(|choice| &choice.tokens).all(is_known);
         let reason = "the journal does not fit the request or the model";
@@ -198,20 +199,20 @@ fn past_token(text: &str) -> Option<PastToken> {
 fn token_probabilities(token: Token, text: &str) -> Option<TokenProbabilities> {
     let logprob = |text: &str| text.parse().ok().filter(|logprob: &f32| !logprob.is_nan());
     let mut parts = text.split('/');
-    let chosen = TokenLogprob { token, logprob: logprob(parts.next()?)? };
+    let chosen_token = TokenLogprob { token, logprob: logprob(parts.next()?)? };
     let likely = |part: &str| {
         let (token, text) = part.split_once(':')?;
         Some(TokenLogprob { token: token.parse().ok()?, logprob: logprob(text)? })
     };
-    Some(TokenProbabilities { chosen, top: parts.map(likely).collect::<Option<_>>()? })
+    Some(TokenProbabilities { chosen: chosen_token, top: parts.map(likely).collect::<Option<_>>()? })
 }
 
 /// Writes a token as [`past_token`] reads it.
-fn write_token(out: &mut String, sampled: SampledToken, probabilities: Option<&TokenProbabilities>) {
+fn write_token(out: &mut String, sampled_token: SampledToken, probabilities: Option<&TokenProbabilities>) {
     // Writing to a string cannot fail.
-    let _ = write!(out, "{}", sampled.token);
-    if sampled.n_draws != 1 {
-        let _ = write!(out, "x{}", sampled.n_draws);
+    let _ = write!(out, "{}", sampled_token.token);
+    if sampled_token.n_draws != 1 {
+        let _ = write!(out, "x{}", sampled_token.n_draws);
     }
     let Some(TokenProbabilities { chosen, top }) = probabilities else { return };
     let _ = write!(out, ":{}", chosen.logprob);
@@ -270,20 +271,21 @@ struct PendingLine {
 
 impl Journal {
     /// Returns the journal of a response with `n_choices`, which may continue another.
-    pub fn new(n_choices: usize, past: Option<&PastOutput>) -> Self {
-        let n_writes_sent =
-            |idx: usize| past.and_then(|past| past.choices.get(idx)).map_or(0, |choice| choice.n_writes);
+    pub fn new(n_choices: usize, past_output: Option<&PastOutput>) -> Self {
+        let n_writes_sent = |idx: usize| {
+            past_output.and_then(|past_output| past_output.choices.get(idx)).map_or(0, |choice| choice.n_writes)
+        };
         let pending = |idx| PendingLine { n_writes_sent: n_writes_sent(idx), ..PendingLine::default() };
         Self { choices: (0..n_choices).map(pending).collect() }
     }
 
     /// Records a token of a choice, with its log probabilities if the response has them.
-    pub fn sampled(&mut self, choice: usize, sampled: SampledToken, probabilities: Option<&TokenProbabilities>) {
+    pub fn sampled(&mut self, choice: usize, sampled_token: SampledToken, probabilities: Option<&TokenProbabilities>) {
         let pending = &mut self.choices[choice];
         if !pending.tokens.is_empty() {
             pending.tokens.push(',');
         }
-        write_token(&mut pending.tokens, sampled, probabilities);
+        write_token(&mut pending.tokens, sampled_token, probabilities);
         pending.n_tokens += 1;
     }
 

@@ -67,10 +67,10 @@ impl WholeMessage {
             if call.index >= self.tool_calls.len() {
                 self.tool_calls.resize_with(call.index + 1, WholeToolCall::default);
             }
-            let whole = &mut self.tool_calls[call.index];
-            whole.id.push_str(call.id.as_deref().unwrap_or_default());
-            whole.name.push_str(call.name.as_deref().unwrap_or_default());
-            whole.arguments.push_str(&call.arguments);
+            let whole_call = &mut self.tool_calls[call.index];
+            whole_call.id.push_str(call.id.as_deref().unwrap_or_default());
+            whole_call.name.push_str(call.name.as_deref().unwrap_or_default());
+            whole_call.arguments.push_str(&call.arguments);
         }
     }
 }

@@ -132,11 +132,11 @@ impl Messages {
                     let reading = self.readings.get_mut(choice);
                     let (delta, has_tool_calls) =
                         reading.map_or_else(Default::default, |reading| (reading.finish(reason), reading.has_calls()));
-                    let finished = MessageStep::Finished { choice, ending: MessageEnd { reason, has_tool_calls } };
+                    let last_step = MessageStep::Finished { choice, ending: MessageEnd { reason, has_tool_calls } };
                     if delta.is_empty() && self.untold[choice].is_empty() {
-                        return Ok(Some(finished));
+                        return Ok(Some(last_step));
                     }
-                    self.queued = Some(finished);
+                    self.queued = Some(last_step);
                     (choice, delta)
                 }
             };

@@ -100,14 +100,18 @@ impl OutputParser {
     pub(super) fn finish(&mut self, reason: FinishReason) -> MessageDelta {
         let Some(reader) = &mut self.reader else { return MessageDelta::default() };
         let is_cut_off = reason == FinishReason::Length;
-        let read = if is_cut_off {
+        let output = if is_cut_off {
             reader.read(&self.text, &self.fresh_id)
         } else {
-            let whole = reader.finish(&self.text, &self.fresh_id);
+            let whole_output = reader.finish(&self.text, &self.fresh_id);
             // A call that was sent to the client stays a call, even if its end is missing.
-            if self.has_calls { whole.or_else(|_| reader.read(&self.text, &self.fresh_id)) } else { whole }
+            if self.has_calls {
+                whole_output.or_else(|_| reader.read(&self.text, &self.fresh_id))
+            } else {
+                whole_output
+            }
         };
-        match read {
+        match output {
             Ok(delta) => self.tell(delta),
             Err(error) => {
                 tracing::debug!(%error, "a response does not have the template's format");
@@ -135,15 +139,15 @@ impl OutputParser {
     fn give_up(&mut self) -> MessageDelta {
         self.reader = None;
         let (n_text, anchor) = &self.told;
-        let found = if anchor.is_empty() { None } else { self.text[..*n_text].rfind(anchor.as_str()) };
-        let n_told = found.map_or(*n_text, |at| at + anchor.len());
+        let anchor_at = if anchor.is_empty() { None } else { self.text[..*n_text].rfind(anchor.as_str()) };
+        let n_told = anchor_at.map_or(*n_text, |at| at + anchor.len());
         MessageDelta::content(self.text[n_told..].to_owned())
     }
 
     fn tell(&mut self, delta: Delta) -> MessageDelta {
         let arguments = delta.tool_calls.iter().map(|call| &call.arguments);
-        let told = [&delta.reasoning, &delta.content].into_iter().chain(arguments).rfind(|text| !text.is_empty());
-        if let Some(last) = told {
+        let last_text = [&delta.reasoning, &delta.content].into_iter().chain(arguments).rfind(|text| !text.is_empty());
+        if let Some(last) = last_text {
             let from = last.ceil_char_boundary(last.len().saturating_sub(ANCHOR_BYTES));
             self.told = (self.text.len(), last[from..].to_owned());
         }

@@ -145,7 +145,7 @@ impl PromptFingerprint {
             return PromptComparison::Continues;
         }
         let said = self.messages.get(n_messages);
-        let changed = [
+        let changed_parts = [
             (PromptPart::Model, !has_model),
             (PromptPart::System, part(1) != self.system),
             (PromptPart::Tools, part(2) != self.tools),
@@ -153,7 +153,7 @@ impl PromptFingerprint {
             (PromptPart::Messages, said.is_some_and(|said| part(4) != *said)),
             (PromptPart::Settings, part(3) != self.settings),
         ];
-        let part = changed.into_iter().find_map(|(part, is_changed)| is_changed.then_some(part));
+        let part = changed_parts.into_iter().find_map(|(part, is_changed)| is_changed.then_some(part));
         // A prompt of less than a block has no hash that could differ.
         if part.is_none() && n_whole_blocks(n_earlier_tokens) == 0 {
             return PromptComparison::Continues;

@@ -27,11 +27,11 @@ pub fn read(
         }
         UntokenizedPrompts::Raw(prompts, repeats) => raw(generator, &prompts, salt)?
             .into_iter()
-            .map(|made| TokenizedPrompt::raw(generator, made, repeats))
+            .map(|prompt_tokens| TokenizedPrompt::raw(generator, prompt_tokens, repeats))
             .collect(),
         UntokenizedPrompts::Infill(gap) => {
-            let made = tokens(generator, &RawPrompt::Infill(gap), salt)?;
-            Ok(vec![TokenizedPrompt::raw(generator, made, Repeats::Text)?])
+            let prompt_tokens = tokens(generator, &RawPrompt::Infill(gap), salt)?;
+            Ok(vec![TokenizedPrompt::raw(generator, prompt_tokens, Repeats::Text)?])
         }
     }
 }
@@ -54,7 +54,7 @@ pub fn raw(generator: &Generator, prompts: &[RawPrompt], salt: &str) -> Result<V
 
 fn tokens(generator: &Generator, prompt: &RawPrompt, salt: &str) -> Result<PromptTokens, RequestError> {
     let slot = generator.slot_context();
-    let made = generator.common.prompts.raw(prompt, slot.context_tokens, Scope::of(salt));
-    let made = made.map_err(|error| RequestError::of_raw(error, slot))?;
-    made.whole().map_err(|reason| RequestError::field("prompt", reason))
+    let prompt_tokens = generator.common.prompts.raw(prompt, slot.context_tokens, Scope::of(salt));
+    let prompt_tokens = prompt_tokens.map_err(|error| RequestError::of_raw(error, slot))?;
+    prompt_tokens.whole().map_err(|reason| RequestError::field("prompt", reason))
 }

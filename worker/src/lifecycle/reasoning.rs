@@ -36,8 +36,8 @@ pub(super) fn bound(
         (None, Some(_)) => (model_format(generator), generator.common.prompts.detokenize(&prompt.tokens)),
         (None, None) => return Ok(None),
     };
-    let own = wish.marks.as_ref().filter(|_| prompt.answer.is_none());
-    let Some(marks) = own.cloned().or_else(|| format.as_ref().and_then(marks)) else { return Ok(None) };
+    let own_marks = wish.marks.as_ref().filter(|_| prompt.answer.is_none());
+    let Some(marks) = own_marks.cloned().or_else(|| format.as_ref().and_then(marks)) else { return Ok(None) };
     let Some(closing) = marks.ends.first().filter(|_| !marks.start.trim().is_empty()) else {
         let Some(param) = wish.named else { return Ok(None) };
         let reason = format!("`{param}` cannot be kept: the end of reasoning is not known for this chat template");
@@ -47,11 +47,12 @@ pub(super) fn bound(
     let closing = generator.common.prompts.tokenize(closing, AddSpecial::No, ParseSpecial::Yes);
     let closing = message.into_iter().chain(closing).collect();
     // Models may omit the template's white space around these marks.
-    let trimmed = |text: &String| text.trim().to_owned();
-    let marks = ReasoningMarks { start: trimmed(&marks.start), ends: marks.ends.iter().map(trimmed).collect() };
+    let trimmed_text = |text: &String| text.trim().to_owned();
+    let marks =
+        ReasoningMarks { start: trimmed_text(&marks.start), ends: marks.ends.iter().map(trimmed_text).collect() };
     let opening = format.map_or_else(String::new, |format| opening(&format, &marks.start));
-    let begun = Begun::of(&text, &marks, &opening);
-    Ok(Some(ReasoningBound { tokens_max, marks, opening, closing, begun }))
+    let begun_part = Begun::of(&text, &marks, &opening);
+    Ok(Some(ReasoningBound { tokens_max, marks, opening, closing, begun: begun_part }))
 }
 
 /// Returns the marks of a format, which are empty if they are not known; `None` if it has no reasoning.

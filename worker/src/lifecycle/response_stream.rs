@@ -150,10 +150,10 @@ pub(super) struct ChoiceState {
 }
 
 impl ChoiceState {
-    fn start(&mut self, started: Started, spec: &ResponseSpec, metrics: &Metrics) {
-        self.started = Some(started);
+    fn start(&mut self, start: Started, spec: &ResponseSpec, metrics: &Metrics) {
+        self.started = Some(start);
         if !spec.generation.is_prewarm() {
-            metrics.reused(started.cached_tokens(), self.filled_tokens());
+            metrics.reused(start.cached_tokens(), self.filled_tokens());
         }
     }
 
@@ -168,23 +168,23 @@ impl ChoiceState {
     }
 
     fn cached(&self) -> CachedTokens {
-        self.started.map_or_else(CachedTokens::default, |started| started.cached)
+        self.started.map_or_else(CachedTokens::default, |start| start.cached)
     }
 
     /// Returns its tokens and times once it is complete.
     fn totals(&self) -> Option<ResponseTotals> {
-        let finished = self.finished.as_ref()?;
+        let end = self.finished.as_ref()?;
         Some(ResponseTotals {
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached().total().min(self.prompt_tokens),
-            completion_tokens: finished.completion_tokens,
-            drafted: finished.drafted,
-            n_begun: finished.completion_tokens.min(self.past_tokens + 1),
+            completion_tokens: end.completion_tokens,
+            drafted: end.drafted,
+            n_begun: end.completion_tokens.min(self.past_tokens + 1),
             computed_tokens: self.filled_tokens() - self.cached().total(),
             reused: self.cached(),
-            truncated: finished.truncated,
-            prompt_ms: finished.prompt_ms,
-            predicted_ms: finished.predicted_ms,
+            truncated: end.truncated,
+            prompt_ms: end.prompt_ms,
+            predicted_ms: end.predicted_ms,
             reasoning_tokens: None,
         })
     }
@@ -238,23 +238,23 @@ impl RequestTimer {
     }
 
     /// Records that the first choice has its slot.
-    fn started(&mut self, started: &Started) {
+    fn started(&mut self, start: &Started) {
         let count = |key, n: u64| Attribute { key, value: AttributeValue::Count(n) };
         let now = Instant::now();
-        let queue_ended = now.checked_sub(started.restored).unwrap_or(now);
+        let queue_ended = now.checked_sub(start.restored).unwrap_or(now);
         self.metrics.queue.observe(queue_ended.saturating_duration_since(self.part_began).as_secs_f64());
-        if let Some(FetchedState { n_bytes, took }) = started.fetched {
+        if let Some(FetchedState { n_bytes, took }) = start.fetched {
             let end = (self.part_began + took).min(queue_ended);
             self.part("worker.kv_transfer", end, vec![count("bytes", n_bytes)]);
         }
         self.part("worker.queue", queue_ended, Vec::new());
-        let CachedTokens { resident, ram, disk, shifted } = started.cached;
-        if started.cached.total() > 0 {
+        let CachedTokens { resident, ram, disk, shifted } = start.cached;
+        if start.cached.total() > 0 {
             let by_tier = [("resident", resident), ("ram", ram), ("disk", disk), ("shifted", shifted)];
             self.part("worker.restore", now, by_tier.map(|(key, n)| count(key, n.into())).into());
         }
-        self.span.name("warmpath.slot", started.slot.to_string());
-        self.span.count("warmpath.cached_tokens", started.cached.total());
+        self.span.name("warmpath.slot", start.slot.to_string());
+        self.span.count("warmpath.cached_tokens", start.cached.total());
     }
 
     /// Records the phase that ends, and begins the next.
@@ -271,11 +271,11 @@ impl RequestTimer {
         }
     }
 
-    fn finished(&self, finished: &Finished, choice: &ChoiceState) {
-        let tokens = finished.completion_tokens.saturating_sub(choice.past_tokens + 1);
+    fn finished(&self, end: &Finished, choice: &ChoiceState) {
+        let tokens = end.completion_tokens.saturating_sub(choice.past_tokens + 1);
         if tokens > 0 {
             let (tokens, share) = (f64::from(tokens), choice.share());
-            self.metrics.tpot.with_label_values(&[share]).observe(finished.predicted_ms / 1000.0 / tokens);
+            self.metrics.tpot.with_label_values(&[share]).observe(end.predicted_ms / 1000.0 / tokens);
         }
     }
 }
@@ -289,21 +289,21 @@ impl Drop for RequestTimer {
 }
 
 impl StartedResponse {
-    /// Waits for the first choice to get its slot. Shape: `submitted` has at least one choice.
+    /// Waits for the first choice to get its slot. Shape: `submissions` has at least one choice.
     ///
     /// Errors: `Engine` if the first choice fails before it starts.
     pub(super) async fn begin(
         spec: ResponseSpec,
-        submitted: Vec<Submitted>,
+        submissions: Vec<Submitted>,
         mut timer: RequestTimer,
     ) -> Result<Self, RequestError> {
-        let (mut choices, receivers): (Vec<_>, Vec<_>) = submitted.into_iter().unzip();
+        let (mut choices, receivers): (Vec<_>, Vec<_>) = submissions.into_iter().unzip();
         let receivers = receivers.into_iter().enumerate();
         let mut events = select_all(receivers.map(|(idx, receiver)| receiver.map(move |event| (idx, event)).boxed()));
-        let mut early = VecDeque::new();
-        let started = loop {
+        let mut early_events = VecDeque::new();
+        let start_result = loop {
             match events.next().await {
-                Some((0, EngineEvent::Started(started))) => break started,
+                Some((0, EngineEvent::Started(start_result))) => break start_result,
                 Some((0, EngineEvent::Failed(error))) => {
                     timer.failed("engine");
                     return Err(error.into());
@@ -312,14 +312,24 @@ impl StartedResponse {
                     return Err(RequestError::Internal { reason: format!("the engine began with {event:?}") });
                 }
                 // The first choice may be waiting for the others' slots, so their events must be read.
-                Some(of_other) => early.push_back(of_other),
+                Some(of_other) => early_events.push_back(of_other),
                 None => return Err(EngineError::Stopped.into()),
             }
         };
-        choices[0].start(started, &spec, &timer.metrics);
-        timer.started(&started);
+        choices[0].start(start_result, &spec, &timer.metrics);
+        timer.started(&start_result);
         let journal = spec.is_journaled.then(|| Journal::new(choices.len(), spec.past.as_ref()));
-        Ok(Self { spec, started, n_open: choices.len(), choices, early, events, timer, journal, lines: None })
+        Ok(Self {
+            spec,
+            started: start_result,
+            n_open: choices.len(),
+            choices,
+            early: early_events,
+            events,
+            timer,
+            journal,
+            lines: None,
+        })
     }
 
     /// Returns the journal's lines before a response in one piece; `None` if it has no journal.
@@ -342,7 +352,7 @@ impl StartedResponse {
 
     /// Returns the number of reused prompt tokens for the client; for a continued response, the number reported before.
     pub fn cached_tokens(&self) -> u32 {
-        let of_first_worker = self.spec.past.as_ref().and_then(|past| past.cached_tokens);
+        let of_first_worker = self.spec.past.as_ref().and_then(|past_output| past_output.cached_tokens);
         of_first_worker.unwrap_or(self.started.cached_tokens().min(self.choices[0].prompt_tokens))
     }
 
@@ -382,7 +392,7 @@ impl StartedResponse {
     pub async fn next(&mut self) -> Result<Option<ResponseStep>, RequestError> {
         while self.n_open > 0 {
             let next = match self.early.pop_front() {
-                Some(early) => Some(early),
+                Some(early_event) => Some(early_event),
                 None => self.events.next().await,
             };
             let Some((choice, event)) = next else { return Err(EngineError::Stopped.into()) };
@@ -405,7 +415,7 @@ impl StartedResponse {
     }
 
     /// Counts a token, and records it in the journal, if there is one.
-    fn take(&mut self, choice: usize, sampled: SampledToken, probabilities: Option<&TokenProbabilities>) {
+    fn take(&mut self, choice: usize, sampled_token: SampledToken, probabilities: Option<&TokenProbabilities>) {
         let n_to_replay = &mut self.choices[choice].n_to_replay;
         let is_new = *n_to_replay == 0;
         *n_to_replay = n_to_replay.saturating_sub(1);
@@ -415,7 +425,7 @@ impl StartedResponse {
         let Some(journal) = &mut self.journal else { return };
         // Before a response in one piece, the router already has the lines of replayed tokens.
         if is_new || self.lines.is_none() {
-            journal.sampled(choice, sampled, probabilities);
+            journal.sampled(choice, sampled_token, probabilities);
         }
         let Some(lines) = &self.lines else { return };
         if let Some(line) = journal.next_line(choice, self.choices[choice].end) {
@@ -424,11 +434,11 @@ impl StartedResponse {
         }
     }
 
-    fn finish(&mut self, choice: usize, finished: Finished) -> ResponseStep {
-        self.timer.finished(&finished, &self.choices[choice]);
-        let reason = finished.reason;
+    fn finish(&mut self, choice: usize, end: Finished) -> ResponseStep {
+        self.timer.finished(&end, &self.choices[choice]);
+        let reason = end.reason;
         self.choices[choice].end = Some(reason);
-        self.choices[choice].finished = Some(finished);
+        self.choices[choice].finished = Some(end);
         self.n_open -= 1;
         if self.n_open == 0 {
             self.timer.metrics.request.observe(self.timer.elapsed_s());

@@ -15,8 +15,12 @@ use crate::metrics::Metrics;
 use crate::request::{AnswerFields, CompletionRequest, Delivery};
 
 /// Returns a response of one choice to a prompt of `prompt_tokens` with these events; the first must be `Started`.
-/// `past` is the earlier part of a continued response.
-pub(crate) async fn scripted(prompt_tokens: usize, past: Option<PastOutput>, events: EventReceiver) -> StartedResponse {
+/// `past_output` is the earlier part of a continued response.
+pub(crate) async fn scripted(
+    prompt_tokens: usize,
+    past_output: Option<PastOutput>,
+    events: EventReceiver,
+) -> StartedResponse {
     let mut arrival = Arrival {
         span: Span::none(),
         id: RequestId::new("r-1").expect("a name"),
@@ -43,7 +47,7 @@ pub(crate) async fn scripted(prompt_tokens: usize, past: Option<PastOutput>, eve
         fingerprint: None,
         identity: ResponseIdentity::fresh(),
         is_journaled: false,
-        past,
+        past: past_output,
     };
     StartedResponse::begin(spec, vec![(ChoiceState::new(prompt_tokens, 0, 0), events)], timer)
         .await

@@ -48,8 +48,12 @@ impl TokenizedPrompt {
     /// Returns a prompt that is not a chat.
     ///
     /// Errors: `Field` if the answer should begin with media; those of [`Generator::check_prompt`].
-    pub(super) fn raw(generator: &Generator, made: PromptTokens, repeats: Repeats) -> Result<Self, RequestError> {
-        let PromptTokens { tokens, runs, .. } = made;
+    pub(super) fn raw(
+        generator: &Generator,
+        prompt_tokens: PromptTokens,
+        repeats: Repeats,
+    ) -> Result<Self, RequestError> {
+        let PromptTokens { tokens, runs, .. } = prompt_tokens;
         let is_echoed = repeats == Repeats::Echo;
         if is_echoed && !runs.is_empty() {
             return Err(RequestError::field("echo", "an answer cannot begin with images or audio: leave out `echo`"));

@@ -46,14 +46,14 @@ pub struct VocabularyFile {
     pub etag: String,
 }
 
-/// Checks that `wanted`, if a request names a model, is a name of `model`. An empty name counts as absent: llama.vim
-/// sends it.
+/// Checks that `model_name`, if a request names a model, is a name of `model`. An empty name counts as absent:
+/// llama.vim sends it.
 ///
 /// Errors: `ModelUnknown`.
-pub fn check_model(model: &ModelInfo, wanted: Option<&str>) -> Result<(), RequestError> {
-    match wanted {
-        Some(wanted) if !wanted.is_empty() && !model.answers_to(wanted) => {
-            Err(RequestError::ModelUnknown { model: wanted.to_owned(), names: model.all_names().collect() })
+pub fn check_model(model: &ModelInfo, model_name: Option<&str>) -> Result<(), RequestError> {
+    match model_name {
+        Some(model_name) if !model_name.is_empty() && !model.answers_to(model_name) => {
+            Err(RequestError::ModelUnknown { model: model_name.to_owned(), names: model.all_names().collect() })
         }
         _ => Ok(()),
     }

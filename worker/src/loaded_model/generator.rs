@@ -77,8 +77,8 @@ impl Generator {
     ///
     /// Errors: `Field` if it is empty or has a token that the vocabulary lacks; `PromptTooLong`.
     pub fn check_prompt(&self, prompt: &[Token], runs: &[MediaRun]) -> Result<(), RequestError> {
-        let checked = self.engine.check_prompt(prompt, runs);
-        checked.map_err(|fault| RequestError::of_fault(fault, self.slot_context()))
+        let check = self.engine.check_prompt(prompt, runs);
+        check.map_err(|fault| RequestError::of_fault(fault, self.slot_context()))
     }
 
     /// Returns the tokens of a text that is not a prompt by itself.

@@ -205,8 +205,8 @@ impl GenerationFields {
     /// Errors: `Field`, for an unknown format, a schema that is not supported, and fields that cannot be combined with
     /// a schema.
     pub fn wanted_schema(&self) -> Result<Option<WantedSchema>, RequestError> {
-        let wanted = response_format::read(self.response_format.as_ref(), self.json_schema.as_ref())?;
-        let Some(wanted) = wanted else { return Ok(None) };
+        let response_format = response_format::read(self.response_format.as_ref(), self.json_schema.as_ref())?;
+        let Some(response_format) = response_format else { return Ok(None) };
         let refuse = |param: &'static str, reason: &str| Err(RequestError::field(param, reason));
         if self.grammar.as_ref().is_some_and(|grammar| !grammar.is_empty()) {
             return refuse("grammar", "`grammar` cannot be combined with a JSON schema");
@@ -217,7 +217,7 @@ impl GenerationFields {
                 "`ignore_eos` cannot be used with a JSON schema: the answer ends when it is complete",
             );
         }
-        Ok(Some(wanted))
+        Ok(Some(response_format))
     }
 
     /// Returns the options for drafting the response; `tokenize` returns the tokens of a text.
@@ -238,17 +238,17 @@ impl GenerationFields {
     }
 
     fn resolve_max_tokens(&self, default: Option<u32>) -> Result<Option<u32>, RequestError> {
-        let named = [
+        let length_fields = [
             ("max_completion_tokens", self.max_completion_tokens),
             ("max_tokens", self.max_tokens),
             ("n_predict", self.n_predict),
         ];
-        let mut given = named.into_iter().filter_map(|(param, n)| n.map(|Whole(n)| (param, n)));
-        if let Some((param, n)) = given.clone().find(|(_, n)| *n < -1) {
+        let mut given_lengths = length_fields.into_iter().filter_map(|(param, n)| n.map(|Whole(n)| (param, n)));
+        if let Some((param, n)) = given_lengths.clone().find(|(_, n)| *n < -1) {
             let reason = format!("`{param}` must be at least 0, or -1 for no limit; it is {n}");
             return Err(RequestError::field(param, reason));
         }
-        Ok(given.next().map_or(default, |(_, n)| u32::try_from(n).ok().or((n > 0).then_some(u32::MAX))))
+        Ok(given_lengths.next().map_or(default, |(_, n)| u32::try_from(n).ok().or((n > 0).then_some(u32::MAX))))
     }
 
     fn resolve_n_indent(&self, default: u32) -> Result<u32, RequestError> {
@@ -411,7 +411,7 @@ fn resolve_bias(bias: Option<BiasField>, basis: &CheckContext<'_>) -> Result<Vec
     let text_bytes = |(token, _): &(BiasToken, Bias)| if let BiasToken::Text(text) = token { text.len() } else { 0 };
     let n_bytes = pairs.iter().map(text_bytes).sum();
     at_most("logit_bias", "bytes of text", n_bytes, LOGIT_BIAS_TEXT_BYTES_MAX)?;
-    let mut resolved = Vec::new();
+    let mut resolved_biases = Vec::new();
     for (token, bias) in pairs {
         let tokens = match token {
             BiasToken::Id(Whole(token)) => vec![token],
@@ -427,11 +427,11 @@ fn resolve_bias(bias: Option<BiasField>, basis: &CheckContext<'_>) -> Result<Vec
             let reason = format!("`logit_bias` names token {token}; the vocabulary has {n_vocab} tokens");
             return Err(RequestError::field("logit_bias", reason));
         }
-        resolved.extend(tokens.into_iter().map(|token| (token, add)));
+        resolved_biases.extend(tokens.into_iter().map(|token| (token, add)));
     }
     // Counted again: one text may have become many tokens.
-    at_most("logit_bias", "tokens", resolved.len(), LOGIT_BIAS_MAX)?;
-    Ok(resolved)
+    at_most("logit_bias", "tokens", resolved_biases.len(), LOGIT_BIAS_MAX)?;
+    Ok(resolved_biases)
 }
 
 fn resolve_grammar(grammar: Option<String>) -> Result<Option<String>, RequestError> {

@@ -182,10 +182,10 @@ impl Options {
     ///
     /// Errors: `Field`.
     pub fn shifts(&self) -> Result<ShiftFields, RequestError> {
-        let within = |param: &'static str, n: i64, least: i64| match u32::try_from(n) {
+        let within = |param: &'static str, n: i64, n_min: i64| match u32::try_from(n) {
             Ok(n) => Ok(Some(n)),
-            Err(_) if n == least => Ok(None),
-            Err(_) => Err(RequestError::field(param, format!("`{param}` must be {least} to {}; it is {n}", u32::MAX))),
+            Err(_) if n == n_min => Ok(None),
+            Err(_) => Err(RequestError::field(param, format!("`{param}` must be {n_min} to {}; it is {n}", u32::MAX))),
         };
         let cache_reuse_tokens = match self.cache_reuse {
             None => None,

@@ -107,12 +107,12 @@ pub async fn load(job: LoadJob) -> Result<LoadedModel, RunError> {
     debug!(step = "loading backends", ms = began.elapsed().as_millis(), "start");
     metrics.cpu_variant_info.with_label_values(&[&cpu_variant]).set(1);
     // Memory is planned before weights are read, so a model that does not fit is refused within seconds.
-    let planned =
+    let plan_result =
         tokio::task::spawn_blocking(move || timed("planning memory", || fitting(settle(config)?, plan_memory)));
-    let (config, plan) = planned.await.map_err(RunError::Panicked)??;
+    let (config, plan) = plan_result.await.map_err(RunError::Panicked)??;
     let worker_config = config.clone();
-    let loaded = tokio::task::spawn_blocking(move || load_parts(&worker_config, progress)).await;
-    let parts = loaded.map_err(RunError::Panicked)??;
+    let load_result = tokio::task::spawn_blocking(move || load_parts(&worker_config, progress)).await;
+    let parts = load_result.map_err(RunError::Panicked)??;
 
     // An optional projector may turn out to be of no use when it is loaded.
     let has_projector = projector(&parts.computes).is_some();
@@ -168,11 +168,11 @@ pub async fn load(job: LoadJob) -> Result<LoadedModel, RunError> {
 ///
 /// Errors: `Engine` if a device or a buffer does not exist.
 fn settle(config: Config) -> Result<Config, RunError> {
-    let settled = match embed_config(&config) {
+    let settled_config = match embed_config(&config) {
         None => engine::with_devices(config.engine.clone()),
         Some(embed) => embedder::with_devices(embed).map(|embed| embed.engine),
     };
-    Ok(Config { engine: settled.map_err(RunError::Engine)?, ..config })
+    Ok(Config { engine: settled_config.map_err(RunError::Engine)?, ..config })
 }
 
 /// Returns the memory that the worker will take, without loading weights; `None` if llama.cpp cannot determine it.
@@ -200,13 +200,13 @@ fn fitting(
     config: Config,
     plan_memory: impl Fn(&Config) -> Result<Option<MemoryPlan>, RunError>,
 ) -> Result<(Config, Option<MemoryPlan>), RunError> {
-    let fitted = |config: Config, plan: Option<MemoryPlan>| {
+    let fitted_config = |config: Config, plan: Option<MemoryPlan>| {
         let cells = plan.as_ref().and_then(|plan| plan.fitted_cells);
         let context_tokens_total = cells.unwrap_or(config.engine.context_tokens_total);
         (Config { engine: EngineConfig { context_tokens_total, ..config.engine }, ..config }, plan)
     };
     let too_large = match plan_memory(&config) {
-        Ok(plan) => return Ok(fitted(config, plan)),
+        Ok(plan) => return Ok(fitted_config(config, plan)),
         Err(error) => error,
     };
     let optional = config.engine.projector.as_ref().filter(|projector| projector.need == ProjectorNeed::Optional);
@@ -214,7 +214,7 @@ fn fitting(
     let text_only = Config { engine: EngineConfig { projector: None, ..config.engine }, ..config };
     let plan = plan_memory(&text_only)?;
     engine::warn_of_text_only(&path, &warmpath_shell::chain(&too_large));
-    Ok(fitted(text_only, plan))
+    Ok(fitted_config(text_only, plan))
 }
 
 /// Returns the memory that the worker will take, if llama.cpp and the machine tell it.
@@ -304,7 +304,7 @@ fn projector(computes: &Computes) -> Option<&Arc<Projector>> {
 
 fn declare(config: &Config, parts: &LoadedParts) -> ModelInfo {
     let vocabulary = parts.prompts.vocabulary();
-    let trained = |n_ctx_train: u32| (n_ctx_train > 0).then_some(n_ctx_train);
+    let trained_tokens = |n_ctx_train: u32| (n_ctx_train > 0).then_some(n_ctx_train);
     let engine = &config.engine;
     let common = ModelInfo {
         names: config.identity.model_names.clone(),
@@ -323,7 +323,7 @@ fn declare(config: &Config, parts: &LoadedParts) -> ModelInfo {
                 kv_fingerprint: facts.kv_fingerprint,
                 block_size_tokens: facts.block_size_tokens,
                 context_tokens: facts.context_tokens,
-                n_ctx_train: trained(facts.n_ctx_train),
+                n_ctx_train: trained_tokens(facts.n_ctx_train),
                 n_slots: facts.n_slots,
                 memory: facts.memory,
                 n_vocab: facts.n_vocab,
@@ -344,7 +344,7 @@ fn declare(config: &Config, parts: &LoadedParts) -> ModelInfo {
             ModelInfo {
                 fingerprint: facts.model_fingerprint,
                 context_tokens: facts.text_tokens_max,
-                n_ctx_train: trained(facts.n_ctx_train),
+                n_ctx_train: trained_tokens(facts.n_ctx_train),
                 n_vocab: facts.n_vocab,
                 capabilities: vec![if is_rank { Capability::Rerank } else { Capability::Embedding }],
                 embedding: Some(facts.embedding),

@@ -108,8 +108,8 @@ struct OpenPayload {
 
 impl RunReader {
     /// Returns a reader of a run that has not begun.
-    pub fn new(wanted: WantedRun) -> Self {
-        Self { wanted, n_received: 0, head: Vec::new(), open: None }
+    pub fn new(wanted_run: WantedRun) -> Self {
+        Self { wanted: wanted_run, n_received: 0, head: Vec::new(), open: None }
     }
 
     /// Returns the number of blocks that were received.
@@ -134,17 +134,17 @@ impl RunReader {
     pub fn push(&mut self, mut bytes: &[u8]) -> Result<Vec<Received>, Untrusted> {
         let mut complete = Vec::new();
         while !bytes.is_empty() && self.n_left() > 0 {
-            let Some(open) = &mut self.open else {
+            let Some(open_part) = &mut self.open else {
                 bytes = self.take_head(bytes)?;
                 continue;
             };
-            let unreceived = &mut open.payload[open.n_bytes_received..];
-            let (taken, rest) = bytes.split_at(bytes.len().min(unreceived.len()));
-            unreceived[..taken.len()].copy_from_slice(taken);
-            open.n_bytes_received += taken.len();
-            open.hasher.update(taken);
+            let missing_bytes = &mut open_part.payload[open_part.n_bytes_received..];
+            let (taken, rest) = bytes.split_at(bytes.len().min(missing_bytes.len()));
+            missing_bytes[..taken.len()].copy_from_slice(taken);
+            open_part.n_bytes_received += taken.len();
+            open_part.hasher.update(taken);
             bytes = rest;
-            if open.n_bytes_received == open.payload.len() {
+            if open_part.n_bytes_received == open_part.payload.len() {
                 complete.extend(self.close()?);
             }
         }
@@ -211,13 +211,13 @@ impl RunReader {
 
     /// Ends a payload once it is complete.
     fn close(&mut self) -> Result<Option<Received>, Untrusted> {
-        let Some(open) = self.open.take() else { return Ok(None) };
-        if *open.hasher.finalize().as_bytes() != open.checksum {
+        let Some(open_part) = self.open.take() else { return Ok(None) };
+        if *open_part.hasher.finalize().as_bytes() != open_part.checksum {
             return Err(Damage::Payload.into());
         }
         let first_block = self.wanted.first_block + self.n_received;
-        self.n_received += open.n_blocks;
-        Ok(Some(Received { first_block, n_blocks: open.n_blocks, payload: Bytes::from_owner(open.payload) }))
+        self.n_received += open_part.n_blocks;
+        Ok(Some(Received { first_block, n_blocks: open_part.n_blocks, payload: Bytes::from_owner(open_part.payload) }))
     }
 }
 

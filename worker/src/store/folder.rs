@@ -56,12 +56,12 @@ pub struct Reservation {
 /// Returns `None` if only the folders in it are writable. Errors: `Make`, `Unwritable`, `InUse`, `Lock`.
 pub(super) fn reserve(dir: &Path, settings: Fingerprint) -> Result<Option<Reservation>, StoreError> {
     make(dir)?;
-    let tried = tempfile::Builder::new().prefix(TEMPORARY_PREFIX).tempfile_in(dir);
+    let attempt = tempfile::Builder::new().prefix(TEMPORARY_PREFIX).tempfile_in(dir);
     let has_folders = || {
         let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
         entries.filter_map(|entry| entry.file_type().ok()).any(|kind| kind.is_dir())
     };
-    match tried {
+    match attempt {
         // The folder of this model may exist, and be writable.
         Err(_) if has_folders() => Ok(None),
         Err(source) => Err(StoreError::Unwritable { folder: dir.to_owned(), source }),
@@ -76,8 +76,8 @@ pub(super) fn reserve(dir: &Path, settings: Fingerprint) -> Result<Option<Reserv
 /// Opens and locks a file in a folder. Errors: `InUse` if another process has locked it; `Lock`.
 fn lock(folder: &Path, name: &str) -> Result<File, StoreError> {
     let lock_error = |source| StoreError::Lock { folder: folder.to_owned(), source };
-    let open = File::options().create(true).read(true).write(true).truncate(false).open(folder.join(name));
-    let lock = open.map_err(lock_error)?;
+    let lock_file = File::options().create(true).read(true).write(true).truncate(false).open(folder.join(name));
+    let lock = lock_file.map_err(lock_error)?;
     lock.try_lock().map_err(|error| match error {
         TryLockError::WouldBlock => StoreError::InUse { folder: folder.to_owned() },
         TryLockError::Error(source) => lock_error(source),
@@ -87,8 +87,8 @@ fn lock(folder: &Path, name: &str) -> Result<File, StoreError> {
 
 /// Creates a folder. Its files will contain prompts, so no other user may read it.
 fn make(path: &Path) -> Result<(), StoreError> {
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
-    made.map_err(|source| StoreError::Make { folder: path.to_owned(), source })
+    let result = DirBuilder::new().recursive(true).mode(0o700).create(path);
+    result.map_err(|source| StoreError::Make { folder: path.to_owned(), source })
 }
 
 impl Folder {
@@ -116,7 +116,7 @@ impl Folder {
         let list_error = |source| StoreError::List { folder: self.path.clone(), source };
         let started_at = Instant::now();
         let mut files = Vec::new();
-        let mut dropped: BTreeMap<String, usize> = BTreeMap::new();
+        let mut n_dropped: BTreeMap<String, usize> = BTreeMap::new();
         let mut n_seen = 0_usize;
         for entry in std::fs::read_dir(&self.path).map_err(list_error)? {
             let entry = entry.map_err(list_error)?;
@@ -125,14 +125,14 @@ impl Folder {
                 continue;
             }
             let path = entry.path();
-            let found = if name.as_encoded_bytes().starts_with(TEMPORARY_PREFIX.as_bytes()) {
+            let stored_file = if name.as_encoded_bytes().starts_with(TEMPORARY_PREFIX.as_bytes()) {
                 Err("incomplete after a crash".to_owned())
             } else {
                 self.inspect(&path).map_err(|failure| failure.to_string())
             };
-            match found {
+            match stored_file {
                 Ok(file) => files.push(file),
-                Err(why) => *dropped.entry(drop_file(&path, why)).or_default() += 1,
+                Err(why) => *n_dropped.entry(drop_file(&path, why)).or_default() += 1,
             }
             n_seen += 1;
             if n_seen.is_multiple_of(FILES_PER_REPORT) {
@@ -140,7 +140,7 @@ impl Folder {
             }
         }
         files.sort_by_key(|file| (file.record.first_block, file.used_at));
-        self.report(&files, &dropped, started_at);
+        self.report(&files, &n_dropped, started_at);
         Ok(files)
     }
 
@@ -159,11 +159,11 @@ impl Folder {
         Ok(StoredFile { record: header.record, file_bytes: about.len(), used_at: about.modified().map_err(io)? })
     }
 
-    fn report(&self, files: &[StoredFile], dropped: &BTreeMap<String, usize>, started_at: Instant) {
+    fn report(&self, files: &[StoredFile], n_dropped_by_reason: &BTreeMap<String, usize>, started_at: Instant) {
         let folder = self.path.display();
-        let n_dropped: usize = dropped.values().sum();
+        let n_dropped: usize = n_dropped_by_reason.values().sum();
         if n_dropped > 0 {
-            let reasons: Vec<String> = dropped.iter().map(|(reason, n)| format!("{n} {reason}")).collect();
+            let reasons: Vec<String> = n_dropped_by_reason.iter().map(|(reason, n)| format!("{n} {reason}")).collect();
             warn!(%folder, n_dropped, reasons = reasons.join(", "), "deleted files of the disk cache that cannot be used");
         }
         let n_bytes: u64 = files.iter().map(|file| file.file_bytes).sum();

@@ -190,11 +190,11 @@ impl Queue {
     fn wait_until(&self, deadline: Instant, done: impl Fn(&QueueState) -> bool) -> MutexGuard<'_, QueueState> {
         let mut state = self.lock();
         while !done(&state) {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let time_left = deadline.saturating_duration_since(Instant::now());
+            if time_left.is_zero() {
                 break;
             }
-            (state, _) = self.progressed.wait_timeout(state, left).expect("no holder of the lock panics");
+            (state, _) = self.progressed.wait_timeout(state, time_left).expect("no holder of the lock panics");
         }
         state
     }

@@ -150,37 +150,37 @@ fn head(identity: SlotIdentity, slot: &SlotState) -> io::Result<Vec<u8>> {
 
 /// Returns the content of a file without the state itself, and the state's position.
 fn find_parts(bytes: &[u8], identity: SlotIdentity) -> Result<PartPositions, SlotFileError> {
-    let damaged = |what| SlotFileError::Damaged { what };
+    let damage_error = |what| SlotFileError::Damaged { what };
     let header_bytes = SLOT_FILE.header_bytes(bytes).map_err(|damage| match damage {
         Damage::Version { .. } => SlotFileError::Foreign { other: "another version of the format" },
-        _ => damaged("no preamble"),
+        _ => damage_error("no preamble"),
     })?;
     // The header is verified before it is parsed, and each part before it is used, because llama.cpp does not check its
     // input.
     let state_at = PREAMBLE_BYTES + header_bytes;
-    let head = bytes.get(..state_at).ok_or(damaged("truncated"))?;
-    let (header, listed) = preamble::header(head).ok().and_then(headers).ok_or(damaged("header"))?;
+    let head = bytes.get(..state_at).ok_or(damage_error("truncated"))?;
+    let (header, listed) = preamble::header(head).ok().and_then(headers).ok_or(damage_error("header"))?;
     if let Some(other) = difference(&header.identity, &identity) {
         return Err(SlotFileError::Foreign { other });
     }
-    let mut rest = &bytes[state_at..];
-    let state = part(&mut rest, header.state_bytes).ok_or(damaged("truncated"))?;
+    let mut bytes_left = &bytes[state_at..];
+    let state = part(&mut bytes_left, header.state_bytes).ok_or(damage_error("truncated"))?;
     if *blake3::hash(state).as_bytes() != header.state_checksum {
-        return Err(damaged("state"));
+        return Err(damage_error("state"));
     }
     let mut checkpoints = Vec::new();
     for checkpoint in listed {
-        let partial = part(&mut rest, checkpoint.n_bytes).ok_or(damaged("truncated"))?;
-        let n_tokens = usize::try_from(checkpoint.n_tokens).map_err(|_| damaged("header"))?;
+        let partial = part(&mut bytes_left, checkpoint.n_bytes).ok_or(damage_error("truncated"))?;
+        let n_tokens = usize::try_from(checkpoint.n_tokens).map_err(|_| damage_error("header"))?;
         if *blake3::hash(partial).as_bytes() != checkpoint.checksum {
-            return Err(damaged("checkpoint"));
+            return Err(damage_error("checkpoint"));
         }
         checkpoints.push(SlotCheckpoint { n_tokens, partial: Bytes::copy_from_slice(partial) });
     }
-    if !rest.is_empty() {
-        return Err(damaged("too long"));
+    if !bytes_left.is_empty() {
+        return Err(damage_error("too long"));
     }
-    let n_exact = usize::try_from(header.n_exact).map_err(|_| damaged("header"))?;
+    let n_exact = usize::try_from(header.n_exact).map_err(|_| damage_error("header"))?;
     let state = state_at..state_at + state.len();
     let tokens = header.tokens.into_owned();
     Ok(PartPositions { slot: SlotState { root: header.root, tokens, n_exact, state: Vec::new(), checkpoints }, state })
@@ -193,20 +193,20 @@ fn headers(bytes: &[u8]) -> Option<(SlotFileHeader<'_>, Vec<CheckpointHeader>)> 
     rest.is_empty().then_some((header, checkpoints))
 }
 
-/// Takes the next `n_bytes` from the front of `rest`; `None` if there are fewer.
-fn part<'a>(rest: &mut &'a [u8], n_bytes: u64) -> Option<&'a [u8]> {
-    let (part, behind) = rest.split_at_checked(usize::try_from(n_bytes).ok()?)?;
-    *rest = behind;
+/// Takes the next `n_bytes` from the front of `bytes_left`; `None` if there are fewer.
+fn part<'a>(bytes_left: &mut &'a [u8], n_bytes: u64) -> Option<&'a [u8]> {
+    let (part, behind) = bytes_left.split_at_checked(usize::try_from(n_bytes).ok()?)?;
+    *bytes_left = behind;
     Some(part)
 }
 
 /// Returns the difference between a file's identity and the worker's, if there is one.
-fn difference(file: &SlotIdentity, own: &SlotIdentity) -> Option<&'static str> {
-    if file.common.model != own.common.model {
+fn difference(file: &SlotIdentity, own_identity: &SlotIdentity) -> Option<&'static str> {
+    if file.common.model != own_identity.common.model {
         Some("another model")
-    } else if file.common.kv != own.common.kv {
+    } else if file.common.kv != own_identity.common.kv {
         Some("another layout of the KV state or another llama.cpp")
-    } else if file.n_streams != own.n_streams {
+    } else if file.n_streams != own_identity.n_streams {
         Some("another --kv-unified or number of slots")
     } else {
         None

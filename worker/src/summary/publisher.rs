@@ -125,9 +125,9 @@ impl SummaryPublisher {
 
     async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> PublisherCommand) -> Result<T, RequestError> {
         let (reply, answer) = oneshot::channel();
-        let gone = || RequestError::Internal { reason: "the summary publisher has stopped".to_owned() };
-        self.commands.send(command(reply)).await.map_err(|_| gone())?;
-        answer.await.map_err(|_| gone())
+        let stopped_error = || RequestError::Internal { reason: "the summary publisher has stopped".to_owned() };
+        self.commands.send(command(reply)).await.map_err(|_| stopped_error())?;
+        answer.await.map_err(|_| stopped_error())
     }
 }
 

@@ -55,31 +55,28 @@ impl<'a> NamedTool<'a> {
 /// Reads the choice.
 ///
 /// Errors: `Field` if the field is invalid, names a tool that is not in the request, or requires a call without tools.
-pub(super) fn read<'a>(
-    choice: Option<&'a Value>,
-    listed: &RequestTools<'_>,
-) -> Result<ToolSelection<'a>, RequestError> {
+pub(super) fn read<'a>(choice: Option<&'a Value>, tools: &RequestTools<'_>) -> Result<ToolSelection<'a>, RequestError> {
     let all = |tool_choice| ToolSelection { tool_choice, only: None, is_single: false };
-    let auto = if listed.tools.is_empty() { ToolChoice::None } else { ToolChoice::Auto };
+    let auto = if tools.tools.is_empty() { ToolChoice::None } else { ToolChoice::Auto };
     match choice {
         None | Some(Value::Null) => Ok(all(auto)),
         Some(choice) if is_empty_list(choice) => Ok(all(auto)),
         Some(Value::String(word)) if word == "none" => Ok(all(ToolChoice::None)),
         Some(Value::String(word)) if word == "auto" || word.is_empty() => Ok(all(auto)),
         Some(Value::String(word)) if word == "required" => {
-            listed.check_any()?;
+            tools.check_any()?;
             Ok(all(ToolChoice::Required))
         }
-        Some(choice) if choice["type"] == "allowed_tools" => read_allowed(choice, listed),
+        Some(choice) if choice["type"] == "allowed_tools" => read_allowed(choice, tools),
         Some(choice) if choice["type"] == "function" || choice["type"] == CUSTOM => {
-            if listed.waiting.is_empty() {
-                listed.check_any()?;
+            if tools.waiting.is_empty() {
+                tools.check_any()?;
             }
             let kind = choice["type"].as_str().unwrap_or_default();
-            let named = NamedTool::of(choice)
+            let named_tool = NamedTool::of(choice)
                 .ok_or_else(|| refused("", &format!("`tool_choice.{kind}.name` must be a string")))?;
-            listed.check_named(&named, "")?;
-            Ok(ToolSelection { tool_choice: ToolChoice::Required, only: Some(vec![named]), is_single: true })
+            tools.check_named(&named_tool, "")?;
+            Ok(ToolSelection { tool_choice: ToolChoice::Required, only: Some(vec![named_tool]), is_single: true })
         }
         Some(_) => {
             let shape = "{\"type\": \"function\", \"function\": {\"name\": ...}}, the same with \"custom\", or {\"type\": \
@@ -90,12 +87,12 @@ pub(super) fn read<'a>(
 }
 
 /// Reads a list of the only tools that may be called. Omitted tools and those that wait are ignored.
-fn read_allowed<'a>(choice: &'a Value, listed: &RequestTools<'_>) -> Result<ToolSelection<'a>, RequestError> {
+fn read_allowed<'a>(choice: &'a Value, request_tools: &RequestTools<'_>) -> Result<ToolSelection<'a>, RequestError> {
     let at = ".allowed_tools";
-    let Some(allowed) = choice["allowed_tools"].as_object() else {
+    let Some(allowed_tools) = choice["allowed_tools"].as_object() else {
         return Err(refused(at, "`tool_choice.allowed_tools` must be an object"));
     };
-    let tool_choice = match allowed.get("mode").and_then(Value::as_str) {
+    let tool_choice = match allowed_tools.get("mode").and_then(Value::as_str) {
         Some("auto") => ToolChoice::Auto,
         Some("required") => ToolChoice::Required,
         _ => {
@@ -103,7 +100,7 @@ fn read_allowed<'a>(choice: &'a Value, listed: &RequestTools<'_>) -> Result<Tool
             return Err(refused(".allowed_tools.mode", reason));
         }
     };
-    let tools = allowed.get("tools").and_then(Value::as_array).filter(|tools| !tools.is_empty());
+    let tools = allowed_tools.get("tools").and_then(Value::as_array).filter(|tools| !tools.is_empty());
     let Some(tools) = tools else {
         let reason = "`tool_choice.allowed_tools.tools` must be an array that names at least one tool";
         return Err(refused(".allowed_tools.tools", reason));
@@ -111,15 +108,15 @@ fn read_allowed<'a>(choice: &'a Value, listed: &RequestTools<'_>) -> Result<Tool
     let mut only = Vec::new();
     for (idx, tool) in tools.iter().enumerate().filter(|(_, tool)| left_out_of_chat(tool).is_none()) {
         let at = format!(".allowed_tools.tools[{idx}]");
-        let named = NamedTool::of(tool).ok_or_else(|| {
+        let named_tool = NamedTool::of(tool).ok_or_else(|| {
             refused(
                 &at,
                 &format!("`tool_choice{at}` must be {{\"type\": \"function\", \"function\": {{\"name\": ...}}}}"),
             )
         })?;
-        if !listed.waiting.contains(&named) {
-            listed.check_named(&named, &at)?;
-            only.push(named);
+        if !request_tools.waiting.contains(&named_tool) {
+            request_tools.check_named(&named_tool, &at)?;
+            only.push(named_tool);
         }
     }
     match tool_choice {
@@ -148,11 +145,11 @@ impl RequestTools<'_> {
         }
     }
 
-    fn check_named(&self, named: &NamedTool<'_>, at: &str) -> Result<(), RequestError> {
-        if self.tools.contains(named) {
+    fn check_named(&self, named_tool: &NamedTool<'_>, at: &str) -> Result<(), RequestError> {
+        if self.tools.contains(named_tool) {
             return Ok(());
         }
-        let reason = if self.waiting.contains(named) {
+        let reason = if self.waiting.contains(named_tool) {
             "names a tool that the conversation has not loaded, or has removed"
         } else {
             "names a tool that is not among the `tools`"

@@ -66,8 +66,8 @@ struct ComplexityWalk<'s, 'p> {
 
 impl<'s> ComplexityWalk<'s, '_> {
     fn pay(&mut self, cost: u64) -> Result<(), Refusal> {
-        let left = self.purse.checked_sub(cost);
-        *self.purse = left.ok_or("makes the tools' schemas too large in total")?;
+        let cost_left = self.purse.checked_sub(cost);
+        *self.purse = cost_left.ok_or("makes the tools' schemas too large in total")?;
         Ok(())
     }
 
@@ -149,9 +149,9 @@ impl<'s> ComplexityWalk<'s, '_> {
     fn targets(&mut self, name: &str) -> Result<[Option<&'s Value>; 2], Refusal> {
         self.pay(name.len() as u64)?;
         let literal = literal_target(self.root, name)?;
-        let decoded = pointer::canonical(name).and_then(|pointer| pointer::find(self.root, &pointer));
-        let is_same = matches!((literal, decoded), (Some(a), Some(b)) if std::ptr::eq(a, b));
-        Ok([literal, decoded.filter(|_| !is_same)])
+        let node = pointer::canonical(name).and_then(|pointer| pointer::find(self.root, &pointer));
+        let is_same = matches!((literal, node), (Some(a), Some(b)) if std::ptr::eq(a, b));
+        Ok([literal, node.filter(|_| !is_same)])
     }
 }
 

@@ -113,7 +113,7 @@ pub(super) fn name_pattern() -> String {
 }
 
 pub(super) fn tool_choice(_: &mut SchemaGenerator) -> Schema {
-    let named = |kind: &str| {
+    let named_schema = |kind: &str| {
         let tool = json_schema!({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]});
         json_schema!({
             "type": "object",
@@ -121,8 +121,8 @@ pub(super) fn tool_choice(_: &mut SchemaGenerator) -> Schema {
             "required": ["type", kind],
         })
     };
-    let (function, custom) = (named("function"), named("custom"));
-    let allowed = json_schema!({
+    let (function, custom) = (named_schema("function"), named_schema("custom"));
+    let allowed_schema = json_schema!({
         "type": "object",
         "description": "The only tools that may be called.",
         "properties": {
@@ -139,7 +139,7 @@ pub(super) fn tool_choice(_: &mut SchemaGenerator) -> Schema {
             custom,
             {
                 "type": "object",
-                "properties": {"type": {"const": "allowed_tools"}, "allowed_tools": allowed},
+                "properties": {"type": {"const": "allowed_tools"}, "allowed_tools": allowed_schema},
                 "required": ["type", "allowed_tools"],
             },
         ],

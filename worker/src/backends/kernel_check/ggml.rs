@@ -93,9 +93,9 @@ impl Cpu {
         // SAFETY: a device of the registry has a registration; the name is a C string. The pointer, null where there is
         // none, is an optional function pointer of the same size, and callers name the type that ggml documents.
         unsafe {
-            let found =
+            let address =
                 sys::ggml_backend_reg_get_proc_address(sys::ggml_backend_dev_backend_reg(self.device), name.as_ptr());
-            (!found.is_null()).then(|| std::mem::transmute_copy::<*mut c_void, F>(&found))
+            (!address.is_null()).then(|| std::mem::transmute_copy::<*mut c_void, F>(&address))
         }
     }
 
@@ -130,20 +130,21 @@ impl Cpu {
     ///
     /// Shape: as in `reference::attention`.
     pub fn attention(&self, shape: &Attention, queries: &[f32], keys: &[u8], values: &[u8]) -> Vec<f32> {
-        let computed = Tensors::new();
+        let tensors = Tensors::new();
         let size = |n: usize| i64::try_from(n).expect("a size of these tests");
         let (width, n_kept) = (size(shape.width), size(shape.n_kept));
         // SAFETY: the context has room for the tensors and lives until the end; shapes are those of
         // `ggml_flash_attn_ext`, and without a mask every key is attended to.
         unsafe {
-            let context = computed.0.as_ptr();
-            let kept = || sys::ggml_new_tensor_3d(context, sys::GGML_TYPE_F16, width, n_kept, size(shape.n_kv_heads));
+            let context = tensors.0.as_ptr();
+            let kept_cells =
+                || sys::ggml_new_tensor_3d(context, sys::GGML_TYPE_F16, width, n_kept, size(shape.n_kv_heads));
             let (n_tokens, n_heads) = (size(shape.n_tokens), size(shape.n_heads));
             let q = sys::ggml_new_tensor_3d(context, sys::GGML_TYPE_F32, width, n_tokens, n_heads);
-            let (k, v) = (kept(), kept());
+            let (k, v) = (kept_cells(), kept_cells());
             let attention = sys::ggml_flash_attn_ext(context, q, k, v, std::ptr::null_mut(), shape.scale(), 0.0, 0.0);
             let input = |tensor, bytes| TensorInput { tensor, bytes };
-            self.compute(&computed, attention, &[input(q, bytes(queries)), input(k, keys), input(v, values)])
+            self.compute(&tensors, attention, &[input(q, bytes(queries)), input(k, keys), input(v, values)])
         }
     }
 
@@ -226,25 +227,37 @@ pub fn quantized(kind: sys::ggml_type, numbers: &[f32], width: usize) -> Vec<u8>
     // SAFETY: `width` is a multiple of the type's block; source and destination hold `n_rows` rows; none of the types
     // needs an importance matrix.
     unsafe {
-        let mut stored = vec![0_u8; sys::ggml_row_size(kind, width) * n_rows];
+        let mut quantized_rows = vec![0_u8; sys::ggml_row_size(kind, width) * n_rows];
         let rows = i64::try_from(n_rows).expect("a size of these tests");
-        sys::ggml_quantize_chunk(kind, numbers.as_ptr(), stored.as_mut_ptr().cast(), 0, rows, width, std::ptr::null());
-        stored
+        sys::ggml_quantize_chunk(
+            kind,
+            numbers.as_ptr(),
+            quantized_rows.as_mut_ptr().cast(),
+            0,
+            rows,
+            width,
+            std::ptr::null(),
+        );
+        quantized_rows
     }
 }
 
-/// Returns the numbers encoded in `stored`.
-pub fn floats(kind: sys::ggml_type, stored: &[u8], n: usize) -> Vec<f32> {
+/// Returns the numbers encoded in `quantized_rows`.
+pub fn floats(kind: sys::ggml_type, quantized_rows: &[u8], n: usize) -> Vec<f32> {
     let mut floats = vec![0.0; n];
-    // SAFETY: the traits are a constant table; `stored` holds `n` numbers of the type. 32-bit floats have no
+    // SAFETY: the traits are a constant table; `quantized_rows` holds `n` numbers of the type. 32-bit floats have no
     // conversion.
     match unsafe { (*sys::ggml_get_type_traits(kind)).to_float } {
         // SAFETY: as above.
         Some(to_float) => unsafe {
-            to_float(stored.as_ptr().cast(), floats.as_mut_ptr(), i64::try_from(n).expect("a size of these tests"));
+            to_float(
+                quantized_rows.as_ptr().cast(),
+                floats.as_mut_ptr(),
+                i64::try_from(n).expect("a size of these tests"),
+            );
         },
         None => {
-            for (float, bytes) in floats.iter_mut().zip(stored.as_chunks().0) {
+            for (float, bytes) in floats.iter_mut().zip(quantized_rows.as_chunks().0) {
                 *float = f32::from_ne_bytes(*bytes);
             }
         }

@@ -49,7 +49,7 @@ pub fn product(weights: &[f32], inputs: &[f32], width: usize) -> Vec<f64> {
 /// width]`.
 pub fn attention(shape: &Attention, queries: &[f32], keys: &[f32], values: &[f32]) -> Vec<f64> {
     let Attention { width, n_heads, n_kv_heads, n_kept, n_tokens } = *shape;
-    let mut found = Vec::with_capacity(n_tokens * n_heads * width);
+    let mut outputs = Vec::with_capacity(n_tokens * n_heads * width);
     for token in 0..n_tokens {
         for head in 0..n_heads {
             let query = &queries[(head * n_tokens + token) * width..][..width];
@@ -61,10 +61,10 @@ pub fn attention(shape: &Attention, queries: &[f32], keys: &[f32], values: &[f32
             let at = |i: usize| -> f64 {
                 weights.iter().enumerate().map(|(n, w)| w * f64::from(values[n * width + i])).sum()
             };
-            found.extend((0..width).map(|i| at(i) / total));
+            outputs.extend((0..width).map(|i| at(i) / total));
         }
     }
-    found
+    outputs
 }
 
 /// Returns the sum of squared differences relative to the squares of `expected`; NaN if `result` has a NaN.

@@ -64,8 +64,8 @@ impl ModelDefaults {
         keys.dedup();
         let mut defaults = Self::default();
         for key in keys {
-            let replaced = overrides.iter().find(|one| one.key == key).map(|one| one.value.clone());
-            let value = replaced.or_else(|| header.scalar(&key));
+            let override_value = overrides.iter().find(|one| one.key == key).map(|one| one.value.clone());
+            let value = override_value.or_else(|| header.scalar(&key));
             defaults.add(key, value);
         }
         defaults
@@ -77,12 +77,12 @@ impl ModelDefaults {
         let Some((_, field)) = KEYS.iter().find(|(known, _)| *known == name) else {
             return self.refuse(key, "there is no such default".to_owned());
         };
-        let read = match (*field, value) {
+        let result = match (*field, value) {
             (_, None) => Err("it is a list".to_owned()),
             (SAMPLERS, Some(value)) => self.samplers(&key, &value),
             (_, Some(value)) => number(&value),
         };
-        match read.and_then(|value| checked(field, value)) {
+        match result.and_then(|value| checked(field, value)) {
             Ok(value) => drop(self.fields.insert((*field).to_owned(), value)),
             Err(reason) => self.refuse(key, reason),
         }

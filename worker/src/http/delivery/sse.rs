@@ -30,14 +30,14 @@ struct OneLine;
 
 impl Formatter for OneLine {
     fn write_string_fragment<W: ?Sized + Write>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
-        let mut rest = fragment;
-        while let Some(at) = rest.find(['\u{85}', '\u{2028}', '\u{2029}']) {
-            writer.write_all(&rest.as_bytes()[..at])?;
-            let end = rest[at..].chars().next().unwrap_or_default();
+        let mut text_left = fragment;
+        while let Some(at) = text_left.find(['\u{85}', '\u{2028}', '\u{2029}']) {
+            writer.write_all(&text_left.as_bytes()[..at])?;
+            let end = text_left[at..].chars().next().unwrap_or_default();
             write!(writer, "\\u{:04x}", u32::from(end))?;
-            rest = &rest[at + end.len_utf8()..];
+            text_left = &text_left[at + end.len_utf8()..];
         }
-        writer.write_all(rest.as_bytes())
+        writer.write_all(text_left.as_bytes())
     }
 
     fn write_raw_fragment<W: ?Sized + Write>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {

@@ -25,25 +25,25 @@ pub fn set_journal_header(response: &mut Response, exactness: &'static str) {
 /// Returns a response in one piece: immediately, as a stream of lines, if it has a journal; otherwise once it is
 /// computed.
 ///
-/// `present` puts an error into the dialect of the request. Errors: those of `whole`, if there is no journal.
+/// `present` puts an error into the dialect of the request. Errors: those of `whole_response`, if there is no journal.
 pub async fn respond<F>(
     lines: Option<JournalLines>,
-    whole: F,
+    whole_response: F,
     present: impl FnOnce(Response) -> Response + Send + 'static,
 ) -> Result<Response, RequestError>
 where
     F: Future<Output = Result<Response, RequestError>> + Send + 'static,
 {
-    let Some(JournalLines { receiver, exactness }) = lines else { return whole.await };
-    let state = Some((receiver, Box::pin(whole), present));
+    let Some(JournalLines { receiver, exactness }) = lines else { return whole_response.await };
+    let state = Some((receiver, Box::pin(whole_response), present));
     let pieces = futures::stream::unfold(state, |state| async {
-        let (mut receiver, mut whole, present) = state?;
+        let (mut receiver, mut whole_response, present) = state?;
         tokio::select! {
             biased;
             Some(line) = receiver.recv() => {
-                Some((Ok::<_, Infallible>(Bytes::from(line)), Some((receiver, whole, present))))
+                Some((Ok::<_, Infallible>(Bytes::from(line)), Some((receiver, whole_response, present))))
             }
-            response = &mut whole => {
+            response = &mut whole_response => {
                 let response = response.unwrap_or_else(|error| present(error.into_response()));
                 // The last lines, from which another worker continues if this one has failed.
                 let mut piece = String::new();

@@ -101,8 +101,8 @@ impl MessageWriter {
 
     /// Returns the end of a message. A stop text of the chat template's own ends the model's turn.
     fn end_of<'a>(&self, message: &CompleteMessage<'a>) -> End<'a> {
-        let listed = self.repeated.stop_sequences.iter().flatten();
-        let stop_sequence = message.stop_text.filter(|text| listed.clone().any(|one| one == text));
+        let stop_texts = self.repeated.stop_sequences.iter().flatten();
+        let stop_sequence = message.stop_text.filter(|text| stop_texts.clone().any(|one| one == text));
         End { stop_reason: Some(stop_reason(message, stop_sequence)), stop_sequence }
     }
 }
@@ -122,16 +122,16 @@ impl DialectWriter for MessageWriter {
         body.parse()
     }
 
-    fn new(beginning: Beginning, repeated: Repeated) -> Self {
-        let previous = repeated.diagnostics.as_ref().and_then(|field| field.previous_message_id.as_deref());
+    fn new(beginning: Beginning, repeated_fields: Repeated) -> Self {
+        let previous = repeated_fields.diagnostics.as_ref().and_then(|field| field.previous_message_id.as_deref());
         let diagnostics = previous.and_then(|previous| Diagnostics::of(&beginning, previous));
-        Self { id: beginning.id("msg"), beginning, repeated, diagnostics }
+        Self { id: beginning.id("msg"), beginning, repeated: repeated_fields, diagnostics }
     }
 
     fn whole(self, message: &CompleteMessage<'_>) -> Vec<u8> {
         let content = message.parts.iter().map(Block::whole).collect();
-        let whole = self.message(content, self.end_of(message), self.usage(message.totals.completion_tokens));
-        serde_json::to_vec(&whole).expect("a message has a JSON form")
+        let whole_message = self.message(content, self.end_of(message), self.usage(message.totals.completion_tokens));
+        serde_json::to_vec(&whole_message).expect("a message has a JSON form")
     }
 
     fn present(error: Response, id: &RequestId) -> Response {

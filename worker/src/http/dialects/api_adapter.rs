@@ -144,9 +144,9 @@ pub async fn create<W: DialectWriter>(
     let instructions = context.take_journal(&mut body)?;
     let id = context.id.clone();
     generator.check_queue()?;
-    let read = move || Ok((W::convert(&body.0)?, W::read_repeated(&body)?));
-    let read = generator.common.pools.compute.run(read);
-    let (Converted { body, spelling, tools }, repeated) = read.await?;
+    let convert = move || Ok((W::convert(&body.0)?, W::read_repeated(&body)?));
+    let convert = generator.common.pools.compute.run(convert);
+    let (Converted { body, spelling, tools }, repeated) = convert.await?;
     let messages = answer::start(app, context, instructions, Body(body.into()), ChatRequest::read).await;
     let messages = messages.map_err(|error| respelled(error, &spelling))?;
     let answer = messages.answer();
@@ -242,13 +242,13 @@ impl<W: DialectWriter> DialectStream<W> {
             self.messages.end_write(None, &mut first);
         }
         let first = futures::stream::once(std::future::ready(Ok::<_, Infallible>(Bytes::from(first))));
-        let rest = futures::stream::unfold(Some(self), |writing| async {
+        let later_events = futures::stream::unfold(Some(self), |writing| async {
             let mut writing = writing?;
             let mut bytes = Vec::new();
             let goes_on = writing.write_next(&mut bytes).await;
             Some((Ok(Bytes::from(bytes)), goes_on.then_some(writing)))
         });
-        let mut response = sse::response(first.chain(rest.fuse()));
+        let mut response = sse::response(first.chain(later_events.fuse()));
         if is_journaled {
             whole::set_journal_header(&mut response, exactness);
         }
@@ -300,8 +300,8 @@ impl<W: DialectWriter> DialectStream<W> {
     fn write_piece(&mut self, out: &mut Vec<u8>, piece: MessagePiece<'_>) {
         let Some(change) = self.parts.push(piece) else { return };
         let parts = self.parts.list();
-        if let Some(closed) = change.closed {
-            self.writer.close(out, &parts[closed], PartEnd::Whole);
+        if let Some(closed_idx) = change.closed {
+            self.writer.close(out, &parts[closed_idx], PartEnd::Whole);
         }
         let Some(part) = parts.last() else { return };
         if change.opened {
@@ -314,9 +314,9 @@ impl<W: DialectWriter> DialectStream<W> {
 
     fn write_end(&mut self, out: &mut Vec<u8>) {
         let message = message(&self.parts, &self.messages, self.ending);
-        if let Some(open) = self.parts.open() {
+        if let Some(open_part) = self.parts.open() {
             let is_cut = message.ending.reason == FinishReason::Length;
-            self.writer.close(out, open, if is_cut { PartEnd::CutShort } else { PartEnd::Whole });
+            self.writer.close(out, open_part, if is_cut { PartEnd::CutShort } else { PartEnd::Whole });
         }
         self.writer.end(out, &message);
     }

@@ -50,12 +50,15 @@ impl Diagnostics {
             PromptComparison::Continues => return None,
             PromptComparison::NotFound => CacheMissReason::PreviousMessageNotFound,
             PromptComparison::Differs { part, n_earlier_tokens } => {
-                let missed = MissedTokens { cache_missed_input_tokens: beginning.missed_tokens(n_earlier_tokens) };
+                let missed_tokens =
+                    MissedTokens { cache_missed_input_tokens: beginning.missed_tokens(n_earlier_tokens) };
                 match part {
-                    Some(PromptPart::Model) => CacheMissReason::ModelChanged(missed),
-                    Some(PromptPart::System) => CacheMissReason::SystemChanged(missed),
-                    Some(PromptPart::Tools) => CacheMissReason::ToolsChanged(missed),
-                    Some(PromptPart::Messages | PromptPart::ShorterHistory) => CacheMissReason::MessagesChanged(missed),
+                    Some(PromptPart::Model) => CacheMissReason::ModelChanged(missed_tokens),
+                    Some(PromptPart::System) => CacheMissReason::SystemChanged(missed_tokens),
+                    Some(PromptPart::Tools) => CacheMissReason::ToolsChanged(missed_tokens),
+                    Some(PromptPart::Messages | PromptPart::ShorterHistory) => {
+                        CacheMissReason::MessagesChanged(missed_tokens)
+                    }
                     Some(PromptPart::Settings) | None => CacheMissReason::Unavailable,
                 }
             }
@@ -91,8 +94,8 @@ pub enum CacheDiagnostics {
 
 impl CacheDiagnostics {
     /// Compares a prompt with that of an earlier response.
-    pub fn of(beginning: &Beginning, compared: &str) -> Self {
-        let (part, n_earlier_tokens) = match beginning.compare(compared) {
+    pub fn of(beginning: &Beginning, other_response_id: &str) -> Self {
+        let (part, n_earlier_tokens) = match beginning.compare(other_response_id) {
             PromptComparison::NotFound => return Self::ComparisonResponseNotFound,
             PromptComparison::Continues if beginning.cached_tokens > 0 => return Self::CacheHit,
             PromptComparison::Continues | PromptComparison::Differs { part: None, .. } => return Self::Unavailable,

@@ -78,8 +78,8 @@ impl MessageParts {
             self.parts.push(MessagePart { index: n_before, kind: kind(&piece), text: String::new() });
         }
         self.parts.last_mut().expect("there is one").text.push_str(grown);
-        let closed = if goes_on { None } else { n_before.checked_sub(1) };
-        Some(PartChanges { closed, opened: !goes_on, grown })
+        let closed_idx = if goes_on { None } else { n_before.checked_sub(1) };
+        Some(PartChanges { closed: closed_idx, opened: !goes_on, grown })
     }
 
     /// Returns the open part.

@@ -165,13 +165,13 @@ impl DialectWriter for ResponseWriter {
         Ok(body.parse::<Repeated>()?.filled())
     }
 
-    fn new(beginning: Beginning, repeated: Repeated) -> Self {
-        let compared = repeated.comparison_response_id();
+    fn new(beginning: Beginning, repeated_fields: Repeated) -> Self {
+        let compared_id = repeated_fields.comparison_response_id();
         Self {
             id: beginning.id("resp"),
-            diagnostics: compared.map(|compared| CacheDiagnostics::of(&beginning, compared)),
+            diagnostics: compared_id.map(|compared_id| CacheDiagnostics::of(&beginning, compared_id)),
             beginning,
-            repeated,
+            repeated: repeated_fields,
             item_ids: Vec::new(),
             n_events: Cell::default(),
             free_text: FreeText::default(),

@@ -33,29 +33,29 @@ struct CacheQuery {
 
 /// Responds with the cache between two steps.
 pub async fn show(State(app): State<App>, uri: Uri) -> Result<Json<Value>, RequestError> {
-    let wanted = Query::<CacheQuery>::try_from_uri(&uri);
-    let Query(wanted) = wanted.map_err(|error| RequestError::Query { reason: error.body_text() })?;
-    let entries_max = wanted.entries.unwrap_or(ENTRIES_DEFAULT);
+    let query = Query::<CacheQuery>::try_from_uri(&uri);
+    let Query(query) = query.map_err(|error| RequestError::Query { reason: error.body_text() })?;
+    let entries_max = query.entries.unwrap_or(ENTRIES_DEFAULT);
     if entries_max > ENTRIES_MAX {
         let reason = format!("`entries` must be at most {ENTRIES_MAX}; it is {entries_max}");
         return Err(RequestError::field("entries", reason));
     }
-    let view = app.generator()?.engine.cache_view(EntryPage { after: wanted.after, entries_max }).await?;
+    let view = app.generator()?.engine.cache_view(EntryPage { after: query.after, entries_max }).await?;
     Ok(Json(describe(&view)))
 }
 
 /// Clears the store and the idle slots, and responds with their former content.
 pub async fn clear(State(app): State<App>) -> Result<Json<Value>, RequestError> {
-    let cleared = app.open_generator()?.engine.clear_cache().await?;
-    Ok(Json(json!({"cleared": tiers(&cleared)})))
+    let cleared_totals = app.open_generator()?.engine.clear_cache().await?;
+    Ok(Json(json!({"cleared": tiers(&cleared_totals)})))
 }
 
 fn describe(view: &CacheView) -> Value {
-    let evicted = view.totals.evicted.iter().map(|evicted| {
-        let mut described = totals(evicted.totals);
-        described["tier"] = json!(evicted.tier);
-        described["reason"] = json!(evicted.reason.name());
-        described
+    let eviction_rows = view.totals.evicted.iter().map(|eviction| {
+        let mut row = totals(eviction.totals);
+        row["tier"] = json!(eviction.tier);
+        row["reason"] = json!(eviction.reason.name());
+        row
     });
     let limits = &view.limits;
     let block_tokens = limits.block_size_tokens;
@@ -69,7 +69,7 @@ fn describe(view: &CacheView) -> Value {
             "block_tokens": block_tokens,
             "chunk_tokens": limits.chunk_blocks_max as u64 * u64::from(block_tokens),
         },
-        "evicted": evicted.collect::<Vec<_>>(),
+        "evicted": eviction_rows.collect::<Vec<_>>(),
         "tenants": view.tenants.iter().map(describe_tenant).collect::<Vec<_>>(),
         "pins": view.pins.iter().map(|pin| super::pins::describe(pin, block_tokens)).collect::<Vec<_>>(),
         "entries": view.entries.iter().map(|entry| describe_entry(entry, view.now_ms)).collect::<Vec<_>>(),
@@ -77,13 +77,13 @@ fn describe(view: &CacheView) -> Value {
     })
 }
 
-fn tiers(held: &CacheTotals) -> Value {
-    let [resident, ram, disk] = [Tier::Resident, Tier::Ram, Tier::Disk].map(|tier| totals(held.of(tier)));
+fn tiers(cache_totals: &CacheTotals) -> Value {
+    let [resident, ram, disk] = [Tier::Resident, Tier::Ram, Tier::Disk].map(|tier| totals(cache_totals.of(tier)));
     json!({"resident": resident, "ram": ram, "disk": disk})
 }
 
-fn totals(held: Totals) -> Value {
-    json!({"entries": held.n_chunks, "tokens": held.n_tokens, "bytes": held.n_bytes})
+fn totals(totals_of_tier: Totals) -> Value {
+    json!({"entries": totals_of_tier.n_chunks, "tokens": totals_of_tier.n_tokens, "bytes": totals_of_tier.n_bytes})
 }
 
 fn describe_tenant(view: &TenantView) -> Value {

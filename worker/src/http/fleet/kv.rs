@@ -57,7 +57,7 @@ impl StateQuery {
     ///
     /// Errors: `Field`.
     fn ends(&self, key: &str) -> Result<Vec<RunEnd>, RequestError> {
-        let read = |hash: &str, n_blocks: usize| {
+        let read_hash = |hash: &str, n_blocks: usize| {
             let mut last = BlockHash([0; 32]);
             hex::decode_to_slice(hash, &mut last.0).ok().filter(|()| n_blocks > 0)?;
             Some(RunEnd { last, n_blocks })
@@ -65,12 +65,12 @@ impl StateQuery {
         if self.blocks == 0 {
             return Err(RequestError::field("blocks", "`blocks` must be at least 1"));
         }
-        let first = read(key, self.blocks).ok_or_else(|| {
+        let first = read_hash(key, self.blocks).ok_or_else(|| {
             RequestError::field("key", "`key` must be the 64 hexadecimal digits of a block's chain hash")
         })?;
         let shorter = self.or.split(',').filter(|text| !text.is_empty()).map(|text| {
             let (hash, n_blocks) = text.split_once('.')?;
-            read(hash, n_blocks.parse().ok()?)
+            read_hash(hash, n_blocks.parse().ok()?)
         });
         let ends: Option<Vec<RunEnd>> = std::iter::once(Some(first)).chain(shorter).collect();
         ends.filter(|ends| ends.len() <= 1 + SHORTER_MAX).ok_or_else(|| {
@@ -91,13 +91,13 @@ struct HotListQuery {
 pub async fn list(State(app): State<App>, uri: Uri) -> Result<Json<HotList>, RequestError> {
     let (generator, transfers) = exchanging(&app)?;
     transfers.asked();
-    let wanted = Query::<HotListQuery>::try_from_uri(&uri);
-    let Query(wanted) = wanted.map_err(|error| RequestError::Query { reason: error.body_text() })?;
-    let prefixes = generator.engine.hot_prefixes(wanted.tokens.min(LIST_TOKENS_MAX)).await?;
+    let query = Query::<HotListQuery>::try_from_uri(&uri);
+    let Query(query) = query.map_err(|error| RequestError::Query { reason: error.body_text() })?;
+    let prefixes = generator.engine.hot_prefixes(query.tokens.min(LIST_TOKENS_MAX)).await?;
     let block_size_tokens = generator.common.model.block_size_tokens;
     // Hashing some hundred thousand tokens would delay other connections.
-    let packed = tokio::task::spawn_blocking(move || pack(&prefixes, block_size_tokens)).await;
-    let prefixes = packed.map_err(|error| RequestError::Internal { reason: error.to_string() })?;
+    let packed_prefixes = tokio::task::spawn_blocking(move || pack(&prefixes, block_size_tokens)).await;
+    let prefixes = packed_prefixes.map_err(|error| RequestError::Internal { reason: error.to_string() })?;
     transfers.asked();
     Ok(Json(HotList { block_size_tokens, prefixes }))
 }
@@ -107,11 +107,11 @@ pub async fn prefetch(State(app): State<App>, body: Body) -> Result<Json<Value>,
     app.open_generator()?;
     let (generator, transfers) = exchanging(&app)?;
     let Prefetch { prefixes } = body.parse()?;
-    let unpacked = unpack(prefixes.iter().map(|item| &item.prefix));
-    let unpacked = unpacked.map_err(|error| RequestError::field("prefixes", error.to_string()))?;
+    let unpacked_prefixes = unpack(prefixes.iter().map(|item| &item.prefix));
+    let unpacked_prefixes = unpacked_prefixes.map_err(|error| RequestError::field("prefixes", error.to_string()))?;
     let block_size_tokens = generator.common.model.block_size_tokens as usize;
     let mut peer_prefixes = Vec::new();
-    for (item, prefix) in prefixes.iter().zip(unpacked) {
+    for (item, prefix) in prefixes.iter().zip(unpacked_prefixes) {
         let n_blocks = prefix.tokens.len() / block_size_tokens;
         let hint = format!("{};blocks={n_blocks}", item.peer).parse().map_err(|_| {
             RequestError::field(
@@ -147,8 +147,8 @@ fn exchanging(app: &App) -> Result<(Arc<Generator>, &Arc<StateFetcher>), Request
 pub async fn send(State(app): State<App>, Name(key): Name, uri: Uri) -> Result<Response, RequestError> {
     let began = Instant::now();
     app.transfers.iter().for_each(|transfers| transfers.asked());
-    let found = find(&app, &key, &uri).await;
-    let result = match &found {
+    let lookup = find(&app, &key, &uri).await;
+    let result = match &lookup {
         Ok(_) => None,
         Err(RequestError::Send(SendError::Missing)) => Some("missing"),
         Err(RequestError::Send(SendError::Layout)) => Some("layout"),
@@ -158,7 +158,7 @@ pub async fn send(State(app): State<App>, Name(key): Name, uri: Uri) -> Result<R
     if let Some(result) = result {
         app.metrics.kv_transfers.with_label_values(&["sent", result]).inc();
     }
-    let (run, exchange) = found?;
+    let (run, exchange) = lookup?;
     let count =
         Count { metrics: Arc::clone(&app.metrics), transfers: app.transfers.clone(), began, is_complete: false };
     let body = ResponseBody::from_stream(body(run, exchange, count).take_until(tokio::time::sleep(READ_TIME_MAX)));
@@ -169,10 +169,10 @@ pub async fn send(State(app): State<App>, Name(key): Name, uri: Uri) -> Result<R
 async fn find(app: &App, key: &str, uri: &Uri) -> Result<(SentRun, Exchange), RequestError> {
     let generator = app.generator()?;
     let exchange = generator.engine.facts().exchange.filter(|_| app.transfers.is_some()).ok_or(SendError::Off)?;
-    let wanted = Query::<StateQuery>::try_from_uri(uri);
-    let Query(wanted) = wanted.map_err(|error| RequestError::Query { reason: error.body_text() })?;
-    let ends = wanted.ends(key)?;
-    if wanted.layout != exchange.identity.fingerprint() {
+    let query = Query::<StateQuery>::try_from_uri(uri);
+    let Query(query) = query.map_err(|error| RequestError::Query { reason: error.body_text() })?;
+    let ends = query.ends(key)?;
+    if query.layout != exchange.identity.fingerprint() {
         return Err(SendError::Layout.into());
     }
     Ok((generator.engine.run_to(ends).await?, exchange))
@@ -193,9 +193,9 @@ fn body(run: SentRun, exchange: Exchange, count: Count) -> impl Stream<Item = Re
 
 /// Returns a record in frames, or an error that ends the response.
 async fn record(part: SentPart, exchange: Exchange, metrics: &Metrics) -> Vec<Result<Bytes, std::io::Error>> {
-    let hashed = part.clone();
+    let part_to_hash = part.clone();
     // A checksum of some megabytes would delay other connections.
-    let head = tokio::task::spawn_blocking(move || hashed.head(exchange.identity)).await;
+    let head = tokio::task::spawn_blocking(move || part_to_hash.head(exchange.identity)).await;
     let head = match head.map_err(std::io::Error::other).flatten() {
         Ok(head) => Bytes::from(head),
         Err(error) => return vec![Err(error)],

@@ -48,8 +48,8 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
     let generator = app.open_generator()?;
     let reader = Arc::clone(&generator);
     let pin = generator.common.pools.compute.run(move || read(&reader, &context, &body)).await?;
-    let pinned = generator.engine.pin(pin).await?;
-    Ok(Json(describe(&pinned, generator.common.model.block_size_tokens)))
+    let pin_view = generator.engine.pin(pin).await?;
+    Ok(Json(describe(&pin_view, generator.common.model.block_size_tokens)))
 }
 
 /// Responds with the pins, the oldest first.

@@ -47,12 +47,12 @@ pub async fn stream(State(app): State<App>, uri: Uri) -> Result<Response, Reques
     };
     let subscription = loaded_model.common().publisher.subscribe(after).await?;
     let body = Body::from_stream(subscription.map(Ok::<_, std::convert::Infallible>));
-    let described = [
+    let headers = [
         (header::CONTENT_TYPE.as_str(), CONTENT_TYPE.to_owned()),
         (header::CACHE_CONTROL.as_str(), "no-store".to_owned()),
         (HEARTBEAT_MS, HEARTBEAT.as_millis().to_string()),
     ];
-    Ok((described, body).into_response())
+    Ok((headers, body).into_response())
 }
 
 /// Returns the error of a loading worker, with the model names that it will serve, so that routers can hold requests.
@@ -71,18 +71,19 @@ pub async fn vocabulary(State(app): State<App>, request: HeaderMap) -> Result<Re
     let common = loaded_model.common();
     let file = &common.vocabulary;
     // With an invalid tag the file is sent.
-    let known = request.get_all(header::IF_NONE_MATCH).iter().filter_map(|tags| tags.to_str().ok());
-    let known =
-        known.flat_map(|tags| tags.split(',')).any(|tag| matches!(tag.trim(), tag if tag == file.etag || tag == "*"));
-    let described = [
+    let known_etags = request.get_all(header::IF_NONE_MATCH).iter().filter_map(|tags| tags.to_str().ok());
+    let is_known = known_etags
+        .flat_map(|tags| tags.split(','))
+        .any(|tag| matches!(tag.trim(), tag if tag == file.etag || tag == "*"));
+    let headers = [
         (header::ETAG.as_str(), file.etag.clone()),
         (MODEL_FINGERPRINT, common.model.fingerprint.to_string()),
         (header::CONTENT_TYPE.as_str(), "application/octet-stream".to_owned()),
     ];
-    if known {
-        return Ok((StatusCode::NOT_MODIFIED, described).into_response());
+    if is_known {
+        return Ok((StatusCode::NOT_MODIFIED, headers).into_response());
     }
-    Ok((described, file.bytes.clone()).into_response())
+    Ok((headers, file.bytes.clone()).into_response())
 }
 
 /// Responds with the tokens that stand for a medium of a size.

@@ -19,8 +19,8 @@ pub async fn list(State(app): State<App>) -> Result<Json<Value>, RequestError> {
     let in_force = |id: usize| {
         model
             .adapter_in_force
-            .filter(|applied| usize::from(applied.adapter) == id)
-            .map_or(Scale::ZERO, |applied| applied.scale)
+            .filter(|adapter_in_force| usize::from(adapter_in_force.adapter) == id)
+            .map_or(Scale::ZERO, |adapter_in_force| adapter_in_force.scale)
     };
     let files = &generator.adapter_files;
     let describe = |(id, adapter): (usize, &warmpath_common::lora::AdapterInfo)| {
@@ -39,8 +39,8 @@ pub async fn list(State(app): State<App>) -> Result<Json<Value>, RequestError> {
 /// Accepts scales that are already in force, and refuses others.
 pub async fn set(State(app): State<App>, body: Body) -> Result<Json<Value>, RequestError> {
     let generator = app.open_generator()?;
-    let wanted: Vec<RequestedAdapter> = body.parse_list()?;
-    if chosen(generator.common.model.adapters.len(), &wanted)? != generator.common.model.adapter_in_force {
+    let requested_adapters: Vec<RequestedAdapter> = body.parse_list()?;
+    if chosen(generator.common.model.adapters.len(), &requested_adapters)? != generator.common.model.adapter_in_force {
         let what = "changing the default adapter of a running worker";
         return Err(RequestError::NotEnabled {
             what,

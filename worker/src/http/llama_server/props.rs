@@ -31,8 +31,8 @@ pub async fn show(State(app): State<App>, uri: Uri) -> Result<Json<Value>, Reque
     let loaded_model = app.loaded_model()?;
     let common = loaded_model.common();
     let query = Query::<PropsQuery>::try_from_uri(&uri);
-    let named = query.ok().and_then(|Query(query)| query.model).filter(|name| !name.is_empty());
-    check_model(&common.model, named.as_deref())?;
+    let model_name = query.ok().and_then(|Query(query)| query.model).filter(|name| !name.is_empty());
+    check_model(&common.model, model_name.as_deref())?;
     let vocabulary = common.prompts.vocabulary();
     let piece = |token: Option<u32>| {
         token.map_or_else(String::new, |token| String::from_utf8_lossy(&common.prompts.piece(token)).into_owned())

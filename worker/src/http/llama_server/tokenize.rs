@@ -175,10 +175,10 @@ impl AnswerLimit {
     ///
     /// Errors: `Field` for `param`, from which the answer is computed, if it is too long.
     fn write(self, answer: &impl Serialize, param: &'static str) -> Result<Vec<u8>, RequestError> {
-        let mut written = LimitedAnswer { bytes: Vec::new(), bytes_max: self.bytes_max };
+        let mut output = LimitedAnswer { bytes: Vec::new(), bytes_max: self.bytes_max };
         // Nothing else can fail: numbers and texts are always valid JSON.
-        serde_json::to_writer(&mut written, answer).map_err(|_| self.exceeded(param))?;
-        Ok(written.bytes)
+        serde_json::to_writer(&mut output, answer).map_err(|_| self.exceeded(param))?;
+        Ok(output.bytes)
     }
 
     /// Returns the error of an answer that is too long.

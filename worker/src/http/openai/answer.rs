@@ -70,7 +70,7 @@ pub async fn start(
     context: RequestContext,
     instructions: RouterInstructions,
     body: Body,
-    read: BodyReader,
+    read_body: BodyReader,
 ) -> Result<Messages, RequestError> {
     let mut span = app.tracer.request(&context.trace, "worker.request", context.arrived);
     span.name("warmpath.request_id", context.id.as_str());
@@ -88,7 +88,7 @@ pub async fn start(
         priority_max: context.priority_max,
         instructions,
         body: body.0,
-        read,
+        read: read_body,
     };
     Ok(Messages::new(lifecycle::start(&generator, &app.metrics, arrival).await?))
 }
@@ -108,11 +108,11 @@ pub struct Facts {
 impl Facts {
     /// Returns the properties of a response at its start.
     pub fn of(answer: &StartedResponse) -> Self {
-        let unconstrained = answer.spec().answer.as_ref().map(|format| format.unconstrained.clone());
+        let unconstrained_tools = answer.spec().answer.as_ref().map(|format| format.unconstrained.clone());
         Self {
             started: answer.started(),
             prompt_tokens: answer.prompt_tokens(),
-            unconstrained: unconstrained.unwrap_or_default(),
+            unconstrained: unconstrained_tools.unwrap_or_default(),
         }
     }
 
@@ -125,8 +125,8 @@ impl Facts {
         let cached_tokens = self.started.cached_tokens();
         headers.insert(HeaderName::from_static(headers::CACHED_TOKENS), HeaderValue::from(cached_tokens));
         if let Some(FetchedState { n_bytes, took }) = self.started.fetched {
-            let fetched = HeaderValue::try_from(format!("{n_bytes};{}", took.as_millis()));
-            headers.insert(HeaderName::from_static(headers::KV_FETCHED), fetched.expect("numbers are plain"));
+            let transfer_header = HeaderValue::try_from(format!("{n_bytes};{}", took.as_millis()));
+            headers.insert(HeaderName::from_static(headers::KV_FETCHED), transfer_header.expect("numbers are plain"));
         }
         if let Some(left_answer_at) = self.started.left_answer_at {
             headers.insert(HeaderName::from_static(headers::ANSWER_BREAK), HeaderValue::from(left_answer_at));
@@ -252,9 +252,13 @@ async fn whole(head: ObjectHead, mut messages: Messages) -> Result<Response, Req
             ObjectKind::Chat => Content::Message(wire::Message::new(&whole.message, &custom_tools)),
             ObjectKind::Completion => Content::Text(&whole.message.content),
         };
-        let told = ListedTokens { prompt: whole.prompt.as_ref(), answer: &whole.probabilities };
-        let logprobs =
-            answer.spec().generation.probabilities.is_some().then(|| head.logprobs(told, &mut TextEnd::default()));
+        let listed_tokens = ListedTokens { prompt: whole.prompt.as_ref(), answer: &whole.probabilities };
+        let logprobs = answer
+            .spec()
+            .generation
+            .probabilities
+            .is_some()
+            .then(|| head.logprobs(listed_tokens, &mut TextEnd::default()));
         Choice { index, content, logprobs, finish_reason: whole.finish_reason }
     });
     let mut object = head.object(head.shape.object(), choices.collect());
@@ -347,8 +351,9 @@ impl EventWriter {
                     if matches!(&contents[..], [Content::Delta(part)] if part.is_empty() && !has_probabilities) {
                         continue;
                     }
-                    let told = ListedTokens { prompt: None, answer: &probabilities };
-                    let mut logprobs = has_probabilities.then(|| self.head.logprobs(told, &mut self.ends[choice]));
+                    let listed_tokens = ListedTokens { prompt: None, answer: &probabilities };
+                    let mut logprobs =
+                        has_probabilities.then(|| self.head.logprobs(listed_tokens, &mut self.ends[choice]));
                     for content in contents {
                         let logprobs = logprobs.take();
                         self.write_choice(out, Choice { logprobs, ..self.choice(choice, content) });
@@ -386,8 +391,8 @@ impl EventWriter {
     }
 
     fn write_prompt(&mut self, out: &mut Vec<u8>, index: usize, probabilities: &PromptProbabilities) {
-        let told = ListedTokens { prompt: Some(probabilities), answer: &[] };
-        let logprobs = Some(self.head.logprobs(told, &mut self.ends[index]));
+        let listed_tokens = ListedTokens { prompt: Some(probabilities), answer: &[] };
+        let logprobs = Some(self.head.logprobs(listed_tokens, &mut self.ends[index]));
         let text = self.messages.answer().spec().prompt_texts.get(index).map_or("", String::as_str);
         self.write_choice(out, Choice { logprobs, ..self.choice(index, Content::Text(text)) });
     }

@@ -120,8 +120,8 @@ impl GrowingCalls {
         };
         let further = Some(further).filter(|further| !further.adds_nothing());
         let (index, id) = (Some(delta.index), delta.id.as_deref());
-        let head = head.map(|called| ToolCall { index, id, kind: Some(kind), called });
-        head.into_iter().chain(further.map(|called| ToolCall { index, id: None, kind: None, called }))
+        let head = head.map(|call| ToolCall { index, id, kind: Some(kind), called: call });
+        head.into_iter().chain(further.map(|call| ToolCall { index, id: None, kind: None, called: call }))
     }
 }
 

@@ -37,8 +37,8 @@ impl FreeText {
         } else if !self.escape.is_empty() || char == '\\' {
             self.escape.push(char);
             if self.is_complete() {
-                let decoded = serde_json::from_str::<String>(&format!("\"{}\"", self.escape));
-                text.push_str(&decoded.unwrap_or_else(|_| char::REPLACEMENT_CHARACTER.to_string()));
+                let decoded_escape = serde_json::from_str::<String>(&format!("\"{}\"", self.escape));
+                text.push_str(&decoded_escape.unwrap_or_else(|_| char::REPLACEMENT_CHARACTER.to_string()));
                 self.escape.clear();
             }
         } else if char == '"' {

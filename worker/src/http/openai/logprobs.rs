@@ -139,21 +139,25 @@ pub fn of_chat(tokens: &[TokenProbabilities], pieces: Pieces<'_>) -> Logprobs {
 /// Returns the log probabilities of a completion's tokens, and moves `end` past their text.
 pub fn of_completion(tokens: ListedTokens<'_>, pieces: Pieces<'_>, end: &mut TextEnd) -> Logprobs {
     let mut list = ByToken::default();
-    let mut push = |token: Token, known: Option<&TokenProbabilities>, start: usize| {
+    let mut push = |token: Token, probabilities: Option<&TokenProbabilities>, start: usize| {
         list.text_offset.push(start);
         list.tokens.push(text(token, pieces));
-        list.token_logprobs.push(known.map(|known| logprob(known.chosen)));
-        list.top_logprobs.push(known.map(|known| by_text(known, pieces)));
+        list.token_logprobs.push(probabilities.map(|probabilities| logprob(probabilities.chosen)));
+        list.top_logprobs.push(probabilities.map(|probabilities| by_text(probabilities, pieces)));
     };
     if let Some(prompt) = tokens.prompt {
         push(prompt.first, None, end.extend(&(pieces.spelled)(prompt.first)));
-        for known in &prompt.rest {
-            push(known.chosen.token, Some(known), end.extend(&(pieces.spelled)(known.chosen.token)));
+        for probabilities in &prompt.rest {
+            push(
+                probabilities.chosen.token,
+                Some(probabilities),
+                end.extend(&(pieces.spelled)(probabilities.chosen.token)),
+            );
         }
         end.close();
     }
-    for known in tokens.answer {
-        push(known.chosen.token, Some(known), end.extend(&(pieces.said)(known.chosen.token)));
+    for probabilities in tokens.answer {
+        push(probabilities.chosen.token, Some(probabilities), end.extend(&(pieces.said)(probabilities.chosen.token)));
     }
     Logprobs::Completion(list)
 }
@@ -162,11 +166,11 @@ pub fn of_completion(tokens: ListedTokens<'_>, pieces: Pieces<'_>, end: &mut Tex
 /// the tokens were drawn.
 pub fn native(probabilities: &[TokenProbabilities], pieces: Pieces<'_>, source: ProbabilitySource) -> Value {
     let one = |one: TokenLogprob| {
-        let shown = likely(one, pieces);
+        let likely_tokens = likely(one, pieces);
         match source {
-            ProbabilitySource::Model => json!(shown),
+            ProbabilitySource::Model => json!(likely_tokens),
             ProbabilitySource::Sampler => {
-                json!({"id": shown.id, "token": shown.token, "bytes": shown.bytes, "prob": one.logprob.exp()})
+                json!({"id": likely_tokens.id, "token": likely_tokens.token, "bytes": likely_tokens.bytes, "prob": one.logprob.exp()})
             }
         }
     };
@@ -185,11 +189,11 @@ pub fn native(probabilities: &[TokenProbabilities], pieces: Pieces<'_>, source: 
 fn by_text(token: &TokenProbabilities, pieces: Pieces<'_>) -> ByText {
     let of_chosen = text(token.chosen.token, pieces);
     let mut entries: Vec<(String, f32)> = Vec::with_capacity(token.top.len() + 1);
-    let mut known = HashSet::with_capacity(token.top.len() + 1);
+    let mut known_tokens = HashSet::with_capacity(token.top.len() + 1);
     for one in token.top.iter().chain([&token.chosen]) {
         let text = text(one.token, pieces);
         let is_hidden = one.token != token.chosen.token && text == of_chosen;
-        if !is_hidden && known.insert(text.clone()) {
+        if !is_hidden && known_tokens.insert(text.clone()) {
             entries.push((text, logprob(*one)));
         }
     }
@@ -212,8 +216,8 @@ fn text(token: Token, pieces: Pieces<'_>) -> String {
         _ => format!("\\x{byte:02x}"),
     };
     String::from_utf8((pieces.spelled)(token)).unwrap_or_else(|error| {
-        let spelled: String = error.as_bytes().iter().copied().map(spell).collect();
-        format!("bytes:{spelled}")
+        let text: String = error.as_bytes().iter().copied().map(spell).collect();
+        format!("bytes:{text}")
     })
 }
 

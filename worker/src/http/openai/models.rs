@@ -35,11 +35,11 @@ pub async fn show(
 }
 
 fn listed(common: &CommonState, name: String) -> ListedModel {
-    let mut listed = ListedModel::new(name, common.loaded_at_s, &common.model);
-    listed.object["aliases"] = json!(common.model.names);
-    let meta = &mut listed.object["meta"];
+    let mut model = ListedModel::new(name, common.loaded_at_s, &common.model);
+    model.object["aliases"] = json!(common.model.names);
+    let meta = &mut model.object["meta"];
     meta["description"] = json!(common.description);
     meta["n_params"] = json!(common.n_params);
     meta["size"] = json!(common.model_bytes);
-    listed
+    model
 }

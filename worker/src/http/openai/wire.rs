@@ -212,11 +212,11 @@ pub struct CompletionTokensDetails {
 impl CompletionTokensDetails {
     fn of(totals: &ResponseTotals) -> Option<Self> {
         let Drafted { n, n_accepted } = totals.drafted;
-        let drafted = (n > 0).then_some(n_accepted);
+        let accepted_count = (n > 0).then_some(n_accepted);
         let details = Self {
             reasoning_tokens: totals.reasoning_tokens,
-            accepted_prediction_tokens: drafted,
-            rejected_prediction_tokens: drafted.map(|n_accepted| n - n_accepted),
+            accepted_prediction_tokens: accepted_count,
+            rejected_prediction_tokens: accepted_count.map(|n_accepted| n - n_accepted),
         };
         (totals.reasoning_tokens.is_some() || n > 0).then_some(details)
     }

@@ -17,28 +17,29 @@ const SPELLED_OTHERWISE: &[&str] = &["messages", "tools", "tool_choice", "respon
 /// Returns the schema of each request by its name; `chats` has that of a chat.
 pub(super) fn schemas(chats: &Map<String, Value>) -> Map<String, Value> {
     let of_chat = &chats["ChatRequest"]["properties"];
-    let mut made = Map::new();
-    let mut add = |name: &str, required: &[&str], properties: Map<String, Value>| {
-        made.insert(name.to_owned(), json!({"type": "object", "properties": properties, "required": required}));
+    let mut schemas = Map::new();
+    let mut add = |name: &str, required_fields: &[&str], properties: Map<String, Value>| {
+        schemas
+            .insert(name.to_owned(), json!({"type": "object", "properties": properties, "required": required_fields}));
     };
-    let own = messages();
+    let own_fields = messages();
     add(
         "MessagesRequest",
         &["messages", "max_tokens"],
-        with_chat(&own, of_chat, &[DROPPED, anthropic::DROPPED].concat()),
+        with_chat(&own_fields, of_chat, &[DROPPED, anthropic::DROPPED].concat()),
     );
-    add("CountTokensRequest", &["messages"], with_prompt(&own, of_chat, &[]));
-    let own = response();
-    add("ResponsesRequest", &["input"], with_chat(&own, of_chat, &[DROPPED, responses::DROPPED].concat()));
-    add("InputTokensRequest", &["input"], with_prompt(&own, of_chat, &["parallel_tool_calls"]));
-    made
+    add("CountTokensRequest", &["messages"], with_prompt(&own_fields, of_chat, &[]));
+    let own_fields = response();
+    add("ResponsesRequest", &["input"], with_chat(&own_fields, of_chat, &[DROPPED, responses::DROPPED].concat()));
+    add("InputTokensRequest", &["input"], with_prompt(&own_fields, of_chat, &["parallel_tool_calls"]));
+    schemas
 }
 
 /// Returns a dialect's own fields and those of a chat that it does not drop.
-fn with_chat(own: &Map<String, Value>, chat: &Value, dropped: &[&str]) -> Map<String, Value> {
-    let mut properties = own.clone();
+fn with_chat(own_fields: &Map<String, Value>, chat: &Value, dropped_fields: &[&str]) -> Map<String, Value> {
+    let mut properties = own_fields.clone();
     for (name, schema) in chat.as_object().into_iter().flatten() {
-        if !dropped.contains(&name.as_str()) && !SPELLED_OTHERWISE.contains(&name.as_str()) {
+        if !dropped_fields.contains(&name.as_str()) && !SPELLED_OTHERWISE.contains(&name.as_str()) {
             properties.entry(name.as_str()).or_insert_with(|| schema.clone());
         }
     }
@@ -46,8 +47,8 @@ fn with_chat(own: &Map<String, Value>, chat: &Value, dropped: &[&str]) -> Map<St
 }
 
 /// Returns a dialect's own fields, with the fields of a chat that decide its prompt.
-fn with_prompt(own: &Map<String, Value>, chat: &Value, more: &[&str]) -> Map<String, Value> {
-    let mut properties = own.clone();
+fn with_prompt(own_fields: &Map<String, Value>, chat: &Value, more: &[&str]) -> Map<String, Value> {
+    let mut properties = own_fields.clone();
     for name in ["max_tokens", "max_output_tokens"] {
         properties.shift_remove(name);
     }
@@ -63,11 +64,11 @@ fn fields(properties: Value) -> Map<String, Value> {
 }
 
 /// Returns an object of a fixed `type`, with other fields.
-fn tagged(kind: &str, properties: Value, required: &[&str]) -> Value {
+fn tagged(kind: &str, properties: Value, required_fields: &[&str]) -> Value {
     let mut all = fields(json!({"type": {"const": kind}}));
     all.extend(fields(properties));
-    let required: Vec<&str> = ["type"].into_iter().chain(required.iter().copied()).collect();
-    json!({"type": "object", "properties": all, "required": required})
+    let required_fields: Vec<&str> = ["type"].into_iter().chain(required_fields.iter().copied()).collect();
+    json!({"type": "object", "properties": all, "required": required_fields})
 }
 
 /// Returns the schema of a text or a list of parts, or neither.
@@ -127,8 +128,8 @@ fn messages() -> Map<String, Value> {
 
 /// Returns the schemas of the messages of each role; `text` is that of a block of text.
 fn messages_of_roles(text: &Value, cache: &Value) -> Value {
-    let other = |known: &[&str]| {
-        let mut other = schemas::other(known).to_value();
+    let other = |known_kinds: &[&str]| {
+        let mut other = schemas::other(known_kinds).to_value();
         other["properties"]["cache_control"] = cache.clone();
         other
     };
@@ -184,7 +185,7 @@ fn of_servers(cache: &Value) -> Value {
 
 fn tool(cache: &Value) -> Value {
     let name = json!({"type": "string", "pattern": function_name_pattern()});
-    let own = json!({
+    let own_items = json!({
         "type": "object",
         "properties": {
             "type": {"type": ["string", "null"]},
@@ -198,7 +199,7 @@ fn tool(cache: &Value) -> Value {
         },
         "required": ["name", "input_schema"],
     });
-    let known = json!({
+    let known_items = json!({
         "type": "object",
         "properties": {
             "type": {"type": "string", "pattern": format!("^({})_", anthropic::CLIENT_KINDS.join("|"))},
@@ -211,7 +212,7 @@ fn tool(cache: &Value) -> Value {
     let clients = format!("^(custom$|({})_)", anthropic::CLIENT_KINDS.join("|"));
     let mut left_out = left_out_tool(&clients, "input_schema");
     left_out["properties"]["cache_control"] = cache.clone();
-    json!({"anyOf": [own, known, left_out]})
+    json!({"anyOf": [own_items, known_items, left_out]})
 }
 
 /// Returns the schema of an ignored tool or item.
@@ -238,13 +239,13 @@ fn left_out_tool(callable: &str, schema: &str) -> Value {
 
 fn tool_choice() -> Value {
     let parallel = json!({"disable_parallel_tool_use": {"type": ["boolean", "null"]}});
-    let mut named = parallel.clone();
-    named["name"] = json!({"type": "string"});
+    let mut named_choice = parallel.clone();
+    named_choice["name"] = json!({"type": "string"});
     json!({"anyOf": [
         tagged("auto", parallel.clone(), &[]),
         tagged("any", parallel.clone(), &[]),
         tagged("none", parallel, &[]),
-        tagged("tool", named, &["name"]),
+        tagged("tool", named_choice, &["name"]),
         {"type": "null"},
     ]})
 }
@@ -257,7 +258,7 @@ fn output_format() -> Value {
 
 fn response() -> Map<String, Value> {
     let items = json!({"type": "array", "items": {"anyOf": response_items()}});
-    let stored = json!({"enum": [false, null], "description": "Not supported: responses are not stored."});
+    let not_stored = json!({"enum": [false, null], "description": "Not supported: responses are not stored."});
     fields(json!({
         "input": {"description": "The conversation.", "anyOf": [{"type": "string"}, items]},
         "instructions": {"type": ["string", "null"], "description": "Text before the conversation."},
@@ -280,10 +281,10 @@ fn response() -> Map<String, Value> {
         "reasoning": {"type": ["object", "null"], "properties": {"effort": {"type": ["string", "null"]}}},
         "include": {"type": ["array", "null"], "items": {"not": {"const": "message.output_text.logprobs"}}},
         "top_logprobs": {"enum": [0, null]},
-        "previous_response_id": stored,
-        "conversation": stored,
-        "prompt": stored,
-        "background": stored,
+        "previous_response_id": not_stored,
+        "conversation": not_stored,
+        "prompt": not_stored,
+        "background": not_stored,
         "personality": {"enum": [false, null], "description": "Not supported."},
     }))
 }
@@ -345,18 +346,18 @@ fn response_parts() -> [Value; 8] {
     let refusal = tagged("refusal", json!({"refusal": nullable_text()}), &["refusal"]);
     let image = tagged("input_image", json!({"image_url": {"type": "string", "pattern": IMAGE_URL}}), &["image_url"]);
     let audio = tagged("input_audio", json!({"input_audio": schemas::audio()}), &["input_audio"]);
-    let stored = tagged("input_image", json!({"file_id": {"not": {"type": "null"}}}), &["file_id"]);
+    let stored_image = tagged("input_image", json!({"file_id": {"not": {"type": "null"}}}), &["file_id"]);
     let other =
         schemas::other(&["input_text", "output_text", "text", "refusal", "input_image", "input_audio"]).to_value();
-    [text("input_text"), text("output_text"), text("text"), refusal, image, stored, audio, other]
+    [text("input_text"), text("output_text"), text("text"), refusal, image, stored_image, audio, other]
 }
 
 fn response_tool_choice() -> Value {
-    let named = json!({"name": {"type": "string"}, "namespace": {"type": ["string", "null"]}});
-    let function = tagged("function", named.clone(), &["name"]);
-    let custom = tagged("custom", named, &["name"]);
+    let named_tool = json!({"name": {"type": "string"}, "namespace": {"type": ["string", "null"]}});
+    let function = tagged("function", named_tool.clone(), &["name"]);
+    let custom = tagged("custom", named_tool, &["name"]);
     let other = left_out_tool("^(function|custom)$", "");
-    let allowed = json!({
+    let allowed_tools = json!({
         "mode": {"enum": ["auto", "required"]},
         "tools": {"type": "array", "minItems": 1, "items": {"anyOf": [&function, &custom, other]}},
     });
@@ -364,7 +365,7 @@ fn response_tool_choice() -> Value {
         {"enum": ["none", "auto", "required", null]},
         function,
         custom,
-        tagged("allowed_tools", allowed, &["mode", "tools"]),
+        tagged("allowed_tools", allowed_tools, &["mode", "tools"]),
     ]})
 }
 
@@ -387,13 +388,13 @@ fn response_tool() -> Value {
     let custom = json!({
         "name": name, "description": description, "format": format, "defer_loading": defer_loading_schema(),
     });
-    let mut typed = tagged("", function.clone(), &["name", "parameters"]);
-    typed["properties"]["type"] = json!({"type": "string", "not": {"pattern": "^(custom|namespace)$"}});
-    typed["properties"]["parameters"] = json!({"type": "object", "description": "A JSON schema."});
+    let mut typed_tool = tagged("", function.clone(), &["name", "parameters"]);
+    typed_tool["properties"]["type"] = json!({"type": "string", "not": {"pattern": "^(custom|namespace)$"}});
+    typed_tool["properties"]["parameters"] = json!({"type": "object", "description": "A JSON schema."});
     let mut left_out = left_out_tool("^(function|custom|namespace)$", "parameters");
     left_out["not"]["required"] = json!(["name", "parameters"]);
     let (function, custom) = (tagged("function", function, &["name"]), tagged("custom", custom, &["name"]));
-    let callable = [function, custom, typed, left_out];
+    let callable = [function, custom, typed_tool, left_out];
     let namespace = json!({"name": name, "tools": {"type": "array", "items": {"anyOf": &callable}}});
     let namespace = tagged("namespace", namespace, &["name", "tools"]);
     let tools: Vec<Value> = callable.into_iter().chain([namespace]).collect();

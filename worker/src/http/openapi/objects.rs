@@ -37,17 +37,17 @@ pub(super) fn schemas() -> Map<String, Value> {
 fn object(fields: Value) -> Value {
     let Value::Object(fields) = fields else { return fields };
     let mut properties = Map::new();
-    let mut required: Vec<Value> = Vec::new();
+    let mut required_fields: Vec<Value> = Vec::new();
     for (name, field) in fields {
         match name.strip_suffix('?') {
             Some(name) => drop(properties.insert(name.to_owned(), schema(field))),
             None => {
-                required.push(name.clone().into());
+                required_fields.push(name.clone().into());
                 properties.insert(name, schema(field));
             }
         }
     }
-    json!({"type": "object", "properties": properties, "required": required})
+    json!({"type": "object", "properties": properties, "required": required_fields})
 }
 
 fn schema(field: Value) -> Value {
@@ -79,8 +79,8 @@ fn native() -> Named {
         "tokens_evaluated": "integer",
         "completion_probabilities?": ["#NativeProbability"],
     });
-    let mut whole = event.clone();
-    let ended = json!({
+    let mut whole_answer = event.clone();
+    let end_fields = json!({
         "model": "string|null",
         "generation_settings": "object",
         "prompt": "string|null",
@@ -91,20 +91,20 @@ fn native() -> Named {
         "tokens_cached": "integer",
         "timings": "#Timings",
     });
-    if let (Value::Object(whole), Value::Object(ended)) = (&mut whole, &ended) {
-        whole.extend(ended.clone());
+    if let (Value::Object(whole_answer), Value::Object(end_fields)) = (&mut whole_answer, &end_fields) {
+        whole_answer.extend(end_fields.clone());
     }
     let optional = |fields: &Value| -> Value {
         let fields = fields.as_object().into_iter().flatten();
-        let named = fields.map(|(name, field)| (format!("{}?", name.trim_end_matches('?')), field.clone()));
-        named.collect::<Map<_, _>>().into()
+        let optional_fields = fields.map(|(name, field)| (format!("{}?", name.trim_end_matches('?')), field.clone()));
+        optional_fields.collect::<Map<_, _>>().into()
     };
     let likely =
         json!({"id": "integer", "token": "string", "bytes": ["integer"], "logprob?": "number", "prob?": "number"});
-    let mut chosen = likely.clone();
-    chosen["top_logprobs?"] = json!(["#NativeLikely"]);
-    chosen["top_probs?"] = json!(["#NativeLikely"]);
-    let last = optional(&whole);
+    let mut chosen_token = likely.clone();
+    chosen_token["top_logprobs?"] = json!(["#NativeLikely"]);
+    chosen_token["top_probs?"] = json!(["#NativeLikely"]);
+    let last = optional(&whole_answer);
     vec![
         ("NativeAnswer", last.clone()),
         ("NativeEvent", {
@@ -112,7 +112,7 @@ fn native() -> Named {
             event["error?"] = json!("#ErrorObject");
             event
         }),
-        ("NativeProbability", chosen),
+        ("NativeProbability", chosen_token),
         ("NativeLikely", likely),
     ]
 }
@@ -249,9 +249,9 @@ fn cache() -> Named {
         "chunk_tokens": "integer",
     });
     let totals = json!({"entries": "integer", "tokens": "integer", "bytes": "integer"});
-    let mut evicted = totals.clone();
-    evicted["tier"] = json!("string");
-    evicted["reason"] = json!("string");
+    let mut evicted_totals = totals.clone();
+    evicted_totals["tier"] = json!("string");
+    evicted_totals["reason"] = json!("string");
     let tenant = json!({
         "tenant": "string", "resident_tokens": "integer", "ram_bytes": "integer", "disk_bytes": "integer",
     });
@@ -266,7 +266,7 @@ fn cache() -> Named {
             json!({
                 "tiers": "#Tiers",
                 "limits": object(limits),
-                "evicted": [object(evicted)],
+                "evicted": [object(evicted_totals)],
                 "tenants": [object(tenant)],
                 "pins": ["#Pin"],
                 "entries": [object(entry)],

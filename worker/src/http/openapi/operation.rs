@@ -119,7 +119,7 @@ impl Operation {
 
     /// Returns the operation as a document has it.
     pub fn describe(&self, server: DescribedServer) -> Value {
-        let mut described = json!({
+        let mut description = json!({
             "operationId": self.id(),
             "summary": self.summary,
             "tags": [self.tag.name()],
@@ -127,15 +127,15 @@ impl Operation {
         });
         if let Some(request) = self.request {
             let content = json!({"application/json": {"schema": reference(request)}});
-            described["requestBody"] = json!({"required": true, "content": content});
+            description["requestBody"] = json!({"required": true, "content": content});
         }
         if self.is_open() {
-            described["security"] = json!([]);
+            description["security"] = json!([]);
         }
         if !self.parameters.is_empty() {
-            described["parameters"] = self.parameters.iter().map(Parameter::describe).collect();
+            description["parameters"] = self.parameters.iter().map(Parameter::describe).collect();
         }
-        described
+        description
     }
 
     /// Returns whether the operation needs no key even if others do.
@@ -160,8 +160,8 @@ impl Operation {
         if self.path.ends_with("/vocabulary") {
             add("304", json!({"description": "The router has the file already."}));
         }
-        let unauthorized: &[u16] = if self.is_open() { &[] } else { &[401] };
-        for status in self.errors.iter().chain(unauthorized).chain(self.errors_of_router(server)) {
+        let unauthorized_status: &[u16] = if self.is_open() { &[] } else { &[401] };
+        for status in self.errors.iter().chain(unauthorized_status).chain(self.errors_of_router(server)) {
             let schema = match (self.tag, self.path) {
                 (Tag::Anthropic, _) => reference("AnthropicError"),
                 (Tag::Models, path) if path.contains("/models") => {
@@ -216,11 +216,11 @@ const DATA: &str = "Server-sent events; `x-event-schema` is the schema of the da
 
 /// Returns the response of an operation that can be streamed; OpenAPI 3.1 has no keyword for the schema of an event's
 /// `data`.
-fn whole_or_events(whole: &str, event: &str) -> Value {
+fn whole_or_events(whole_schema: &str, event: &str) -> Value {
     json!({
         "description": "One object, or server-sent events if the request has `stream`.",
         "content": {
-            "application/json": {"schema": reference(whole)},
+            "application/json": {"schema": reference(whole_schema)},
             "text/event-stream": {"schema": {"description": DATA}, "x-event-schema": reference(event)},
         },
     })

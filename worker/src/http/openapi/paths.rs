@@ -89,7 +89,7 @@ fn generation() -> Vec<Operation> {
         summary: "Continues one or several raw prompts.",
         ..post("/v1/completions", "CompletionRequest", answer)
     };
-    let own = Operation {
+    let llama_server_operation = Operation {
         summary: "Continues raw prompts, in llama-server's format.",
         ..post("/completion", "NativeCompletionRequest", native)
     };
@@ -98,7 +98,14 @@ fn generation() -> Vec<Operation> {
         errors: &[400, 404, 413, 415, 429, 500, 501, 503],
         ..post("/infill", "InfillRequest", native)
     };
-    vec![chat.also_at("/chat/completions"), chat, completion, own.also_at("/completions"), own, infill]
+    vec![
+        chat.also_at("/chat/completions"),
+        chat,
+        completion,
+        llama_server_operation.also_at("/completions"),
+        llama_server_operation,
+        infill,
+    ]
 }
 
 fn dialects() -> Vec<Operation> {
@@ -110,7 +117,7 @@ fn dialects() -> Vec<Operation> {
         summary: "Creates a response, which is not stored.",
         ..post("/v1/responses", "ResponsesRequest", response)
     };
-    let stored = Operation {
+    let stored_operation = Operation {
         summary: "Always fails, because responses are not stored.",
         tag: Tag::Generation,
         errors: &[404],
@@ -131,8 +138,8 @@ fn dialects() -> Vec<Operation> {
             parameters: &[NAME],
             ..post("/v1/responses/input_tokens", "InputTokensRequest", SuccessBody::Json("ResponseInputTokens"))
         },
-        Operation { method: "delete", ..stored.clone() },
-        stored,
+        Operation { method: "delete", ..stored_operation.clone() },
+        stored_operation,
     ]
 }
 

@@ -16,7 +16,7 @@ pub(super) fn operations() -> Vec<Operation> {
         errors: ERRORS,
         ..post("/v1/embeddings", "EmbeddingsRequest", SuccessBody::Json("Embeddings"))
     };
-    let own = Operation {
+    let llama_server_operation = Operation {
         summary: "Returns the vectors of texts, in llama-server's format.",
         errors: ERRORS,
         ..post("/embeddings", "EmbeddingsRequest", SuccessBody::Json("OwnEmbeddings"))
@@ -39,8 +39,8 @@ pub(super) fn operations() -> Vec<Operation> {
     let set = Operation { tag: Tag::Cache, parameters: &[], ..set };
     vec![
         embeddings,
-        own.also_at("/embedding"),
-        own,
+        llama_server_operation.also_at("/embedding"),
+        llama_server_operation,
         rerank.also_at("/v2/rerank"),
         rerank.also_at("/rerank"),
         rerank.also_at("/v1/reranking"),
@@ -65,9 +65,9 @@ fn answers() -> Value {
     });
     let numbers = json!({"type": "array", "items": {"type": "number"}});
     let object = |properties: Value| {
-        let required: Vec<String> =
+        let required_fields: Vec<String> =
             properties.as_object().into_iter().flatten().map(|(name, _)| name.clone()).collect();
-        json!({"type": "object", "required": required, "properties": properties})
+        json!({"type": "object", "required": required_fields, "properties": properties})
     };
     let list = |items: Value| json!({"type": "array", "items": items});
     let with = |mut object: Value, optional: &str| {

@@ -24,8 +24,8 @@ pub struct TextUsage {
 
 impl TextUsage {
     /// Returns the token counts of these texts.
-    pub fn of(embedded: &[Embedded]) -> Self {
-        let n_tokens = embedded.iter().map(|text| text.n_tokens).sum();
+    pub fn of(texts: &[Embedded]) -> Self {
+        let n_tokens = texts.iter().map(|text| text.n_tokens).sum();
         Self { prompt_tokens: n_tokens, total_tokens: n_tokens }
     }
 }
@@ -38,24 +38,24 @@ pub struct TextRequest<R> {
     pub texts: Vec<Vec<Token>>,
 }
 
-/// Returns the request that `read` parses, without its texts, and the result for each text.
+/// Returns the request that `read_request` parses, without its texts, and the result for each text.
 ///
-/// Errors: those of `read`, `Engine`.
+/// Errors: those of `read_request`, `Engine`.
 pub async fn compute<R: Send + 'static>(
     app: &App,
     context: &RequestContext,
     embedder: &Arc<Embedder>,
-    read: impl FnOnce(&Embedder) -> Result<TextRequest<R>, RequestError> + Send + 'static,
+    read_request: impl FnOnce(&Embedder) -> Result<TextRequest<R>, RequestError> + Send + 'static,
 ) -> Result<(R, Vec<Embedded>), RequestError> {
     let mut span = app.tracer.request(&context.trace, "worker.request", context.arrived);
     span.name("warmpath.request_id", context.id.as_str());
     let reader = Arc::clone(embedder);
-    let prepared = embedder.common.pools.compute.run(move || read(&reader)).await;
+    let preparation = embedder.common.pools.compute.run(move || read_request(&reader)).await;
     let ready = Instant::now();
     span.part("worker.prepare", context.arrived, ready, Vec::new());
-    let TextRequest { fields, texts } = prepared.inspect_err(|_| span.fail("prepare"))?;
-    let embedded = embedder.handle.embed(&context.id, texts).await.inspect_err(|_| span.fail("engine"))?;
+    let TextRequest { fields, texts } = preparation.inspect_err(|_| span.fail("prepare"))?;
+    let vectors = embedder.handle.embed(&context.id, texts).await.inspect_err(|_| span.fail("engine"))?;
     span.part("worker.embed", ready, Instant::now(), Vec::new());
-    span.count("warmpath.prompt_tokens", TextUsage::of(&embedded).prompt_tokens);
-    Ok((fields, embedded))
+    span.count("warmpath.prompt_tokens", TextUsage::of(&vectors).prompt_tokens);
+    Ok((fields, vectors))
 }

@@ -129,17 +129,17 @@ pub async fn create(
     body: Body,
 ) -> Result<Response, RequestError> {
     let embedder = app.open_model()?.embedder()?;
-    if embedder.common.model.embedding.is_none_or(|own| own.pooling == Pooling::Rank) {
+    if embedder.common.model.embedding.is_none_or(|embedding| embedding.pooling == Pooling::Rank) {
         return Err(RequestError::NotEnabled { what: "embedding texts", flag: "a --pooling other than rank" });
     }
     let shape = if uri.path() == OPENAI_PATH { EmbeddingsFormat::OpenAi } else { EmbeddingsFormat::LlamaServer };
     let scope = Scope::of(context.cache_salt.clone()?.as_deref().unwrap_or_default());
-    let read = move |embedder: &Embedder| read(embedder, &body, scope, shape);
-    let (request, embedded) = compute(&app, &context, &embedder, read).await?;
+    let read_texts = move |embedder: &Embedder| read(embedder, &body, scope, shape);
+    let (request, embedded) = compute(&app, &context, &embedder, read_texts).await?;
     // Scaling and formatting thousands of numbers takes milliseconds.
     let n_cut = request.n_cut;
-    let spelled = move || spell(&embedder, &request, embedded);
-    let response = tokio::task::spawn_blocking(spelled).await;
+    let spelling = move || spell(&embedder, &request, embedded);
+    let response = tokio::task::spawn_blocking(spelling).await;
     let mut response = response.map_err(|error| RequestError::Internal { reason: error.to_string() })?;
     tell_cut(&mut response, n_cut);
     Ok(response)
@@ -160,8 +160,11 @@ fn read(
         (None, Some(content)) => (content, "content", EmbeddingsFormat::LlamaServer),
         (None, None) => return Err(RequestError::field("input", "`input` is missing")),
     };
-    let own = common.model.embedding.map_or((Pooling::None, 0), |own| (own.pooling, own.dimensions as usize));
-    let (pooling, n_dimensions) = own;
+    let embedding = common
+        .model
+        .embedding
+        .map_or((Pooling::None, 0), |embedding| (embedding.pooling, embedding.dimensions as usize));
+    let (pooling, n_dimensions) = embedding;
     if shape == EmbeddingsFormat::OpenAi && pooling == Pooling::None {
         let reason = "this worker returns a vector for each token (pooling none), which OpenAI's format does not allow; use /embeddings";
         return Err(RequestError::field(param, reason));
@@ -176,8 +179,8 @@ fn read(
     };
     let dimensions = match fields.dimensions {
         None => n_dimensions,
-        Some(Whole(wanted)) => {
-            let within = usize::try_from(wanted).ok().filter(|wanted| (1..=n_dimensions).contains(wanted));
+        Some(Whole(n_wanted)) => {
+            let within = usize::try_from(n_wanted).ok().filter(|n_wanted| (1..=n_dimensions).contains(n_wanted));
             let reason = || format!("`dimensions` must be 1 to {n_dimensions}, the dimensions of this model's vectors");
             within.ok_or_else(|| RequestError::field("dimensions", reason()))?
         }
@@ -209,7 +212,7 @@ fn tokens(
         return Err(RequestError::field(param, reason));
     }
     let is_list = inputs.is_list;
-    let mut fitted = FittedTexts::default();
+    let mut fitted_texts = FittedTexts::default();
     for (idx, text) in inputs.texts.iter().enumerate() {
         let param = if is_list { format!("{param}[{idx}]") } else { param.to_owned() };
         let text = match &room {
@@ -217,7 +220,7 @@ fn tokens(
             None => common
                 .prompts
                 .raw(text, common.model.context_tokens, scope)
-                .map(|whole| FittedText::whole(whole.tokens)),
+                .map(|text_tokens| FittedText::whole(text_tokens.tokens)),
         };
         let text = text.map_err(|error| match error {
             RawError::NoFim => RequestError::field(&param, "an infill prompt cannot be embedded"),
@@ -226,9 +229,9 @@ fn tokens(
             RawError::TooManyTokens(many) => too_long(embedder, param.clone(), many.into()),
         })?;
         check_text(embedder, &text.tokens, param)?;
-        fitted.push(text);
+        fitted_texts.push(text);
     }
-    Ok(fitted)
+    Ok(fitted_texts)
 }
 
 /// Checks that a text, from the field `param`, can be computed.
@@ -250,31 +253,32 @@ pub fn too_long(embedder: &Embedder, param: String, n_tokens: TokenCount) -> Req
     RequestError::TextTooLong { param, n_tokens, text_tokens_max: embedder.common.model.context_tokens }
 }
 
-fn spell(embedder: &Embedder, wish: &CheckedEmbeddings, mut embedded: Vec<Embedded>) -> Response {
-    let usage = TextUsage::of(&embedded);
-    let is_pooled = embedder.common.model.embedding.is_some_and(|own| own.pooling != Pooling::None);
-    for vector in embedded.iter_mut().flat_map(|text| &mut text.vectors) {
+fn spell(embedder: &Embedder, wish: &CheckedEmbeddings, mut texts: Vec<Embedded>) -> Response {
+    let usage = TextUsage::of(&texts);
+    let is_pooled =
+        embedder.common.model.embedding.is_some_and(|model_embedding| model_embedding.pooling != Pooling::None);
+    for vector in texts.iter_mut().flat_map(|text| &mut text.vectors) {
         vector.truncate(wish.dimensions);
         // As in llama-server: vectors of single tokens are not scaled.
         if is_pooled {
             wish.norm.apply(vector);
         }
     }
-    let vectors = embedded.into_iter().map(|text| text.vectors).enumerate();
+    let vectors = texts.into_iter().map(|text| text.vectors).enumerate();
     match wish.shape {
         EmbeddingsFormat::LlamaServer => {
             let items: Vec<LlamaItem> = vectors.map(|(index, embedding)| LlamaItem { index, embedding }).collect();
             Json(items).into_response()
         }
         EmbeddingsFormat::OpenAi => {
-            let spelled = |vector: Vec<f32>| match wish.encoding {
+            let spelled_vector = |vector: Vec<f32>| match wish.encoding {
                 Encoding::Float => SpelledVector::Numbers(vector),
                 Encoding::Base64 => SpelledVector::Base64(to_base64(&vector)),
             };
             let item = |(index, vectors): (usize, Vec<Vec<f32>>)| EmbeddingItem {
                 object: "embedding",
                 index,
-                embedding: spelled(vectors.into_iter().next().unwrap_or_default()),
+                embedding: spelled_vector(vectors.into_iter().next().unwrap_or_default()),
             };
             let data = vectors.map(item).collect();
             Json(EmbeddingsAnswer { object: "list", data, model: &embedder.common.model.names[0], usage })

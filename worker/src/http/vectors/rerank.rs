@@ -100,19 +100,19 @@ struct TeiResult {
 pub async fn create(State(app): State<App>, context: RequestContext, body: Body) -> Result<Response, RequestError> {
     let no_rank = || RequestError::NotEnabled { what: "reranking", flag: "--rerank" };
     let embedder = app.open_model()?.embedder().map_err(|_| no_rank())?;
-    if embedder.common.model.embedding.is_none_or(|own| own.pooling != Pooling::Rank) {
+    if embedder.common.model.embedding.is_none_or(|embedding| embedding.pooling != Pooling::Rank) {
         return Err(no_rank());
     }
-    let read = move |embedder: &Embedder| read(embedder, &body);
-    let (fields, embedded) = compute(&app, &context, &embedder, read).await?;
+    let read_texts = move |embedder: &Embedder| read(embedder, &body);
+    let (fields, embedded) = compute(&app, &context, &embedder, read_texts).await?;
     let CheckedRerank { shape, top_n, documents, n_cut } = fields;
     let usage = TextUsage::of(&embedded);
     let score = |text: &crate::embedder::Embedded| text.vectors.first().and_then(|scores| scores.first()).copied();
-    let mut ranked: Vec<(usize, f32)> =
+    let mut ranking: Vec<(usize, f32)> =
         embedded.iter().enumerate().map(|(idx, text)| (idx, score(text).unwrap_or(f32::MIN))).collect();
     // The sort is stable, so documents with equal scores keep their order.
-    ranked.sort_by(|(_, a), (_, b)| b.total_cmp(a));
-    ranked.truncate(top_n);
+    ranking.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+    ranking.truncate(top_n);
     let mut documents = documents.unwrap_or_default();
     let mut text = |index: usize| documents.get_mut(index).map(std::mem::take);
     let mut response = match shape {
@@ -122,13 +122,13 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
                 relevance_score,
                 document: text(index).map(|text| Document { text }),
             };
-            let results = ranked.into_iter().map(result).collect();
+            let results = ranking.into_iter().map(result).collect();
             Json(RerankAnswer { object: "list", model: &embedder.common.model.names[0], results, usage })
                 .into_response()
         }
         RerankFormat::Tei => {
             let result = |(index, score)| TeiResult { index, score, text: text(index) };
-            Json(ranked.into_iter().map(result).collect::<Vec<_>>()).into_response()
+            Json(ranking.into_iter().map(result).collect::<Vec<_>>()).into_response()
         }
     };
     tell_cut(&mut response, n_cut);
@@ -171,7 +171,7 @@ fn read(embedder: &Embedder, body: &Body) -> Result<TextRequest<CheckedRerank>, 
         }
     };
     let documents: Vec<String> = given.into_iter().enumerate().map(document).collect::<Result<_, _>>()?;
-    let mut fitted = FittedTexts::default();
+    let mut fitted_texts = FittedTexts::default();
     for (idx, document) in documents.iter().enumerate() {
         let param = format!("{param}[{idx}]");
         let pair = match &room {
@@ -186,15 +186,15 @@ fn read(embedder: &Embedder, body: &Body) -> Result<TextRequest<CheckedRerank>, 
                 .map_err(|many| too_long(embedder, param.clone(), many.into()))?,
         };
         check_text(embedder, &pair.tokens, param)?;
-        fitted.push(pair);
+        fitted_texts.push(pair);
     }
     let is_returned = match shape {
         RerankFormat::Jina => fields.return_documents,
         RerankFormat::Tei => fields.return_text,
     };
     let documents = (is_returned == Some(true)).then_some(documents);
-    let n_cut = fitted.n_cut;
-    Ok(TextRequest { fields: CheckedRerank { shape, top_n, documents, n_cut }, texts: fitted.texts })
+    let n_cut = fitted_texts.n_cut;
+    Ok(TextRequest { fields: CheckedRerank { shape, top_n, documents, n_cut }, texts: fitted_texts.texts })
 }
 
 /// Returns the room for each pair; `None` if longer ones are refused.

@@ -66,12 +66,16 @@ impl DraftFields {
     ///
     /// Errors: `Field`, naming the first field that is out of range.
     pub(super) fn resolve(&self, tokenize: &dyn Fn(&str) -> Vec<Token>) -> Result<DraftOptions, RequestError> {
-        let most = i32::MAX.unsigned_abs();
-        let n_max = whole_within("speculative.n_max", self.n_max, 0..=most, most)?;
-        let n_min = whole_within("speculative.n_min", self.n_min, 0..=most, 0)?;
+        let n_limit = i32::MAX.unsigned_abs();
+        let n_max = whole_within("speculative.n_max", self.n_max, 0..=n_limit, n_limit)?;
+        let n_min = whole_within("speculative.n_min", self.n_min, 0..=n_limit, 0)?;
         let text = self.prediction.as_ref().map_or(String::new(), Prediction::text);
-        let predicted = if text.is_empty() { Vec::new() } else { tokenize(&text) };
-        Ok(DraftOptions { predicted, n_max: self.n_max.map(|_| n_max), n_min: self.n_min.map(|_| n_min) })
+        let predicted_tokens = if text.is_empty() { Vec::new() } else { tokenize(&text) };
+        Ok(DraftOptions {
+            predicted: predicted_tokens,
+            n_max: self.n_max.map(|_| n_max),
+            n_min: self.n_min.map(|_| n_min),
+        })
     }
 }
 

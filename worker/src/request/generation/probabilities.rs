@@ -69,8 +69,8 @@ impl ProbabilityFields {
     }
 }
 
-fn count(param: &'static str, n: Option<Whole<i64>>, most: i64) -> Result<usize, RequestError> {
-    let n = whole_within(param, n, 0..=most, 0)?;
+fn count(param: &'static str, n: Option<Whole<i64>>, n_limit: i64) -> Result<usize, RequestError> {
+    let n = whole_within(param, n, 0..=n_limit, 0)?;
     Ok(usize::try_from(n).expect("checked to be at least 0"))
 }
 

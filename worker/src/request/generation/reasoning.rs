@@ -45,14 +45,14 @@ impl BudgetFields {
     ///
     /// Errors: `Field`, naming the first field that is out of range.
     pub(super) fn resolve(&self, default: &ReasoningBudgetOptions) -> Result<ReasoningBudgetOptions, RequestError> {
-        let wished = [
+        let budget_fields = [
             ("reasoning_budget_tokens", self.reasoning_budget_tokens),
             ("thinking_budget_tokens", self.thinking_budget_tokens),
         ];
-        let mut named = None;
-        for (param, tokens_max) in wished {
+        let mut named_budget = None;
+        for (param, tokens_max) in budget_fields {
             let tokens_max = whole_within(param, tokens_max, -1..=i128::from(i32::MAX), -1)?;
-            named = named.or(u32::try_from(tokens_max).ok().map(|tokens_max| (param, tokens_max)));
+            named_budget = named_budget.or(u32::try_from(tokens_max).ok().map(|tokens_max| (param, tokens_max)));
         }
         let texts = [
             ("reasoning_budget_message", &self.reasoning_budget_message),
@@ -64,10 +64,10 @@ impl BudgetFields {
         }
         let message = self.reasoning_budget_message.as_ref().unwrap_or(&default.message).clone();
         Ok(ReasoningBudgetOptions {
-            tokens_max: named.map(|(_, tokens_max)| tokens_max).or(default.tokens_max),
+            tokens_max: named_budget.map(|(_, tokens_max)| tokens_max).or(default.tokens_max),
             message,
             marks: self.marks()?,
-            named: named.map(|(param, _)| param),
+            named: named_budget.map(|(param, _)| param),
         })
     }
 

@@ -24,13 +24,13 @@ pub(super) enum SamplersField {
 ///
 /// Errors: `Field` if there are too many.
 pub(super) fn resolve(field: Option<SamplersField>, default: &[SamplerKind]) -> Result<Vec<SamplerKind>, RequestError> {
-    let named: Vec<Option<SamplerKind>> = match field {
+    let named_kinds: Vec<Option<SamplerKind>> = match field {
         None => return Ok(default.to_vec()),
         Some(SamplersField::Letters(letters)) => letters.chars().map(SamplerKind::of_letter).collect(),
         Some(SamplersField::Names(names)) => names.iter().map(|name| SamplerKind::of_name(name)).collect(),
     };
-    at_most("samplers", "samplers", named.len(), SAMPLERS_MAX)?;
-    Ok(named.into_iter().flatten().collect())
+    at_most("samplers", "samplers", named_kinds.len(), SAMPLERS_MAX)?;
+    Ok(named_kinds.into_iter().flatten().collect())
 }
 
 /// Refuses sampling near a target probability, which is on if there are both a target and the sampler's name.

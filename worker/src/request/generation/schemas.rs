@@ -98,7 +98,7 @@ pub(super) fn grammar(_: &mut SchemaGenerator) -> Schema {
 }
 
 pub(super) fn response_format(_: &mut SchemaGenerator) -> Schema {
-    let described = json_schema!({
+    let schema = json_schema!({
         "type": "object",
         "properties": {
             "name": {"type": ["string", "null"]},
@@ -119,7 +119,7 @@ pub(super) fn response_format(_: &mut SchemaGenerator) -> Schema {
             },
             {
                 "type": "object",
-                "properties": {"type": {"const": "json_schema"}, "json_schema": described},
+                "properties": {"type": {"const": "json_schema"}, "json_schema": schema},
                 "required": ["type", "json_schema"],
             },
             {"type": "null"},
