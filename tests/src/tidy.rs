@@ -85,7 +85,7 @@ impl Tree {
 
     /// Returns the files whose name ends in `.ending`.
     pub fn with_ending(&self, ending: &str) -> impl Iterator<Item = (&Path, &str)> {
-        let matches = move |path: &Path| path.extension().is_some_and(|found| found == ending);
+        let matches = move |path: &Path| path.extension().is_some_and(|path_ending| path_ending == ending);
         self.files.iter().filter(move |(path, _)| matches(path)).map(|(path, text)| (path.as_path(), text.as_str()))
     }
 
@@ -110,9 +110,9 @@ impl Tree {
                 findings.extend(check_changelog(path, text));
             }
         }
-        let known = self.known_names();
+        let known_names = self.known_names();
         for (path, text) in self.with_ending("rs") {
-            findings.extend(check_not_here(path, text, &known));
+            findings.extend(check_not_here(path, text, &known_names));
         }
         for (path, text) in &self.files {
             findings.extend(check_mentions(path, text, self));
@@ -132,16 +132,17 @@ impl Tree {
 
     /// Returns the names to which a comment may refer the reader: files and folders of Rust code, functions, crates.
     pub fn known_names(&self) -> BTreeSet<String> {
-        let mut known: BTreeSet<String> = self.with_ending("rs").flat_map(|(_, text)| function_names(text)).collect();
+        let mut known_names: BTreeSet<String> =
+            self.with_ending("rs").flat_map(|(_, text)| function_names(text)).collect();
         for (path, _) in self.with_ending("rs") {
             let parts = path.with_extension("");
-            known.extend(parts.iter().filter_map(|part| part.to_str().map(str::to_owned)));
+            known_names.extend(parts.iter().filter_map(|part| part.to_str().map(str::to_owned)));
         }
         for (_, manifest) in self.with_ending("toml") {
             let words = manifest.split(|c: char| !(c.is_ascii_alphanumeric() || "-_".contains(c)));
-            known.extend(words.map(|word| word.replace('-', "_")));
+            known_names.extend(words.map(|word| word.replace('-', "_")));
         }
-        known
+        known_names
     }
 
     /// Returns the names of every test function, in Rust and in Python.
@@ -162,15 +163,18 @@ fn check_mentions(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (line_idx, line) in text.lines().enumerate() {
         for (at, _) in line.match_indices(FOLDER) {
-            let rest = &line[at..];
-            let end = rest.find(|c: char| !(c.is_ascii_alphanumeric() || "-._/".contains(c))).unwrap_or(rest.len());
-            let name = rest[..end].trim_end_matches('.');
+            let text_left = &line[at..];
+            let end =
+                text_left.find(|c: char| !(c.is_ascii_alphanumeric() || "-._/".contains(c))).unwrap_or(text_left.len());
+            let name = text_left[..end].trim_end_matches('.');
             let last = name.rsplit('/').next().unwrap_or_default();
             let is_number = last.len() == 4 && last.bytes().all(|b| b.is_ascii_digit());
             if !is_number && !name.ends_with(".md") {
                 continue;
             }
-            let begins = |(found, _): &(PathBuf, String)| found.to_str().is_some_and(|found| found.starts_with(name));
+            let begins = |(file_path, _): &(PathBuf, String)| {
+                file_path.to_str().is_some_and(|file_path| file_path.starts_with(name))
+            };
             if !tree.files.iter().any(begins) {
                 findings.push(Finding::new(path, line_idx + 1, format!("there is no {name}")));
             }
@@ -180,7 +184,7 @@ fn check_mentions(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
 }
 
 /// Returns the modules and functions that a file's header names after `Not here:` and that do not exist.
-fn check_not_here(path: &Path, text: &str, known: &BTreeSet<String>) -> Vec<Finding> {
+fn check_not_here(path: &Path, text: &str, known_names: &BTreeSet<String>) -> Vec<Finding> {
     const MARK: &str = "Not here:";
     let header: Vec<&str> = text.lines().map_while(|line| line.strip_prefix("//!")).map(str::trim).collect();
     let header = header.join(" ");
@@ -188,7 +192,7 @@ fn check_not_here(path: &Path, text: &str, known: &BTreeSet<String>) -> Vec<Find
     let sentence = after.split(". ").next().unwrap_or_default();
     let is_name = |word: &&str| !word.is_empty() && word.chars().all(|c| c.is_ascii_lowercase() || "_:".contains(c));
     let names = sentence.split('`').skip(1).step_by(2).filter(is_name).flat_map(|word| word.split("::"));
-    let missing = names.filter(|name| !["crate", "super", ""].contains(name) && !known.contains(*name));
+    let missing = names.filter(|name| !["crate", "super", ""].contains(name) && !known_names.contains(*name));
     missing.map(|name| Finding::new(path, 1, format!("there is no module or function `{name}`"))).collect()
 }
 
