@@ -3,7 +3,6 @@
 //! Nothing here runs in production.
 
 pub mod agents;
-pub mod busy;
 pub mod cgroup;
 pub mod chaos;
 pub mod chat_load;

@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use warmpath_bench::{
-    agents, busy, chaos, fleets, index_bench, load, model, overhead, report, sim, speculation, tokenize, worker_bench,
+    agents, chaos, fleets, index_bench, load, model, overhead, report, sim, speculation, tokenize, worker_bench,
 };
 
 /// The router's allocator, so that its prefix index is measured as it is deployed.
@@ -43,9 +43,6 @@ enum Command {
     /// Sends the requests of coding agents and shows the reuse of their prompts, compared with llama-server on the same
     /// model.
     Agents(agents::AgentsArgs),
-    /// Measures prefill and decode on a machine that also does something else, compared with llama-server on the same
-    /// model.
-    Busy(busy::BusyArgs),
     /// Kills, freezes, restarts and cuts off workers and routers under load, and checks every answer.
     Chaos(chaos::ChaosArgs),
     /// Runs the benchmarks in turn and writes a page with every figure, its command and its spread, and plots.
@@ -65,7 +62,6 @@ async fn main() -> anyhow::Result<()> {
         Command::Worker(args) => worker_bench::run(&args).await,
         Command::Speculation(args) => speculation::run(&args).await,
         Command::Agents(args) => agents::run(&args).await,
-        Command::Busy(args) => busy::run(&args).await,
         Command::Chaos(args) => chaos::run(&args).await,
         Command::Report(args) => report::run(&args).await,
     }
