@@ -25,7 +25,6 @@ pub mod speculation;
 pub mod table;
 #[cfg(test)]
 mod testing;
-pub mod tokenize;
 pub mod worker_bench;
 
 pub use warmpath_demo::{client, fleet, model, summary};
