@@ -14,7 +14,6 @@ pub mod rivals;
 pub mod router;
 pub mod shapes;
 pub mod siblings;
-pub mod simple;
 pub mod trace;
 pub mod worker;
 pub mod world;

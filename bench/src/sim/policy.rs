@@ -1,7 +1,7 @@
 //! The policies that are compared, by name.
 //!
-//! The router's own policies are in `warmpath-router-core`, ours without a term in `ablation`, simple ones on the
-//! router's candidates in `simple`, the others in `rivals`.
+//! The router's own policies are in `warmpath-router-core`, ours without a term in `ablation`, the others in
+//! `rivals`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +11,6 @@ use warmpath_router_core::routing::choose::Policy as Offered;
 
 use super::ablation::Term;
 use super::rivals::Kind;
-use super::simple::Simple;
 use crate::names;
 
 /// Rule by which workers are chosen.
@@ -19,8 +18,8 @@ use crate::names;
 pub enum Policy {
     /// A policy of the router, run by its own code.
     Offered(Offered),
-    /// A simple policy on the router's candidates.
-    Simple(Simple),
+    /// A random worker of the router's candidates.
+    Random,
     /// Our policy without one of its terms.
     Without(Term),
     /// A policy that the router does not offer.
@@ -29,16 +28,12 @@ pub enum Policy {
 
 impl Policy {
     /// Policies that `--all-policies` compares, ours last.
-    pub const COMPARED: [Self; 14] = [
-        Self::Simple(Simple::Random),
+    pub const COMPARED: [Self; 10] = [
+        Self::Random,
         Self::Offered(Offered::RoundRobin),
         Self::Offered(Offered::LeastLoaded),
-        Self::Simple(Simple::Hash { n_blocks: 1 }),
-        Self::Simple(Simple::Hash { n_blocks: 2 }),
         Self::Rival(Kind::BoundedHash),
         Self::Rival(Kind::Sticky),
-        Self::Simple(Simple::Prefix),
-        Self::Rival(Kind::EarliestFinish),
         Self::Rival(Kind::TenthQueue),
         Self::Rival(Kind::SglangSwitch),
         Self::Rival(Kind::DynamoCost),
@@ -61,7 +56,7 @@ impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Offered(policy) => write!(f, "{policy}"),
-            Self::Simple(policy) => write!(f, "{policy}"),
+            Self::Random => f.write_str("random"),
             Self::Without(term) => write!(f, "without-{}", names::name(*term)),
             Self::Rival(kind) => f.write_str(&names::name(*kind)),
         }

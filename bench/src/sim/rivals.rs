@@ -25,8 +25,6 @@ pub enum Kind {
     BoundedHash,
     /// The worker that got the conversation before; a new conversation goes to the least loaded worker.
     Sticky,
-    /// The shortest time to the first token.
-    EarliestFinish,
     /// The fewest uncached tokens plus a tenth of the waiting ones.
     #[value(name = "uncached+0.1queue")]
     TenthQueue,
@@ -255,10 +253,6 @@ impl Rival {
                 let home = known_ids.find_map(|id| self.homes.get(id));
                 let at_home = candidates.iter().find(|c| Some(&c.worker.idx) == home);
                 at_home.or_else(|| least(candidates, |c| self.tokens_ahead(c)))
-            }
-            Kind::EarliestFinish => {
-                let rate = |c: &Candidate<'_>| f64::from(c.worker.load.rates.prefill_tokens_per_s.unwrap_or(f32::MAX));
-                least(candidates, |c| (uncached_tokens(c) + self.tokens_ahead(c)) / rate(c))
             }
             Kind::TenthQueue => least(candidates, |c| uncached_tokens(c) + QUEUE_WEIGHT * self.tokens_ahead(c)),
             Kind::SglangSwitch => self.sglang(candidates),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::SeedableRng as _;
+use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
 use warmpath_common::ids::{RequestId, WorkerUid};
 use warmpath_common::model::{Fingerprint, KvTransfer, ModelInfo};
 use warmpath_common::summary::{Change, Load};
@@ -23,7 +23,6 @@ use super::ablation::{self, Term};
 use super::network::Network;
 use super::policy::Policy;
 use super::rivals::{Rival, Seen};
-use super::simple::{self, Simple};
 use super::trace::Request;
 
 /// Maximum memory of a router's index, which no simulation reaches. Units: bytes.
@@ -56,8 +55,8 @@ enum Rule {
     Offered,
     /// Our policy without a term.
     Without(Term),
-    /// A policy that the router does not offer.
-    Simple(Simple),
+    /// A random candidate.
+    Random,
 }
 
 /// Size of a fleet.
@@ -127,7 +126,7 @@ impl Router {
         };
         let books = match policy {
             Policy::Offered(policy) => own_books(policy, Rule::Offered),
-            Policy::Simple(policy) => own_books(Offered::default(), Rule::Simple(policy)),
+            Policy::Random => own_books(Offered::default(), Rule::Random),
             Policy::Without(term) => own_books(Offered::default(), Rule::Without(term)),
             Policy::Rival(kind) => {
                 Books::Rival(Box::new(Rival::new(kind, shape.n_workers, shape.n_slots, shape.block_tokens)))
@@ -174,7 +173,9 @@ impl Router {
                 let choice = match *rule {
                     Rule::Offered => ledger.choose(&self.fleet, &ask),
                     Rule::Without(term) => ablation::choose(term, ledger, &self.fleet, &ask),
-                    Rule::Simple(policy) => simple::choose(policy, ledger, &self.fleet, &ask, request, &mut self.rng),
+                    Rule::Random => ledger.choose_by(&self.fleet, &ask, |candidates, _| {
+                        candidates.get((self.rng.next_u64() % candidates.len().max(1) as u64) as usize)
+                    }),
                 };
                 let (decision, ticket) = choice.ok()?;
                 let Decision { worker, cached_tokens, transfer, .. } = decision;
