@@ -143,6 +143,7 @@ async fn drive(args: &ChaosArgs, site: Site) -> anyhow::Result<Verdict> {
     bar.enable_steady_tick(Duration::from_millis(200));
     bar.set_style(ProgressStyle::with_template("{msg} {bar:30} {pos}/{len} answers")?);
     bar.set_message("reference");
+    // The expected answers come first, from a worker that reuses nothing and that no fault disturbs.
     let began = Instant::now();
     let reference = site.start_reference().await?;
     let scripts = cases::make(&reference, args.seed, args.answer_tokens, &bar).await?;
@@ -150,6 +151,8 @@ async fn drive(args: &ChaosArgs, site: Site) -> anyhow::Result<Verdict> {
     let mut fleet = Fleet::start(site, args.workers.into(), args.routers.into()).await?;
     let (n_cases, prepared_s) = (cases::n_cases(), began.elapsed().as_secs_f64());
     bar.suspend(|| eprintln!("{n_cases} reference answers, and a fleet, in {prepared_s:.0} s"));
+
+    // The clients run from the first calm time to the end of the last one, and learn of no fault.
     let start = Instant::now();
     let load = Arc::new(Load {
         scripts,
@@ -164,6 +167,8 @@ async fn drive(args: &ChaosArgs, site: Site) -> anyhow::Result<Verdict> {
     let clients: Vec<_> =
         (0..args.streams).map(|number| tokio::spawn(Arc::clone(&load).client(args.seed, number))).collect();
     let watching = tokio::spawn(gauges::watch(Arc::clone(&load)));
+
+    // A calm time, the faults, and a calm time in which hits and latency must come back.
     tokio::time::sleep(calm).await;
     let from = Instant::now();
     let mut fault_events = Vec::new();
@@ -173,6 +178,8 @@ async fn drive(args: &ChaosArgs, site: Site) -> anyhow::Result<Verdict> {
     let to = Instant::now();
     tokio::time::sleep(calm).await;
     let end = Instant::now();
+
+    // Each client ends its script, so that every answer is judged. A process that ended by itself breaks an invariant.
     load.is_over.store(true, Ordering::Relaxed);
     for client in clients {
         client.await??;

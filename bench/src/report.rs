@@ -149,6 +149,8 @@ async fn measure(args: &ReportArgs) -> anyhow::Result<Results> {
     let bar = ProgressBar::new_spinner();
     bar.enable_steady_tick(Duration::from_millis(200));
     bar.set_style(ProgressStyle::with_template("{spinner} {msg}, {elapsed}")?);
+
+    // What can be measured here: parts without their peers or machine are left out, with the reason.
     let mut parts = args.parts.clone();
     parts.sort();
     parts.dedup();
@@ -170,6 +172,9 @@ async fn measure(args: &ReportArgs) -> anyhow::Result<Results> {
         parts: parts.iter().map(|&part| plan.empty_results(part)).collect(),
         skipped,
     };
+
+    // Each command has a process of its own, and all take turns, so that a noisy minute harms no single part. The first
+    // step that cannot run ends the report, which still shows the figures so far.
     let steps = plan.steps(&parts);
     bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}, {elapsed}")?);
     bar.set_length(steps.len() as u64);

@@ -116,6 +116,7 @@ pub async fn start(
 }
 
 fn prepare(generator: &Generator, arrival: Arrival) -> Result<(ResponseSpec, Vec<Submitted>), RequestError> {
+    // The fields that need no prompt are checked first, so that a bad request is refused before anything is tokenized.
     let Request { shared, prompt, answer: fields } = (arrival.read)(&arrival.body)?;
     let CommonFields { options, generation: generation_fields, refused } = shared;
     generator.check_model(options.model.as_deref())?;
@@ -130,6 +131,8 @@ fn prepare(generator: &Generator, arrival: Arrival) -> Result<(ResponseSpec, Vec
     let mut generation =
         generation_fields.resolve(&CheckContext { n_vocab, tokenize: &tokenize, defaults: &generator.defaults })?;
     generation.drafts = drafts;
+
+    // Prompts, and the rules that they bring: formats of calls, schema, reasoning.
     let n = options.n_choices()?;
     let salt = options.cache_salt.as_deref().or(arrival.cache_salt.as_deref()).unwrap_or_default();
     let mut prompts = prompts::read(generator, prompt, salt)?;
@@ -142,6 +145,8 @@ fn prepare(generator: &Generator, arrival: Arrival) -> Result<(ResponseSpec, Vec
     if let Some(wish) = generation.probabilities.as_mut().filter(|_| prompts.iter().any(|prompt| prompt.is_echoed)) {
         probabilities::add_those_of_prompt(wish)?;
     }
+
+    // A continued response: what another worker has sent must fit this request, and its seed must be known.
     let RouterInstructions { identity, wants_journal, past: past_output } = arrival.instructions;
     past_output
         .as_ref()
@@ -154,6 +159,8 @@ fn prepare(generator: &Generator, arrival: Arrival) -> Result<(ResponseSpec, Vec
         let seed = generation.sampling.seed.filter(|seed| *seed != u32::MAX);
         generation.sampling.seed = Some(seed.unwrap_or_else(|| identity.seed()));
     }
+
+    // The response's half stays here, and the engine's half is submitted.
     let spec = ResponseSpec {
         delivery: options.delivery(),
         identity,

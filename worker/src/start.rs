@@ -246,6 +246,8 @@ impl Bound {
         let HttpResources { server, transfers, tracer, metrics, tasks: _tasks } = resources;
         let identity = identity(&config, address);
         info!(worker = identity.name, uid = %identity.uid, "loading {}", config.source);
+
+        // HTTP is served while the model loads, so that probes and routers see how far it is.
         let (phase, phase_seen) = watch::channel(Phase::Loading { percent: 0 });
         let app = App {
             phase: phase_seen,
@@ -272,6 +274,7 @@ impl Bound {
         let drain_timeout = config.drain_timeout;
         let phase = Arc::new(phase);
 
+        // Loading, which a shutdown ends at once: no client waits for anything yet.
         tokio::pin!(shutdown);
         let began = Instant::now();
         let job = load::LoadJob { config, identity, phase: Arc::clone(&phase), metrics: Arc::clone(&app.metrics) };
@@ -287,6 +290,7 @@ impl Bound {
         announce(&loaded_model, began.elapsed());
         phase.send_replace(Phase::Ready(loaded_model.clone()));
 
+        // Serving, until a shutdown or the end of the engine. Then running requests may end, and new ones are refused.
         let stop_result = tokio::select! {
             () = &mut shutdown => Ok(()),
             () = loaded_model.stopped() => Err(RunError::EngineStopped),
@@ -294,6 +298,8 @@ impl Bound {
         info!(timeout_s = drain_timeout.as_secs_f64(), "draining");
         phase.send_replace(Phase::Draining(loaded_model.clone()));
         loaded_model.drain(drain_timeout, app.transfers.as_deref()).await;
+
+        // What is left is the bytes of the last responses and spans.
         close.send_replace(true);
         if tokio::time::timeout(CLOSE_TIMEOUT, http).await.is_err() {
             warn!("some clients did not read their responses to the end");

@@ -268,6 +268,8 @@ async fn exchange(
         Ok(response) => response,
         Err(error) => return Exchange::NoResponse(chain(&error)),
     };
+
+    // A response in one piece: an error with its text, or an answer that was not streamed.
     let status = response.status();
     describe(record, response.headers());
     if !status.is_success() {
@@ -283,6 +285,8 @@ async fn exchange(
             |answer| Exchange::Done(Said::of_whole(case.path, &answer)),
         );
     }
+
+    // A stream: the first event is the TTFT, and a failover between two events is a pause that the client notices.
     let mut reader = StreamReader::new(case.path);
     let mut pieces = response.bytes_stream();
     let mut last_event = Instant::now();

@@ -49,6 +49,7 @@ pub(super) async fn run(args: &FleetsArgs) -> anyhow::Result<()> {
 
 async fn measure(args: &FleetsArgs, spec: FleetSpec, row: &Row, figures: &mut Figures) -> anyhow::Result<()> {
     let (before, after) = (Duration::from_secs(args.before), Duration::from_secs(args.after));
+    // The first change: a worker joins under load. It was part of the fleet's start, so that it has its place and name.
     let mut fleet = Fleet::start(spec.clone()).await?;
     let new = fleet.workers.len() - 1;
     fleet.workers[new].kill().await?;
@@ -58,6 +59,8 @@ async fn measure(args: &FleetsArgs, spec: FleetSpec, row: &Row, figures: &mut Fi
     let joined_at = load.started.elapsed();
     tokio::time::sleep(after).await;
     let (samples, mut n_failed) = load.end().await;
+
+    // How soon the new worker reuses as much as the others, whose caches were filled before.
     let name = format!("worker-{new}");
     let is_new = |(_, answer): &&Sample| answer.worker.as_ref() == Some(&name);
     let of = |from: Duration, to: Duration| {
@@ -75,6 +78,7 @@ async fn measure(args: &FleetsArgs, spec: FleetSpec, row: &Row, figures: &mut Fi
     let warm_after_ms = warm_after_s.map(|from| from as f64 * 1e3);
     drop(fleet);
 
+    // The second change, with a new fleet: every worker restarts, one after the other.
     let mut fleet = Fleet::start(spec).await?;
     let load = Load::start(&fleet, &args.shape)?;
     tokio::time::sleep(before).await;

@@ -100,6 +100,7 @@ pub fn outcome(trace: &Trace, scene: &Scene, history: &History, lru: LruHits, tt
     let n_blocks: usize = trace.requests.iter().map(|request| request.ids().len()).sum();
     let cached_tokens: u64 = responses.iter().map(|response| u64::from(response.cached_tokens)).sum();
     let hit_blocks = cached_tokens / u64::from(trace.block_tokens);
+    // Work is the time of what was computed, so that a slow worker counts as busy with fewer tokens.
     let mut work_s = vec![0.0; scene.workers.len()];
     let mut computed_tokens = 0;
     for (request, maybe_response) in trace.requests.iter().zip(&history.served) {

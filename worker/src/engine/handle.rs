@@ -146,6 +146,7 @@ impl EngineHandle {
     /// grammar that is not cached (some 0.15 s for the largest). DRY takes a walk over the whole vocabulary.
     /// Errors: `InvalidPrompt`, `Shift`, `Sampler`, `QueueFull`, `Draining`, and `Stopped` once the thread has ended.
     pub fn submit(&self, submission: Submission) -> Result<(), EngineError> {
+        // What can be refused is refused here, on the caller's thread.
         let (shared, came) = (&self.shared, Instant::now());
         if shared.view.draining.load(Ordering::Acquire) {
             return Err(EngineError::Draining);
@@ -160,11 +161,15 @@ impl EngineHandle {
         submission.events.wake_by_reader(&shared.waker);
         let queue_full = || EngineError::QueueFull { queue_max: shared.queue_max };
         let place = shared.places.take().ok_or_else(queue_full)?;
+
+        // Routers learn of the request before the engine sees it, so that others with its prefix follow it.
         let Submission { chain_root, prompt, .. } = &submission;
         let chain = chain_of(shared.block_hasher, chain_root, prompt, shared.facts.block_size_tokens);
         let n_tokens = u32::try_from(submission.prompt.len()).unwrap_or(u32::MAX);
         let own_chain = if submission.cache_prompt { chain.as_slice() } else { &[] };
         let announcement = Some(shared.announcer.announce(&submission.request_id, n_tokens, own_chain));
+
+        // Everything that takes long is made here and not on the engine's thread, which all streams wait for.
         let rule = constraint::rule(&shared.model, || shared.compiler(), &submission.generation)?;
         let sampler = TokenSampler::build(&shared.model, &submission, rule, shared.facts.context_tokens)?;
         let tenant = shared.identify(&submission);

@@ -169,6 +169,7 @@ fn prepare<'m>(
     config: &EngineConfig,
     inside: &EngineEnds,
 ) -> Result<Prepared<'m>, StartError> {
+    // The self-test chooses attention and buffer before the one context with all memory is made.
     let model: &'m LlamaModel = shared_model;
     let refuse = |error: GgufError| StartError::Model { path: config.model.clone(), reason: error.to_string() };
     let files = warmpath_gguf::Model::open(&config.model).map_err(refuse)?;
@@ -177,6 +178,8 @@ fn prepare<'m>(
     let decision = timed("self-test", || self_test::decide(model, config, model_fingerprint));
     let DecidedSettings { config: decided_config, report, retry } = decision;
     let config = &decided_config;
+
+    // What this context can do is probed, because llama.cpp does not say it: rewinding, media, shifts, drafts.
     let mut llama = timed("making the context", || Llama::open(model, config))?;
     let unsupported_error = |reason| StartError::Unsupported { path: config.model.clone(), reason };
     let memory = timed("probing the memory's kind", || llama.probe_memory(model)).map_err(unsupported_error)?;

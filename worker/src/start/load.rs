@@ -125,6 +125,8 @@ pub async fn load(job: LoadJob) -> Result<LoadedModel, RunError> {
     let model = declare(&config, &parts);
     warn_of_context(config.engine.context_tokens_total, &model);
     metrics.slots.set(i64::from(model.n_slots));
+
+    // What routers read: the summaries, and the vocabulary, a file that is made once.
     let labels = [model.names[0].as_str(), &model.fingerprint.to_string(), env!("CARGO_PKG_VERSION")];
     metrics.info.with_label_values(&labels).set(1);
     let stamp = Stamp { worker_uid: identity.uid, boot_epoch: identity.boot_epoch, seq: 0 };

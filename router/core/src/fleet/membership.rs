@@ -112,6 +112,7 @@ impl<A: Clone + Eq + Hash> Membership<A> {
         let ending: HashSet<&A> =
             workers.iter().filter(|worker| worker.is_ending).map(|worker| &worker.address).collect();
         let mut changes = Vec::new();
+        // Known workers: one that is listed no more keeps its place for a while, because it often comes back.
         for (idx, place) in self.places.iter_mut().enumerate() {
             let MemberPlace::Taken { address, phase } = place else { continue };
             let worker = worker_idx(idx);
@@ -135,7 +136,7 @@ impl<A: Clone + Eq + Hash> Membership<A> {
             }
         }
         let mut n_refused = 0;
-        // In the order of the list; a worker that is about to end does not join.
+        // New workers, in the order of the list; a worker that is about to end does not join.
         for DiscoveredWorker { address, .. } in workers.iter().filter(|worker| !worker.is_ending) {
             if self.by_address.contains_key(address) {
                 continue;

@@ -140,7 +140,8 @@ fn read(embedder: &Embedder, body: &Body) -> Result<TextRequest<CheckedRerank>, 
     let fields: RerankRequest = body.parse()?;
     check_model(&common.model, fields.model.as_deref())?;
     let room = room(&fields, common.model.context_tokens)?;
-    let (given, param, shape) = match (fields.documents, fields.texts) {
+    // The documents, in the field of Jina and Cohere or in that of Text Embeddings Inference.
+    let (documents, param, shape) = match (fields.documents, fields.texts) {
         (Some(documents), None) => (documents, "documents", RerankFormat::Jina),
         (None, Some(texts)) => (texts, "texts", RerankFormat::Tei),
         (None, None) => return Err(RequestError::field("documents", "`documents` is missing")),
@@ -148,12 +149,12 @@ fn read(embedder: &Embedder, body: &Body) -> Result<TextRequest<CheckedRerank>, 
             return Err(RequestError::field("texts", "`texts` and `documents` cannot be combined"));
         }
     };
-    if given.is_empty() || given.len() > TEXTS_MAX {
-        let reason = format!("`{param}` has {} documents; it must have 1 to {TEXTS_MAX}", given.len());
+    if documents.is_empty() || documents.len() > TEXTS_MAX {
+        let reason = format!("`{param}` has {} documents; it must have 1 to {TEXTS_MAX}", documents.len());
         return Err(RequestError::field(param, reason));
     }
     let top_n = match fields.top_n {
-        None => given.len(),
+        None => documents.len(),
         Some(Whole(top_n)) => usize::try_from(top_n)
             .ok()
             .filter(|top_n| *top_n > 0)
@@ -170,7 +171,7 @@ fn read(embedder: &Embedder, body: &Body) -> Result<TextRequest<CheckedRerank>, 
             Err(RequestError::field(format!("{param}[{idx}]"), reason))
         }
     };
-    let documents: Vec<String> = given.into_iter().enumerate().map(document).collect::<Result<_, _>>()?;
+    let documents: Vec<String> = documents.into_iter().enumerate().map(document).collect::<Result<_, _>>()?;
     let mut fitted_texts = FittedTexts::default();
     for (idx, document) in documents.iter().enumerate() {
         let param = format!("{param}[{idx}]");

@@ -66,6 +66,7 @@ fn measure(config: &EngineConfig) {
         fastest([(); N_ROUNDS as usize].map(|()| timed(|| black_box(&mut to).copy_from_slice(black_box(&from)))));
     drop((from, to));
 
+    // Both ways in each round: out of the slot into the store's parts, and back. The first round touches new pages.
     let mut store = Store::default();
     let mut best = [f64::MAX; 4];
     let mut filling_s = 0.0;
