@@ -8,8 +8,8 @@
 
 use std::ffi::OsString;
 
-use Fate::{Ignored, Refused, Same};
-use Takes::{Nothing, Value};
+use FlagArgument::{Nothing, Value};
+use Treatment::{Ignored, Refused, Same};
 
 /// Page with the treatment of each flag.
 pub const PAGE: &str = "docs/migration.md";
@@ -19,14 +19,14 @@ pub struct FlagRow {
     /// Names, separated by spaces.
     pub names: &'static str,
     /// Argument of each flag.
-    pub takes: Takes,
+    pub argument: FlagArgument,
     /// Treatment.
-    pub fate: Fate,
+    pub treatment: Treatment,
 }
 
 /// Argument of a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Takes {
+pub enum FlagArgument {
     /// Nothing.
     Nothing,
     /// A value.
@@ -35,7 +35,7 @@ pub enum Takes {
 
 /// Treatment of a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
+pub enum Treatment {
     /// Accepted as a flag of the worker with this spelling.
     Same(&'static str),
     /// Ignored and logged, for this reason.
@@ -44,8 +44,8 @@ pub enum Fate {
     Refused(&'static str),
 }
 
-const fn row(names: &'static str, takes: Takes, fate: Fate) -> FlagRow {
-    FlagRow { names, takes, fate }
+const fn row(names: &'static str, argument: FlagArgument, treatment: Treatment) -> FlagRow {
+    FlagRow { names, argument, treatment }
 }
 
 const REPOSITORIES: &str = "use --hf-repo OWNER/NAME[:QUANT]";
@@ -305,10 +305,10 @@ pub fn translate(arguments: impl IntoIterator<Item = OsString>) -> Result<Transl
             translation.arguments.push(format!("{name}{value}").into());
             continue;
         };
-        match row.fate {
+        match row.treatment {
             Same(own) => translation.arguments.push(format!("{own}{value}").into()),
             Ignored(reason) => {
-                if row.takes == Value && value.is_empty() && next_is_value {
+                if row.argument == Value && value.is_empty() && next_is_value {
                     arguments.next();
                 }
                 translation.ignored.push(IgnoredFlag { name, reason });

@@ -44,7 +44,7 @@ pub(super) struct OutputParser {
     token_ends: Vec<usize>,
     n_read: usize,
     /// Length of the text at the last delta, and the last characters of that delta.
-    told: (usize, String),
+    sent_until: (usize, String),
     reasoning: String,
     has_calls: bool,
     inline: Inline,
@@ -71,7 +71,7 @@ impl OutputParser {
             text: String::new(),
             token_ends: Vec::new(),
             n_read: 0,
-            told: (0, String::new()),
+            sent_until: (0, String::new()),
             reasoning: String::new(),
             has_calls: false,
             inline: Inline::Before,
@@ -89,7 +89,7 @@ impl OutputParser {
         }
         self.n_read = self.text.len();
         match reader.read(&self.text, &self.fresh_id) {
-            Ok(delta) => self.tell(delta),
+            Ok(delta) => self.message_delta(delta),
             Err(ChatError::TooDeep) => self.give_up(),
             // Further text may make it valid; otherwise, the end of the response decides.
             Err(_) => MessageDelta::default(),
@@ -112,7 +112,7 @@ impl OutputParser {
             }
         };
         match output {
-            Ok(delta) => self.tell(delta),
+            Ok(delta) => self.message_delta(delta),
             Err(error) => {
                 tracing::debug!(%error, "a response does not have the template's format");
                 self.give_up()
@@ -138,18 +138,18 @@ impl OutputParser {
     /// Turns the rest of the text into content.
     fn give_up(&mut self) -> MessageDelta {
         self.reader = None;
-        let (n_text, anchor) = &self.told;
+        let (n_text, anchor) = &self.sent_until;
         let anchor_at = if anchor.is_empty() { None } else { self.text[..*n_text].rfind(anchor.as_str()) };
         let n_told = anchor_at.map_or(*n_text, |at| at + anchor.len());
         MessageDelta::content(self.text[n_told..].to_owned())
     }
 
-    fn tell(&mut self, delta: Delta) -> MessageDelta {
+    fn message_delta(&mut self, delta: Delta) -> MessageDelta {
         let arguments = delta.tool_calls.iter().map(|call| &call.arguments);
         let last_text = [&delta.reasoning, &delta.content].into_iter().chain(arguments).rfind(|text| !text.is_empty());
         if let Some(last) = last_text {
             let from = last.ceil_char_boundary(last.len().saturating_sub(ANCHOR_BYTES));
-            self.told = (self.text.len(), last[from..].to_owned());
+            self.sent_until = (self.text.len(), last[from..].to_owned());
         }
         self.has_calls |= !delta.tool_calls.is_empty();
         self.reasoning.push_str(&delta.reasoning);

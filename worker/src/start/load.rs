@@ -108,7 +108,7 @@ pub async fn load(job: LoadJob) -> Result<LoadedModel, RunError> {
     metrics.cpu_variant_info.with_label_values(&[&cpu_variant]).set(1);
     // Memory is planned before weights are read, so a model that does not fit is refused within seconds.
     let plan_result =
-        tokio::task::spawn_blocking(move || timed("planning memory", || fitting(settle(config)?, plan_memory)));
+        tokio::task::spawn_blocking(move || timed("planning memory", || fitting(with_devices(config)?, plan_memory)));
     let (config, plan) = plan_result.await.map_err(RunError::Panicked)??;
     let worker_config = config.clone();
     let load_result = tokio::task::spawn_blocking(move || load_parts(&worker_config, progress)).await;
@@ -169,12 +169,12 @@ pub async fn load(job: LoadJob) -> Result<LoadedModel, RunError> {
 /// Completes the configuration with the devices of each part.
 ///
 /// Errors: `Engine` if a device or a buffer does not exist.
-fn settle(config: Config) -> Result<Config, RunError> {
-    let settled_config = match embed_config(&config) {
+fn with_devices(config: Config) -> Result<Config, RunError> {
+    let engine_config = match embed_config(&config) {
         None => engine::with_devices(config.engine.clone()),
         Some(embed) => embedder::with_devices(embed).map(|embed| embed.engine),
     };
-    Ok(Config { engine: settled_config.map_err(RunError::Engine)?, ..config })
+    Ok(Config { engine: engine_config.map_err(RunError::Engine)?, ..config })
 }
 
 /// Returns the memory that the worker will take, without loading weights; `None` if llama.cpp cannot determine it.
@@ -184,7 +184,7 @@ pub async fn project(config: Config) -> Result<Option<MemoryPlan>, RunError> {
     backends::load(&config.backends).await.map_err(RunError::Backends)?;
     let project = move || {
         warmpath_gguf::Model::open(&config.engine.model).map_err(RunError::Model)?;
-        let config = settle(config)?;
+        let config = with_devices(config)?;
         let available = warmpath_shell::machine::available_bytes().unwrap_or(u64::MAX);
         Ok(match embed_config(&config) {
             None => engine::project_memory(&config.engine, available),

@@ -33,11 +33,11 @@ impl Router {
     /// Applies the updates of steps so far.
     fn listen(&mut self, updates: &mut UnboundedReceiver<EngineUpdate>) {
         while let Ok(update) = updates.try_recv() {
-            self.take_in(update);
+            self.apply_update(update);
         }
     }
 
-    fn take_in(&mut self, update: EngineUpdate) {
+    fn apply_update(&mut self, update: EngineUpdate) {
         match update {
             EngineUpdate::Step { changes, load, counted } => {
                 changes.into_iter().for_each(|change| self.apply(change));
@@ -105,7 +105,7 @@ impl Story {
         Self { keys: keys(prompt), announcement: None, told: Vec::new() }
     }
 
-    fn take_in(&mut self, update: &EngineUpdate) {
+    fn apply_update(&mut self, update: &EngineUpdate) {
         match update {
             EngineUpdate::Arrived { id, keys, is_filling: true, .. } if *keys == self.keys => {
                 self.announcement = Some(*id);
@@ -121,7 +121,7 @@ impl Story {
 
     fn listen(&mut self, updates: &mut UnboundedReceiver<EngineUpdate>) -> &[&'static str] {
         while let Ok(update) = updates.try_recv() {
-            self.take_in(&update);
+            self.apply_update(&update);
         }
         &self.told
     }
@@ -158,8 +158,8 @@ async fn announcements_of_requests_that_never_start_are_withdrawn() {
     assert!(first.answer().await.finished.is_some());
     stop(engine).await;
     while let Ok(update) = updates.try_recv() {
-        given_up.take_in(&update);
-        refused.take_in(&update);
+        given_up.apply_update(&update);
+        refused.apply_update(&update);
     }
     assert_eq!(given_up.told, ["promised", "settled"]);
     assert_eq!(refused.told, ["promised", "settled"]);
@@ -206,7 +206,7 @@ async fn requests_that_leave_no_state_are_not_announced() {
         if let EngineUpdate::Arrived { keys, n_tokens, .. } = &update {
             assert_eq!((keys.len(), *n_tokens), (0, 100), "no block is announced");
         }
-        router.take_in(update);
+        router.apply_update(update);
     }
     assert_eq!((router.held.len(), router.n_filling, router.n_come, router.n_counted), (0, 0, 1, 1));
 }

@@ -157,7 +157,7 @@ impl IndexWriter {
     pub fn insert(&mut self, worker: WorkerIdx, run: &Run) {
         self.join_walked();
         self.insert_run(worker, run);
-        self.settle();
+        self.finish_change();
     }
 
     /// Records that `worker` no longer holds the blocks `keys`.
@@ -165,7 +165,7 @@ impl IndexWriter {
     /// Cost: one probe for each range of consecutive blocks.
     pub fn remove(&mut self, worker: WorkerIdx, keys: &[BlockKey]) {
         self.remove_run(worker, keys);
-        self.settle();
+        self.finish_change();
     }
 
     fn remove_run(&mut self, worker: WorkerIdx, keys: &[BlockKey]) {
@@ -185,7 +185,7 @@ impl IndexWriter {
     }
 
     /// Completes a change: enforces the memory limit and publishes the counts.
-    fn settle(&mut self) {
+    fn finish_change(&mut self) {
         // A gap in a worker's blocks takes one more word, for which no memory was reserved.
         if self.bytes() > self.options.bytes_max {
             self.shed();

@@ -132,7 +132,7 @@ impl Blocks {
             // Insert its view next.
             self.arriving.swap(0, place);
             while !self.arriving[0].view.is_done() {
-                self.writer.take_in(&mut self.arriving[0].view, usize::MAX);
+                self.writer.insert_part(&mut self.arriving[0].view, usize::MAX);
             }
         }
         None
@@ -145,7 +145,7 @@ impl Blocks {
             && let Some(mut first) = self.arriving.pop_front()
         {
             // A view without blocks costs some work, too.
-            n_left = n_left.saturating_sub(self.writer.take_in(&mut first.view, n_left).max(1));
+            n_left = n_left.saturating_sub(self.writer.insert_part(&mut first.view, n_left).max(1));
             if first.view.is_done() {
                 arrived.push(Arrived { worker: first.view.worker(), behind: first.behind });
             } else {

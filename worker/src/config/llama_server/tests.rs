@@ -96,7 +96,7 @@ fn every_flag_of_llama_server_is_accepted_ignored_or_refused_by_its_name() {
         assert_eq!(n_known, 1, "{name} must be in one of the tables");
     }
     for row in ROWS {
-        if let Same(spelled) = row.fate {
+        if let Same(spelled) = row.treatment {
             let name = spelled.split('=').next().unwrap_or_default();
             assert!(own(name) || is_clap_s(name), "{spelled} is not a flag");
         }
@@ -173,10 +173,10 @@ fn the_page_lists_every_row() {
 /// Returns a row in the page's format.
 fn described(row: &FlagRow) -> String {
     let names: Vec<_> = row.names.split_whitespace().map(|name| format!("`{name}`")).collect();
-    let fate = match row.fate {
+    let treatment = match row.treatment {
         Same(own) => format!("`{own}`"),
         Ignored(reason) => format!("ignored: {reason}"),
         Refused(reason) => format!("refused: {reason}"),
     };
-    format!("| {} | {fate} |", names.join(", "))
+    format!("| {} | {treatment} |", names.join(", "))
 }

@@ -34,7 +34,7 @@ proptest! {
         let mut replacement = writer.begin(REPLACED, runs.clone());
         let mut meanwhile = meanwhile.into_iter().filter(|op| !is_its(op));
         while !replacement.is_done() {
-            writer.take_in(&mut replacement, n_blocks_max);
+            writer.insert_part(&mut replacement, n_blocks_max);
             writer.check_invariants();
             meanwhile.next().into_iter().for_each(|op| apply(op, &mut writer, &mut naive));
             writer.check_invariants();

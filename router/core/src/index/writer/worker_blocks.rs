@@ -140,7 +140,7 @@ impl IndexWriter {
     pub fn replace_worker(&mut self, worker: WorkerIdx, runs: Vec<Run>) {
         let mut view = self.begin(worker, runs);
         while !view.is_done() {
-            self.take_in(&mut view, usize::MAX);
+            self.insert_part(&mut view, usize::MAX);
         }
     }
 
@@ -156,7 +156,7 @@ impl IndexWriter {
     ///
     /// Meanwhile a reader sees blocks of both views, and never misses a block that is in both.
     /// Cost: that of `n_blocks_max` blocks, and a run or a segment; at first also O(the worker's segments).
-    pub fn take_in(&mut self, view: &mut Replacement, n_blocks_max: usize) -> usize {
+    pub fn insert_part(&mut self, view: &mut Replacement, n_blocks_max: usize) -> usize {
         if view.is_done() {
             return 0;
         }
@@ -190,7 +190,7 @@ impl IndexWriter {
             n += n_withdrawn;
             self.n_arriving -= usize::from(segments.is_empty());
         }
-        self.settle();
+        self.finish_change();
         n
     }
 
@@ -221,7 +221,7 @@ impl IndexWriter {
             self.list_bytes -= holdings.bytes();
             *holdings = WorkerBlocks::default();
         }
-        self.settle();
+        self.finish_change();
     }
 
     /// Makes sure that a worker has an entry.
