@@ -21,7 +21,8 @@ use warmpath_worker_core::drafting::step_costs::StepCosts;
 use super::api::{EngineError, FinishReason, SampledToken};
 use super::config::AtContextEnd;
 use super::counters::Counters;
-use super::sequence::{ChosenToken, Sequence};
+use super::sequence::Sequence;
+use super::sequence::chosen_token::ChosenToken;
 use speculation::Speculation;
 
 /// Chooses tokens and sends them to clients.

@@ -3,6 +3,7 @@
 //! Not here: its KV state (the slot table and llama.cpp), when its tokens are computed (`step`).
 
 pub(crate) mod admission;
+pub(crate) mod chosen_token;
 pub(crate) mod places;
 pub(crate) mod running;
 
@@ -24,6 +25,7 @@ use super::kv::shifts::ParkedRun;
 use super::media::{Encoding, RunAttention};
 use super::output::sampler::TokenSampler;
 use admission::Admission;
+use chosen_token::ChosenToken;
 use places::HeldPlace;
 
 /// A sequence in a slot.
@@ -47,9 +49,9 @@ pub(crate) struct Sequence {
     pub(super) drafted: Drafted,
     output: Output,
     /// Log probabilities of the prompt's tokens that are computed so far; `None` if not requested or already sent.
-    listed: Option<PromptProbabilities>,
+    prompt_probabilities: Option<PromptProbabilities>,
     /// Log probabilities of tokens whose text is not sent yet, with the start of their text.
-    held: VecDeque<(usize, TokenProbabilities)>,
+    held_probabilities: VecDeque<(usize, TokenProbabilities)>,
     /// The last chosen token, whose KV state is not computed yet, and the draft after it; empty for a prompt.
     decoding: Vec<Token>,
     /// Positions of the remaining checkpoints, ascending.
@@ -90,17 +92,6 @@ pub(crate) enum LogitsUse {
     Check,
 }
 
-/// A token with its properties in the vocabulary.
-pub(crate) struct ChosenToken {
-    pub(super) token: Token,
-    /// Bytes of its text; empty for a control token.
-    pub(super) piece: Vec<u8>,
-    pub(super) ends_generation: bool,
-    pub(super) probabilities: Option<TokenProbabilities>,
-    /// Number of random numbers that its choice took.
-    pub(super) n_draws: u8,
-}
-
 impl Sequence {
     /// Starts a submission and notifies its client.
     pub(super) fn start(admission: Admission, start: SlotStart, order: u64) -> Self {
@@ -126,8 +117,8 @@ impl Sequence {
             drafter,
             drafted: Drafted::default(),
             output,
-            listed: prompt_probabilities,
-            held: VecDeque::new(),
+            prompt_probabilities,
+            held_probabilities: VecDeque::new(),
             decoding: Vec::new(),
             checkpoints,
             stops: Vec::new(),
@@ -270,7 +261,7 @@ impl Sequence {
         }
         let is_behind_prompt = position + 1 >= self.n_prompt();
         let is_last = position + 1 == n_held_after;
-        if self.listed.is_some() && !is_behind_prompt {
+        if self.prompt_probabilities.is_some() && !is_behind_prompt {
             Some(LogitsUse::List)
         } else if is_last && is_behind_prompt && !self.submission.generation.is_prompt_only() {
             Some(LogitsUse::Choose)
@@ -281,20 +272,22 @@ impl Sequence {
 
     /// Returns whether logits of the prompt's tokens are wanted and not complete.
     pub(super) fn lists_prompt(&self) -> bool {
-        self.listed.as_ref().is_some_and(|probabilities| probabilities.rest.len() + 1 < self.submission.prompt.len())
+        self.prompt_probabilities
+            .as_ref()
+            .is_some_and(|probabilities| probabilities.rest.len() + 1 < self.submission.prompt.len())
     }
 
     /// Records the log probability of the prompt's next token, from the logits of the token before it.
     pub(super) fn list(&mut self, logits: &[f32]) {
         let Some(n_top) = self.submission.prompt_probabilities() else { return };
-        let Some(probabilities) = &mut self.listed else { return };
+        let Some(probabilities) = &mut self.prompt_probabilities else { return };
         let Some(token) = self.submission.prompt.get(probabilities.rest.len() + 1) else { return };
         probabilities.rest.push(logprobs::of_logits(logits, *token, n_top));
     }
 
     /// Sends the client the log probabilities of the prompt's tokens, once, if requested.
     pub(super) fn tell_prompt(&mut self) {
-        if let Some(probabilities) = self.listed.take() {
+        if let Some(probabilities) = self.prompt_probabilities.take() {
             self.submission.events.send(EngineEvent::Prompt(probabilities));
         }
     }
@@ -375,7 +368,8 @@ impl Sequence {
     ) -> Option<FinishReason> {
         self.n_generated += 1;
         let own_probabilities = chosen_token.probabilities.clone();
-        self.held.extend(chosen_token.probabilities.take().map(|probabilities| (self.output.n_taken(), probabilities)));
+        self.held_probabilities
+            .extend(chosen_token.probabilities.take().map(|probabilities| (self.output.n_taken(), probabilities)));
         let mut text = self.output.push(&chosen_token.piece);
         let found_end = find_end(self, &chosen_token, &text);
         if found_end.is_some() {
@@ -385,8 +379,8 @@ impl Sequence {
         let is_stopped = self.output.stop_text().is_some();
         let end = found_end.map(|reason| if is_stopped { FinishReason::StopText } else { reason });
         let n_out = self.output.n_out();
-        let n_told = self.held.iter().take_while(|(start, _)| *start < n_out).count();
-        let probabilities = self.held.drain(..n_told).map(|(_, probabilities)| probabilities).collect();
+        let n_told = self.held_probabilities.iter().take_while(|(start, _)| *start < n_out).count();
+        let probabilities = self.held_probabilities.drain(..n_told).map(|(_, probabilities)| probabilities).collect();
         let ChosenToken { token, n_draws, .. } = chosen_token;
         let event = EngineEvent::Text { text, token, n_draws, end, own_probabilities, probabilities };
         self.submission.events.send(event);

@@ -7,7 +7,7 @@ use warmpath_common::block_hash::BlockHash;
 use warmpath_worker_core::drafting::Drafter;
 use warmpath_worker_core::tenants::Tenant;
 
-use super::ChosenToken;
+use super::chosen_token::ChosenToken;
 use super::places::HeldPlace;
 use crate::engine::api::Submission;
 use crate::engine::output::sampler::TokenSampler;
