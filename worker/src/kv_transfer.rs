@@ -65,7 +65,7 @@ pub struct StateFetcher {
     /// Lock of the list that is being fetched; held across `.await` until all of it is fetched.
     turn: Mutex<()>,
     /// Signal that another worker or a router has requested or received state.
-    asked: watch::Sender<()>,
+    state_requests: watch::Sender<()>,
 }
 
 impl StateFetcher {
@@ -85,7 +85,7 @@ impl StateFetcher {
             places: Arc::new(Semaphore::new(FETCHES_MAX)),
             lists: Arc::new(Semaphore::new(ahead::LISTS_MAX)),
             turn: Mutex::new(()),
-            asked: watch::Sender::new(()),
+            state_requests: watch::Sender::new(()),
         }
     }
 

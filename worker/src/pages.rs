@@ -82,14 +82,14 @@ impl AsRef<[u8]> for Pages {
 #[derive(Debug, Clone, Default)]
 pub struct PagePool {
     /// The oldest first. The lock is held for a few instructions.
-    kept: Arc<Mutex<Vec<Pages>>>,
+    free_pages: Arc<Mutex<Vec<Pages>>>,
 }
 
 impl PagePool {
     /// Returns a buffer, which returns to the pool when it is dropped. It may contain an earlier payload, so all of it
     /// must be written.
     pub fn take(&self, n_bytes: usize) -> PooledPages {
-        let mut kept_pages = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept_pages = self.free_pages.lock().unwrap_or_else(PoisonError::into_inner);
         let pages_found = kept_pages.iter().rposition(|pages| pages.len() == n_bytes).map(|idx| kept_pages.remove(idx));
         drop(kept_pages);
         PooledPages { pages: pages_found.unwrap_or_else(|| Pages::zeroed(n_bytes)), pool: self.clone() }
@@ -133,7 +133,7 @@ impl AsRef<[u8]> for PooledPages {
 impl Drop for PooledPages {
     fn drop(&mut self) {
         let pages = std::mem::take(&mut self.pages);
-        let mut kept_pages = self.pool.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept_pages = self.pool.free_pages.lock().unwrap_or_else(PoisonError::into_inner);
         let oldest = (kept_pages.len() == KEPT_MAX).then(|| kept_pages.remove(0));
         kept_pages.push(pages);
         // Unmapping happens without the lock.
@@ -179,7 +179,7 @@ mod tests {
         let pool = PagePool::default();
         let taken: Vec<PooledPages> = (1..=KEPT_MAX + 3).map(|n| pool.take(n * 100)).collect();
         drop(taken);
-        assert_eq!(pool.kept.lock().expect("nobody panicked").len(), KEPT_MAX);
+        assert_eq!(pool.free_pages.lock().expect("nobody panicked").len(), KEPT_MAX);
         assert_eq!(pool.take(42).len(), 42);
         let newest = (KEPT_MAX + 3) * 100;
         assert_eq!(pool.take(newest).len(), newest);

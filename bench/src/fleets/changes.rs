@@ -131,18 +131,18 @@ fn hit_ratio<'a>(samples: impl Iterator<Item = &'a Sample>) -> Option<f64> {
 struct Load {
     started: Instant,
     /// Responses and the number of failures. The lock is held for one push.
-    seen: Arc<Mutex<(Vec<Sample>, usize)>>,
+    results: Arc<Mutex<(Vec<Sample>, usize)>>,
     tasks: JoinSet<()>,
 }
 
 impl Load {
     fn start(fleet: &Fleet, shape: &Shape) -> anyhow::Result<Self> {
         let client = ChatClient::new(&fleet.router.base_url(), None)?;
-        let mut load = Self { started: Instant::now(), seen: Arc::default(), tasks: JoinSet::new() };
+        let mut load = Self { started: Instant::now(), results: Arc::default(), tasks: JoinSet::new() };
         let corpus = Arc::new(shape.text.corpus()?);
         for lane in 0..shape.concurrency.max(1) {
             let (client, shape, results, started) =
-                (client.clone(), shape.clone(), Arc::clone(&load.seen), load.started);
+                (client.clone(), shape.clone(), Arc::clone(&load.results), load.started);
             let corpus = Arc::clone(&corpus);
             load.tasks.spawn(async move {
                 let lock_results = || results.lock().unwrap_or_else(PoisonError::into_inner);
@@ -159,7 +159,7 @@ impl Load {
 
     async fn end(mut self) -> (Vec<Sample>, usize) {
         self.tasks.shutdown().await;
-        std::mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.results.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

@@ -216,7 +216,7 @@ pub struct BodyRoom {
     bytes_max: usize,
     /// Memory in use. The lock is held for one change, never across `.await`, nor while a body is dropped, which takes
     /// it.
-    taken: Mutex<Taken>,
+    usage: Mutex<Taken>,
 }
 
 impl std::fmt::Debug for BodyRoom {
@@ -260,7 +260,7 @@ pub fn room_bytes(body_bytes_max: usize) -> usize {
 impl BodyRoom {
     /// Returns an account of `bytes_max` of memory. Units: bytes.
     pub fn new(bytes_max: usize) -> Arc<Self> {
-        Arc::new(Self { bytes_max, taken: Mutex::default() })
+        Arc::new(Self { bytes_max, usage: Mutex::default() })
     }
 
     /// Returns the memory in use. Units: bytes.
@@ -283,7 +283,7 @@ impl BodyRoom {
     }
 
     fn taken(&self) -> MutexGuard<'_, Taken> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -148,7 +148,7 @@ impl ConnectionHistory {
 /// A connection to a host.
 pub struct Connection {
     stream: MaybeHttpsStream<TokioIo<TcpStream>>,
-    past: ConnectionHistory,
+    history: ConnectionHistory,
     /// Absent if the system itself detects that the host is gone.
     watch: Option<Watch>,
 }
@@ -172,7 +172,7 @@ impl Connection {
 
 impl connect::Connection for Connection {
     fn connected(&self) -> Connected {
-        self.stream.connected().extra(self.past.clone())
+        self.stream.connected().extra(self.history.clone())
     }
 }
 
@@ -233,11 +233,11 @@ impl Service<Uri> for Connector {
             let stream = tcp.await.map_err(|error| ConnectError::Tcp(error.into()))?;
             let history = ConnectionHistory::default();
             let Some(Secured { config, name }) = tls else {
-                return Ok(Connection { stream: MaybeHttpsStream::Http(stream), past: history, watch });
+                return Ok(Connection { stream: MaybeHttpsStream::Http(stream), history, watch });
             };
             let connector = TlsConnector::from(Arc::clone(&config.load()));
             let tls_stream = connector.connect(name, TokioIo::new(stream)).await.map_err(failed_handshake)?;
-            Ok(Connection { stream: MaybeHttpsStream::from(tls_stream), past: history, watch })
+            Ok(Connection { stream: MaybeHttpsStream::from(tls_stream), history, watch })
         };
         Box::pin(async move { tokio::time::timeout(timeout, connect).await.map_err(|_| ConnectError::Late(timeout))? })
     }

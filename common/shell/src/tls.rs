@@ -148,7 +148,7 @@ fn roots(path: &Path) -> Result<RootCertStore, TlsError> {
 pub struct Current<C> {
     config: ArcSwap<C>,
     /// Content of the files at the first read; absent for a file that could not be read.
-    opened: Vec<Option<Vec<u8>>>,
+    contents: Vec<Option<Vec<u8>>>,
 }
 
 impl<C> fmt::Debug for Current<C> {
@@ -171,7 +171,7 @@ impl<C> Current<C> {
     fn open(paths: &[PathBuf], read_config: impl FnOnce() -> Result<C, TlsError>) -> Result<Arc<Self>, TlsError> {
         // Before `read_config`: if a file changes in between, `follow` reads it again.
         let contents_read = contents(paths);
-        Ok(Arc::new(Self { config: ArcSwap::from_pointee(read_config()?), opened: contents_read }))
+        Ok(Arc::new(Self { config: ArcSwap::from_pointee(read_config()?), contents: contents_read }))
     }
 
     /// Calls `read_config` whenever the content of a file has changed, since `open` at first.
@@ -181,7 +181,7 @@ impl<C> Current<C> {
         read_config: impl Fn() -> Result<C, TlsError>,
         mut on_failure: impl FnMut(),
     ) {
-        let mut known_contents = self.opened.clone();
+        let mut known_contents = self.contents.clone();
         let poll = || {
             let now = contents(paths);
             if now != known_contents {

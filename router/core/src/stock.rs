@@ -104,7 +104,7 @@ struct ServerRequest {
     /// server had its model loaded.
     is_measure: bool,
     sent_at: Instant,
-    begun: Option<ResponseStart>,
+    response_start: Option<ResponseStart>,
 }
 
 #[derive(Clone, Copy)]
@@ -196,19 +196,19 @@ impl StockServer {
         // At least one token is always computed.
         let blocks_max = sending.n_tokens.saturating_sub(1) / sending.block_size_tokens.max(1);
         let n_reusable = sending.keys.len().min(blocks_max as usize);
-        let is_filling = |request: &ServerRequest| request.begun.is_none();
+        let is_filling = |request: &ServerRequest| request.response_start.is_none();
         let of_model = self.requests.values().filter(|request| request.sending.model == sending.model);
         let is_undisturbed = self.requests.len() < usize::from(self.n_slots) && !self.requests.values().any(is_filling);
-        let is_warm = of_model.clone().any(|request| request.begun.is_some())
+        let is_warm = of_model.clone().any(|request| request.response_start.is_some())
             || self.models.get(&sending.model).is_some_and(|model| model.is_warm(now));
         let request = ServerRequest {
             n_starts: self.n_starts,
             known: state.map_or_else(Vec::new, |model| model.memory.known(&sending.keys[..n_reusable])),
-            busy: of_model.filter_map(|request| Some(request.begun?.used)).collect(),
+            busy: of_model.filter_map(|request| Some(request.response_start?.used)).collect(),
             is_measure: is_undisturbed && is_warm,
             sending,
             sent_at: now,
-            begun: None,
+            response_start: None,
         };
         let id = ServerRequestId(self.next_request);
         self.next_request += 1;
@@ -219,7 +219,9 @@ impl StockServer {
 
     /// Records that the response to a request has begun: its prompt is computed.
     pub fn begun(&mut self, id: ServerRequestId, now: Instant) {
-        let Some(request) = self.requests.get_mut(&id).filter(|request| request.begun.is_none()) else { return };
+        let Some(request) = self.requests.get_mut(&id).filter(|request| request.response_start.is_none()) else {
+            return;
+        };
         let is_lost = request.n_starts != self.n_starts;
         let keys: &[BlockKey] = if is_lost { &[] } else { &request.sending.keys };
         let mut state = self.models.get_mut(&request.sending.model);
@@ -227,14 +229,14 @@ impl StockServer {
             state.generates(now);
         }
         let used = state.map_or(0, |state| state.memory.hold(keys, &mut self.changes));
-        request.begun = Some(ResponseStart { at: now, used });
+        request.response_start = Some(ResponseStart { at: now, used });
         self.bound_changes();
     }
 
     /// Records that a request has left the server, with or without a response; returns the outcome of the prediction.
     pub fn ended(&mut self, id: ServerRequestId, ending: Option<ResponseEnd>) -> Option<ReuseReport> {
         let request = self.requests.remove(&id)?;
-        let ending = ending.filter(|_| request.begun.is_some())?;
+        let ending = ending.filter(|_| request.response_start.is_some())?;
         self.learn_speed(&request, &ending);
         let state = self.models.get_mut(&request.sending.model)?;
         let is_same_start = request.n_starts == self.n_starts;
@@ -288,7 +290,7 @@ impl StockServer {
         let mut load = Load { rates: self.speed.rates(now), ..Load::default() };
         for (nth, request) in self.requests.values().enumerate() {
             let tokens = u64::from(request.sending.n_tokens.saturating_sub(request.sending.cached_tokens));
-            match request.begun {
+            match request.response_start {
                 Some(_) => load.n_decoding += 1,
                 None if nth < n_slots as usize => load.running_prefill_tokens += tokens,
                 None => load.queued_prefill_tokens += tokens,
@@ -307,7 +309,7 @@ impl StockServer {
     fn learn_speed(&mut self, request: &ServerRequest, ending: &ResponseEnd) {
         let ResponseEnd { usage, n_events, at, is_complete } = *ending;
         let ms = |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64() * 1e3;
-        let begun_at = request.begun.map_or(at, |begun_at| begun_at.at);
+        let begun_at = request.response_start.map_or(at, |begun_at| begun_at.at);
         let n_answered = f64::from(usage.completion_tokens.unwrap_or(n_events));
         if is_complete {
             self.speed.answered(n_answered);

@@ -42,7 +42,7 @@ pub struct Drafter {
     proposal: Option<Proposal>,
     budget: DraftBudget,
     limits: DraftLimits,
-    forced: Option<Forced>,
+    forced_draft: Option<Forced>,
 }
 
 /// Limits of one draft. Units: tokens.
@@ -112,14 +112,14 @@ impl Drafter {
             proposal: None,
             budget: DraftBudget::default(),
             limits,
-            forced: None,
+            forced_draft: None,
         }
     }
 
     /// Makes the drafter propose the drafts of a test, which are computed at any cost.
     #[must_use]
     pub fn forced(self, drafts: ForcedDrafts, prompt: &[Token]) -> Self {
-        Self { forced: Some(Forced { drafts, tokens: prompt.to_vec() }), ..self }
+        Self { forced_draft: Some(Forced { drafts, tokens: prompt.to_vec() }), ..self }
     }
 
     /// Proposes up to `n_max` next tokens, from the sequence and from earlier responses with its root.
@@ -127,7 +127,7 @@ impl Drafter {
     /// Cost: a microsecond for texts of any length.
     pub fn propose(&mut self, memory: Option<&NgramIndex>, n_max: usize) -> Possible<'_> {
         let n_max = n_max.min(self.limits.n_max);
-        self.proposal = match &self.forced {
+        self.proposal = match &self.forced_draft {
             Some(forced_tokens) => Some(forced_tokens.proposal(n_max)),
             None => self.best(memory, n_max),
         };
@@ -163,7 +163,7 @@ impl Drafter {
 
     /// Returns whether drafts are computed at any cost.
     pub fn is_forced(&self) -> bool {
-        self.forced.is_some()
+        self.forced_draft.is_some()
     }
 
     /// Returns the first proposed tokens as a draft, and charges its cost.
@@ -183,7 +183,7 @@ impl Drafter {
     /// Adds the sequence's next token, drafted or not.
     pub fn push(&mut self, token: Token) {
         self.text.extend(&[token]);
-        if let Some(forced_tokens) = &mut self.forced {
+        if let Some(forced_tokens) = &mut self.forced_draft {
             forced_tokens.tokens.push(token);
         }
         let is_made = |proposal: &Proposal| proposal.source == ProposalSource::Model && !proposal.is_taken();

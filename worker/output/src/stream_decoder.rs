@@ -16,7 +16,7 @@ pub struct Output {
     /// Bytes of an incomplete character.
     bytes: Vec<u8>,
     /// Text that may become part of a stop text.
-    held: String,
+    held_text: String,
     /// Length of the text that was returned. Units: bytes.
     n_out: usize,
     indent: Indent,
@@ -62,8 +62,8 @@ impl Output {
         let text_left = String::from_utf8_lossy(&std::mem::take(&mut self.bytes)).into_owned();
         let mut text = self.advance(&text_left);
         if self.ended.is_none() {
-            self.n_out += self.held.len();
-            text.push_str(&std::mem::take(&mut self.held));
+            self.n_out += self.held_text.len();
+            text.push_str(&std::mem::take(&mut self.held_text));
         }
         text
     }
@@ -76,7 +76,7 @@ impl Output {
     /// Returns the position in the text of the next token's first byte; if that byte completes a character, the
     /// position of the character. Units: bytes.
     pub fn n_taken(&self) -> usize {
-        self.n_out + self.held.len()
+        self.n_out + self.held_text.len()
     }
 
     /// Returns the stop text that ended the response; `None` if it ended otherwise.
@@ -93,8 +93,8 @@ impl Output {
     }
 
     fn advance(&mut self, text: &str) -> String {
-        let n_old = self.held.len();
-        self.held.push_str(text);
+        let n_old = self.held_text.len();
+        self.held_text.push_str(text);
         let outdented_range =
             self.indent.first_outdented(text).map(|visible| n_old + visible.start..n_old + visible.end);
         let stop = self.first_stop(n_old);
@@ -103,21 +103,21 @@ impl Output {
         let cut = outdented_range.filter(is_first).map(|visible| (visible.start, Ended::Indent));
         if let Some((n_left, ended)) = cut.or(stop.map(|stop| (stop.start, Ended::Stop(stop.idx)))) {
             self.ended = Some(ended);
-            self.held.truncate(n_left);
+            self.held_text.truncate(n_left);
             self.n_out += n_left;
-            return std::mem::take(&mut self.held);
+            return std::mem::take(&mut self.held_text);
         }
-        let n_certain = self.held.len() - self.longest_partial_stop();
-        let held_text = self.held.split_off(n_certain);
+        let n_certain = self.held_text.len() - self.longest_partial_stop();
+        let held_text = self.held_text.split_off(n_certain);
         self.n_out += n_certain;
-        std::mem::replace(&mut self.held, held_text)
+        std::mem::replace(&mut self.held_text, held_text)
     }
 
     /// Returns the stop text that is complete first, after the first `n_old` bytes.
     fn first_stop(&self, n_old: usize) -> Option<FoundStop> {
         let matches = self.stops.iter().enumerate().filter(|(_, stop)| !stop.is_empty()).filter_map(|(idx, stop)| {
-            let from = self.held.floor_char_boundary(n_old.saturating_sub(stop.len()));
-            let start = from + self.held[from..].find(stop.as_str())?;
+            let from = self.held_text.floor_char_boundary(n_old.saturating_sub(stop.len()));
+            let start = from + self.held_text[from..].find(stop.as_str())?;
             Some(FoundStop { end: start + stop.len(), start, idx })
         });
         matches.min()
@@ -126,8 +126,8 @@ impl Output {
     /// Returns the length of the longest suffix of the held text that is a proper prefix of a stop text.
     fn longest_partial_stop(&self) -> usize {
         let longest = |stop: &String| {
-            let len_max = stop.len().saturating_sub(1).min(self.held.len());
-            (1..=len_max).rev().find(|n| self.held.as_bytes().ends_with(&stop.as_bytes()[..*n]))
+            let len_max = stop.len().saturating_sub(1).min(self.held_text.len());
+            (1..=len_max).rev().find(|n| self.held_text.as_bytes().ends_with(&stop.as_bytes()[..*n]))
         };
         self.stops.iter().filter_map(longest).max().unwrap_or(0)
     }

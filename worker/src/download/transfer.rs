@@ -41,7 +41,7 @@ pub struct Remote<'a> {
 #[derive(Debug)]
 pub struct Validators {
     /// ETag of the complete local file; if the host still has this version, nothing is transferred.
-    whole: Option<String>,
+    whole_etag: Option<String>,
     /// Strong ETag of the partial local file; without one it cannot be resumed.
     partial: Option<String>,
     /// File with the partial file's ETag, so that another process can resume the transfer.
@@ -52,7 +52,7 @@ impl Validators {
     /// Returns the ETag of the complete file, and that of the partial one from its file.
     pub fn read(whole_etag: Option<String>, partial_etag: PathBuf) -> Self {
         let partial = std::fs::read_to_string(&partial_etag).ok().filter(|etag| is_strong(etag));
-        Self { whole: whole_etag, partial, partial_etag }
+        Self { whole_etag, partial, partial_etag }
     }
 
     /// Returns whether the partial file can be resumed.
@@ -331,7 +331,7 @@ impl Attempt<'_> {
         if self.partial.len > 0 && (self.validators.is_none() || etag.is_some()) {
             headers.push((header::RANGE, format!("bytes={}-", self.partial.len)));
             headers.extend(etag.map(|etag| (header::IF_RANGE, etag.clone())));
-        } else if let Some(etag) = self.validators.as_ref().and_then(|validators| validators.whole.as_ref()) {
+        } else if let Some(etag) = self.validators.as_ref().and_then(|validators| validators.whole_etag.as_ref()) {
             headers.push((header::IF_NONE_MATCH, etag.clone()));
         }
         let Remote { url, token, .. } = self.remote;

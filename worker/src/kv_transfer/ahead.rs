@@ -150,12 +150,12 @@ impl StateFetcher {
 
     /// Records that another worker or a router has requested state, or has received it.
     pub fn asked(&self) {
-        self.asked.send_replace(());
+        self.state_requests.send_replace(());
     }
 
     /// Returns once a draining worker has sent the state that others fetch, or no router subscribes.
     pub async fn handed_over(&self, engine: &EngineHandle, has_routers: impl Fn() -> bool) {
-        let mut requests = self.asked.subscribe();
+        let mut requests = self.state_requests.subscribe();
         let mut last = Instant::now();
         while engine.is_sending() || (last.elapsed() < QUIET && has_routers()) {
             if tokio::time::timeout(LOOK, requests.changed()).await.is_ok() {

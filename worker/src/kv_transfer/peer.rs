@@ -164,7 +164,7 @@ pub struct Peer {
     base: Url,
     client: legacy::Client<Connector, Empty<Bytes>>,
     /// Measured speed and recent failures. The lock is held for a few instructions.
-    known: Mutex<KnownPeer>,
+    state: Mutex<KnownPeer>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -225,7 +225,7 @@ impl Peer {
         builder.pool_timer(TokioTimer::new()).pool_idle_timeout(CONNECTION_IDLE_MAX);
         let client = builder.build(Connector::new(tls_config, CONNECT_TIMEOUT));
         let peer_state = Mutex::new(KnownPeer { speed: SPEED_AT_FIRST, measured_at: None, paused_until: None });
-        Some(Self { base: base.clone(), client, known: peer_state })
+        Some(Self { base: base.clone(), client, state: peer_state })
     }
 
     /// Returns its base URL.
@@ -236,13 +236,13 @@ impl Peer {
     /// Returns the measured speed, which approaches the assumed one with time if it is slower; `None` during the pause
     /// after a failure.
     pub fn speed(&self, now: Instant) -> Option<PeerSpeed> {
-        let peer_state = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let peer_state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         peer_state.paused_until.is_none_or(|until| until <= now).then(|| peer_state.speed(now))
     }
 
     /// Updates the speed, or starts a pause, by the outcome of a fetch.
     pub fn learn(&self, fetch_result: &Result<(), FetchError>, progress: &FetchProgress, took: Duration, now: Instant) {
-        let mut peer_state = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut peer_state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if fetch_result.as_ref().is_err_and(FetchError::is_fault) {
             peer_state.paused_until = Some(now + PAUSE);
         }

@@ -63,7 +63,7 @@ pub struct Messages {
     /// Log probabilities of tokens of each choice whose text has not been sent yet.
     untold: Vec<Vec<TokenProbabilities>>,
     /// Step that is returned next.
-    queued: Option<MessageStep>,
+    next_step: Option<MessageStep>,
 }
 
 impl Messages {
@@ -77,7 +77,7 @@ impl Messages {
         };
         let formats = answer.spec().answer.iter().flat_map(|format| std::iter::repeat_n(format, n_choices));
         let readings = formats.enumerate().map(reading).collect();
-        Self { answer, readings, untold: vec![Vec::new(); n_choices], queued: None }
+        Self { answer, readings, untold: vec![Vec::new(); n_choices], next_step: None }
     }
 
     /// Returns the underlying response.
@@ -111,7 +111,7 @@ impl Messages {
     ///
     /// Errors: `Engine` if a choice fails; the response is then over.
     pub async fn next(&mut self) -> Result<Option<MessageStep>, RequestError> {
-        if let Some(step) = self.queued.take() {
+        if let Some(step) = self.next_step.take() {
             return Ok(Some(step));
         }
         loop {
@@ -136,12 +136,12 @@ impl Messages {
                     if delta.is_empty() && self.untold[choice].is_empty() {
                         return Ok(Some(last_step));
                     }
-                    self.queued = Some(last_step);
+                    self.next_step = Some(last_step);
                     (choice, delta)
                 }
             };
             // Tokens without text are sent with the next text, or at the end.
-            if !delta.is_empty() || self.queued.is_some() {
+            if !delta.is_empty() || self.next_step.is_some() {
                 let probabilities = std::mem::take(&mut self.untold[choice]);
                 return Ok(Some(MessageStep::Delta { choice, delta, probabilities }));
             }

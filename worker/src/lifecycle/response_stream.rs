@@ -59,7 +59,7 @@ pub struct StartedResponse {
     started: Started,
     choices: Vec<ChoiceState>,
     /// Events of other choices that arrived before the first one got its slot.
-    early: VecDeque<(usize, EngineEvent)>,
+    early_events: VecDeque<(usize, EngineEvent)>,
     events: SelectAll<BoxStream<'static, (usize, EngineEvent)>>,
     n_open: usize,
     timer: RequestTimer,
@@ -324,7 +324,7 @@ impl StartedResponse {
             started: start_result,
             n_open: choices.len(),
             choices,
-            early: early_events,
+            early_events,
             events,
             timer,
             journal,
@@ -391,7 +391,7 @@ impl StartedResponse {
     /// Errors: `Engine` if a choice fails; the response is then over.
     pub async fn next(&mut self) -> Result<Option<ResponseStep>, RequestError> {
         while self.n_open > 0 {
-            let next = match self.early.pop_front() {
+            let next = match self.early_events.pop_front() {
                 Some(early_event) => Some(early_event),
                 None => self.events.next().await,
             };

@@ -88,13 +88,13 @@ pub enum Untrusted {
 /// Reader of a run's records from bytes in pieces of any size.
 #[derive(Debug)]
 pub struct RunReader {
-    wanted: WantedRun,
+    run: WantedRun,
     /// Number of the run's blocks that were received.
     n_received: usize,
     /// Bytes of the record that is being received, before its payload.
     head: Vec<u8>,
     /// Payload that is being received.
-    open: Option<OpenPayload>,
+    open_part: Option<OpenPayload>,
 }
 
 #[derive(Debug)]
@@ -109,7 +109,7 @@ struct OpenPayload {
 impl RunReader {
     /// Returns a reader of a run that has not begun.
     pub fn new(wanted_run: WantedRun) -> Self {
-        Self { wanted: wanted_run, n_received: 0, head: Vec::new(), open: None }
+        Self { run: wanted_run, n_received: 0, head: Vec::new(), open_part: None }
     }
 
     /// Returns the number of blocks that were received.
@@ -119,12 +119,12 @@ impl RunReader {
 
     /// Returns whether there was a record, and the last one is complete.
     pub fn is_between_records(&self) -> bool {
-        self.n_received > 0 && self.head.is_empty() && self.open.is_none()
+        self.n_received > 0 && self.head.is_empty() && self.open_part.is_none()
     }
 
     /// Returns the number of blocks that are still wanted.
     pub fn n_left(&self) -> usize {
-        self.wanted.blocks.len() - self.n_received
+        self.run.blocks.len() - self.n_received
     }
 
     /// Takes the next bytes and returns the records that they complete; bytes after the run's last block are ignored.
@@ -134,7 +134,7 @@ impl RunReader {
     pub fn push(&mut self, mut bytes: &[u8]) -> Result<Vec<Received>, Untrusted> {
         let mut complete = Vec::new();
         while !bytes.is_empty() && self.n_left() > 0 {
-            let Some(open_part) = &mut self.open else {
+            let Some(open_part) = &mut self.open_part else {
                 bytes = self.take_head(bytes)?;
                 continue;
             };
@@ -165,7 +165,7 @@ impl RunReader {
         if self.head.len() > PREAMBLE_BYTES && self.head.len() == end {
             let header = format::decode(&self.head)?;
             self.head.clear();
-            self.open = Some(self.begin(&header)?);
+            self.open_part = Some(self.begin(&header)?);
         }
         Ok(rest)
     }
@@ -174,12 +174,12 @@ impl RunReader {
     ///
     /// Source: `docs/cache.md`, format of a file: hashes of 32 bytes, varint tokens of at most 5, and the fixed fields.
     fn head_bytes_max(&self) -> usize {
-        let block_bytes = 32 + 5 * self.wanted.identity.block_size_tokens as usize;
+        let block_bytes = 32 + 5 * self.run.identity.block_size_tokens as usize;
         PREAMBLE_BYTES + 512 + self.n_left() * block_bytes
     }
 
     fn begin(&self, header: &format::RecordHeader) -> Result<OpenPayload, Untrusted> {
-        let (wanted, record) = (&self.wanted, &header.record);
+        let (wanted, record) = (&self.run, &header.record);
         let block_tokens = wanted.identity.block_size_tokens as usize;
         let (from, n) = (self.n_received, record.blocks.len());
         let parent = from.checked_sub(1).map_or(wanted.parent, |before| Some(wanted.blocks[before]));
@@ -211,11 +211,11 @@ impl RunReader {
 
     /// Ends a payload once it is complete.
     fn close(&mut self) -> Result<Option<Received>, Untrusted> {
-        let Some(open_part) = self.open.take() else { return Ok(None) };
+        let Some(open_part) = self.open_part.take() else { return Ok(None) };
         if *open_part.hasher.finalize().as_bytes() != open_part.checksum {
             return Err(Damage::Payload.into());
         }
-        let first_block = self.wanted.first_block + self.n_received;
+        let first_block = self.run.first_block + self.n_received;
         self.n_received += open_part.n_blocks;
         Ok(Some(Received { first_block, n_blocks: open_part.n_blocks, payload: Bytes::from_owner(open_part.payload) }))
     }

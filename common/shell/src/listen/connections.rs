@@ -30,7 +30,7 @@ pub struct Connections {
 #[derive(Debug, Default)]
 struct OpenConnections {
     next: u64,
-    open: HashMap<u64, Open>,
+    by_number: HashMap<u64, Open>,
     /// Connections whose client has to send something, by the start of its silence.
     silent: BTreeSet<(Instant, u64)>,
 }
@@ -59,7 +59,7 @@ impl Connections {
 
     /// Returns how many connections are open.
     pub fn n_open(&self) -> usize {
-        self.table().open.len()
+        self.table().by_number.len()
     }
 
     /// Returns how many connections have been refused.
@@ -75,14 +75,14 @@ impl Connections {
     /// Adds a connection from `address`; if the limit is reached, a silent connection is displaced.
     pub(super) fn enter(connections: &Arc<Self>, address: IpAddr) -> Accepted {
         let mut table = connections.table();
-        let is_full = table.open.len() >= connections.connections_max;
+        let is_full = table.by_number.len() >= connections.connections_max;
         if is_full && !connections.displace(&mut table) {
             connections.n_refused.fetch_add(1, Ordering::Relaxed);
             return Accepted::Full;
         }
         let (number, displaced) = (table.next, Arc::new(Notify::new()));
         table.next += 1;
-        table.open.insert(number, Open { silent_since: None, displaced: Arc::clone(&displaced) });
+        table.by_number.insert(number, Open { silent_since: None, displaced: Arc::clone(&displaced) });
         table.set_silence(number, Some(Instant::now()));
         drop(table);
         let connections = Arc::clone(connections);
@@ -119,7 +119,7 @@ impl Connections {
 impl OpenConnections {
     /// Records the start of a client's silence; `None` if the server does not wait for the client.
     fn set_silence(&mut self, number: u64, silent_since: Option<Instant>) {
-        let Some(connection) = self.open.get_mut(&number) else { return };
+        let Some(connection) = self.by_number.get_mut(&number) else { return };
         let before = std::mem::replace(&mut connection.silent_since, silent_since);
         if let Some(before) = before {
             self.silent.remove(&(before, number));
@@ -131,7 +131,7 @@ impl OpenConnections {
 
     fn leave(&mut self, number: u64) -> Option<Open> {
         self.set_silence(number, None);
-        self.open.remove(&number)
+        self.by_number.remove(&number)
     }
 }
 
@@ -215,7 +215,7 @@ mod tests {
     }
 
     fn is_displaced(connections: &Connections, seat: &Seat) -> bool {
-        !connections.table().open.contains_key(&seat.number)
+        !connections.table().by_number.contains_key(&seat.number)
     }
 
     #[test]
@@ -257,9 +257,9 @@ mod tests {
                     (_, n) => seats[which.index(n)].await_client(),
                 }
                 let table = all.table();
-                let silent = table.open.iter().filter_map(|(number, open)| Some((open.silent_since?, *number)));
+                let silent = table.by_number.iter().filter_map(|(number, open)| Some((open.silent_since?, *number)));
                 prop_assert_eq!(silent.collect::<BTreeSet<_>>(), table.silent.clone());
-                prop_assert!(table.open.len() <= max);
+                prop_assert!(table.by_number.len() <= max);
             }
         }
     }

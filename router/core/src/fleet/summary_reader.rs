@@ -169,13 +169,13 @@ pub struct SummaryReader {
     /// Newest accepted stamp, also of a view that is gone.
     newest: Option<Stamp>,
     /// Stamp of the last snapshot that was rejected for its age.
-    refused: Option<Stamp>,
+    refused_stamp: Option<Stamp>,
 }
 
 impl SummaryReader {
     /// Returns a reader of a worker that has sent nothing yet, and may report at most `blocks_max` blocks.
     pub fn new(blocks_max: usize) -> Self {
-        Self { blocks_max, state: StreamPhase::Closed, view: None, newest: None, refused: None }
+        Self { blocks_max, state: StreamPhase::Closed, view: None, newest: None, refused_stamp: None }
     }
 
     /// Begins a new stream; returns the stamp after which it should continue, or `None` if a snapshot is needed.
@@ -267,12 +267,12 @@ impl SummaryReader {
         };
         let is_shown_again = |refused_stamp: Stamp| stamp.is_same_boot(refused_stamp) && !is_older(refused_stamp);
         match self.newest.filter(|newest| is_older(*newest)) {
-            Some(newest) if !self.refused.is_some_and(is_shown_again) => {
-                self.refused = Some(stamp);
+            Some(newest) if !self.refused_stamp.is_some_and(is_shown_again) => {
+                self.refused_stamp = Some(stamp);
                 Err(Violation::OldBoot { got: stamp, newest })
             }
             _ => {
-                (self.newest, self.refused) = (Some(stamp), None);
+                (self.newest, self.refused_stamp) = (Some(stamp), None);
                 Ok(())
             }
         }

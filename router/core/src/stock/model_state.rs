@@ -85,7 +85,7 @@ pub(super) struct BlockEvidence<'a> {
 /// Assumed state of one model.
 #[derive(Debug)]
 pub(super) struct ModelState {
-    placed: Placed,
+    placement: Placed,
     pub(super) memory: AssumedCache,
     n_differing: u32,
     /// Time at which the model last generated something, as far as this router knows; `None` after the server was lost
@@ -96,14 +96,14 @@ pub(super) struct ModelState {
 impl ModelState {
     pub(super) fn new(placement: Placed) -> Self {
         let memory = AssumedCache::new(placement.limits);
-        Self { placed: placement, memory, n_differing: 0, generated_at: None }
+        Self { placement, memory, n_differing: 0, generated_at: None }
     }
 
     /// Takes the model's new description; if more than its residence changed, or if it is unloaded, the assumed blocks
     /// are dropped.
     pub(super) fn place(&mut self, placement: Placed, changes: &mut Vec<Change>) {
         let is_unloaded = placement.residence == Residence::Unloaded;
-        let same = Placed { residence: placement.residence, ..self.placed.clone() } == placement;
+        let same = Placed { residence: placement.residence, ..self.placement.clone() } == placement;
         if !same || is_unloaded {
             self.forget(changes);
             self.generated_at = None;
@@ -112,7 +112,7 @@ impl ModelState {
             self.memory = AssumedCache::new(placement.limits);
             self.n_differing = 0;
         }
-        self.placed = placement;
+        self.placement = placement;
     }
 
     /// Drops every block and reports their removal.
@@ -143,19 +143,19 @@ impl ModelState {
 
     /// Returns whether prompts of a request can be recorded here.
     pub(super) fn is_cut_like(&self, sending: &SentRequest) -> bool {
-        self.placed.tokenizer_source != TokenizerSource::Load
-            && sending.block_size_tokens == self.placed.block_size_tokens
+        self.placement.tokenizer_source != TokenizerSource::Load
+            && sending.block_size_tokens == self.placement.block_size_tokens
     }
 
     /// Returns the assumed free capacity. Units: tokens.
     pub(super) fn free_tokens(&self) -> u64 {
-        self.memory.n_free() as u64 * u64::from(self.placed.block_size_tokens)
+        self.memory.n_free() as u64 * u64::from(self.placement.block_size_tokens)
     }
 
     /// Compares the server's count of a prompt's tokens; returns true when it has differed [`DIFFERING_MAX`] times in a
     /// row.
     pub(super) fn compare_counts(&mut self, sending: &SentRequest, usage: &Usage) -> bool {
-        let is_comparable = sending.is_countable && self.placed.tokenizer_source == TokenizerSource::Vocabulary;
+        let is_comparable = sending.is_countable && self.placement.tokenizer_source == TokenizerSource::Vocabulary;
         let Some(n_counted) = usage.prompt_tokens.filter(|_| is_comparable) else { return false };
         self.n_differing = if n_counted == sending.n_tokens { 0 } else { self.n_differing + 1 };
         self.n_differing == DIFFERING_MAX
@@ -166,17 +166,17 @@ impl ModelState {
         let (prompt_tokens, cached_tokens) = usage.reuse()?;
         let n_tokens = u64::from(sending.n_tokens.max(1));
         // In text blocks, the reused share of the tokens is roughly the reused share of the text.
-        let reused_tokens = match self.placed.tokenizer_source {
+        let reused_tokens = match self.placement.tokenizer_source {
             TokenizerSource::Text => u64::from(cached_tokens) * n_tokens / u64::from(prompt_tokens),
             TokenizerSource::Vocabulary | TokenizerSource::Load => u64::from(cached_tokens),
         };
-        let block_size = u64::from(self.placed.block_size_tokens.max(1));
+        let block_size = u64::from(self.placement.block_size_tokens.max(1));
         let actual = (reused_tokens / block_size) as usize;
         let expected = (u64::from(sending.cached_tokens) / block_size) as usize;
         let slack = self.slack(expected);
         let outcome = if actual.abs_diff(expected) <= slack { Ordering::Equal } else { actual.cmp(&expected) };
         let predicted_tokens = u64::from(sending.cached_tokens);
-        let predicted_tokens = match self.placed.tokenizer_source {
+        let predicted_tokens = match self.placement.tokenizer_source {
             TokenizerSource::Text => predicted_tokens * u64::from(prompt_tokens) / n_tokens,
             TokenizerSource::Vocabulary | TokenizerSource::Load => predicted_tokens,
         };
@@ -203,7 +203,7 @@ impl ModelState {
     /// Returns by how many blocks a count may be off: none for tokens; for text some, since markup and rare words are
     /// spread unevenly.
     fn slack(&self, n_blocks: usize) -> usize {
-        match self.placed.tokenizer_source {
+        match self.placement.tokenizer_source {
             TokenizerSource::Text => 1 + n_blocks / 8,
             TokenizerSource::Vocabulary | TokenizerSource::Load => 0,
         }

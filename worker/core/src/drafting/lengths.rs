@@ -122,7 +122,7 @@ struct DraftedStep {
     room: StepRoom,
     n_single: u32,
     /// Number of tokens of each sequence with a draft.
-    drafted: Vec<u32>,
+    draft_lengths: Vec<u32>,
     /// Expected tokens of all streams.
     gained: f64,
     /// Time of making the drafts.
@@ -135,11 +135,11 @@ impl DraftedStep {
     fn of(room: StepRoom, costs: &StepCosts) -> Self {
         let n_single = room.n_streams;
         let time = costs.step(n_single, room.held_tokens, std::iter::empty());
-        Self { room, n_single, drafted: Vec::new(), gained: f64::from(n_single), making: 0.0, time }
+        Self { room, n_single, draft_lengths: Vec::new(), gained: f64::from(n_single), making: 0.0, time }
     }
 
     fn n_tokens(&self) -> u32 {
-        self.n_single + self.drafted.iter().sum::<u32>()
+        self.n_single + self.draft_lengths.iter().sum::<u32>()
     }
 
     /// Adds a draft of the best length if it pays and fits; returns its length.
@@ -152,7 +152,7 @@ impl DraftedStep {
         costs: &StepCosts,
     ) -> Length {
         let tokens_left = self.room.tokens_max.saturating_sub(self.n_tokens());
-        if tokens_left == 0 || self.drafted.len() >= self.room.drafts_max as usize {
+        if tokens_left == 0 || self.draft_lengths.len() >= self.room.drafts_max as usize {
             return Length::default();
         }
         match self.with(possible, source, times, chances.take(tokens_left as usize), costs) {
@@ -177,7 +177,7 @@ impl DraftedStep {
         let mut best: Option<(Length, f64, f64)> = None;
         let (mut chance, mut expected, mut making) = (1.0, 0.0, times.first - times.further);
         let rate = |expected: f64, time: f64| (self.gained + expected) / time;
-        let drafted_lengths = |n: usize| self.drafted.iter().copied().chain([1 + n as u32]);
+        let drafted_lengths = |n: usize| self.draft_lengths.iter().copied().chain([1 + n as u32]);
         for (n_tokens, of_token) in (1..).zip(chances) {
             chance *= of_token;
             expected += chance;
@@ -195,7 +195,7 @@ impl DraftedStep {
         let making = self.making + times.first + times.further * (length.n_tokens - 1) as f64;
         Some((
             length,
-            Self { n_single, drafted: drafted_lengths, gained: self.gained + expected, making, time, ..*self },
+            Self { n_single, draft_lengths: drafted_lengths, gained: self.gained + expected, making, time, ..*self },
         ))
     }
 }

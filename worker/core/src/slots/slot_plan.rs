@@ -107,7 +107,7 @@ struct Planner<'a> {
     request: &'a SlotRequest<'a>,
     memory: MemoryKind,
     resident: Vec<Resident>,
-    found: StoredPrefix,
+    stored_prefix: StoredPrefix,
     /// Checkpoints from which the prompt can resume, the shortest first.
     checkpoints: Vec<StoredCheckpoint>,
 }
@@ -132,7 +132,7 @@ impl<'a> Planner<'a> {
             }
         }
         let resident = if may_reuse { resident(inputs.table, request) } else { Vec::new() };
-        Self { inputs, request, memory, resident, found, checkpoints }
+        Self { inputs, request, memory, resident, stored_prefix: found, checkpoints }
     }
 
     /// Returns the affine slot and the victim.
@@ -197,8 +197,8 @@ impl<'a> Planner<'a> {
         let n_most = match self.memory {
             // Recurrent state needs no tokens before it.
             MemoryKind::Recurrent => usize::MAX,
-            MemoryKind::Full => self.found.n_tokens,
-            MemoryKind::Sliding | MemoryKind::Hybrid => self.found.n_blocks * self.block_size(),
+            MemoryKind::Full => self.stored_prefix.n_tokens,
+            MemoryKind::Sliding | MemoryKind::Hybrid => self.stored_prefix.n_blocks * self.block_size(),
         };
         let n_most = self.request.resumable(n_most);
         if self.memory.stored_state_rewinds() { n_most } else { self.checkpointed(n_most) }
@@ -356,7 +356,7 @@ impl<'a> Planner<'a> {
         };
         let mut n_before = 0;
         let mut needs = Vec::new();
-        for piece in &self.found.pieces {
+        for piece in &self.stored_prefix.pieces {
             if n_before < n_blocks {
                 needs.push((piece.chunk, piece.tier, piece.n_bytes));
             }

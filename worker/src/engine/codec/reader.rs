@@ -7,21 +7,21 @@ use super::CodecError;
 /// Reader of numbers and slices from the front of bytes.
 #[derive(Debug, Clone)]
 pub(super) struct ByteReader<'a> {
-    rest: &'a [u8],
+    bytes_left: &'a [u8],
 }
 
 impl<'a> ByteReader<'a> {
     pub(super) fn new(bytes: &'a [u8]) -> Self {
-        Self { rest: bytes }
+        Self { bytes_left: bytes }
     }
 
     pub(super) fn rest(&self) -> &'a [u8] {
-        self.rest
+        self.bytes_left
     }
 
     pub(super) fn take(&mut self, n_bytes: usize) -> Result<&'a [u8], CodecError> {
-        let (taken, rest) = self.rest.split_at_checked(n_bytes).ok_or(CodecError::Short)?;
-        self.rest = rest;
+        let (taken, rest) = self.bytes_left.split_at_checked(n_bytes).ok_or(CodecError::Short)?;
+        self.bytes_left = rest;
         Ok(taken)
     }
 
@@ -43,8 +43,8 @@ impl<'a> ByteReader<'a> {
     }
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N], CodecError> {
-        let (taken, rest) = self.rest.split_first_chunk().ok_or(CodecError::Short)?;
-        self.rest = rest;
+        let (taken, rest) = self.bytes_left.split_first_chunk().ok_or(CodecError::Short)?;
+        self.bytes_left = rest;
         Ok(*taken)
     }
 }

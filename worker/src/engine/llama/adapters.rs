@@ -18,8 +18,8 @@ use crate::engine::config::files::AdapterFile;
 /// Loaded adapters, and the one that the context applies.
 #[derive(Default)]
 pub(crate) struct Adapters {
-    loaded: Vec<LlamaLoraAdapter>,
-    applied: Option<Applied>,
+    adapters: Vec<LlamaLoraAdapter>,
+    adapter_in_force: Option<Applied>,
 }
 
 /// Checks that a file holds a LoRA adapter of a usable kind.
@@ -54,7 +54,7 @@ impl Adapters {
             loaded_adapters.push(adapter);
             infos.push(AdapterInfo { name: name.clone(), fingerprint, scale: *scale });
         }
-        Ok((Self { loaded: loaded_adapters, applied: None }, infos))
+        Ok((Self { adapters: loaded_adapters, adapter_in_force: None }, infos))
     }
 
     /// Makes the context use the adapter from now on; `None` for none.
@@ -66,21 +66,21 @@ impl Adapters {
         context: &mut LlamaContext<'_>,
         adapter_in_force: Option<Applied>,
     ) -> Result<(), String> {
-        if adapter_in_force == self.applied {
+        if adapter_in_force == self.adapter_in_force {
             return Ok(());
         }
         match adapter_in_force {
             Some(Applied { adapter, scale }) => {
-                let adapter = self.loaded.get_mut(usize::from(adapter)).ok_or("there is no such adapter")?;
+                let adapter = self.adapters.get_mut(usize::from(adapter)).ok_or("there is no such adapter")?;
                 context.lora_adapter_set(adapter, scale.into()).map_err(|error| error.to_string())?;
             }
             None => {
                 // Passing any adapter removes all of them.
-                let any = self.loaded.first_mut().ok_or("no adapter is loaded")?;
+                let any = self.adapters.first_mut().ok_or("no adapter is loaded")?;
                 context.lora_adapter_remove(any).map_err(|error| error.to_string())?;
             }
         }
-        self.applied = adapter_in_force;
+        self.adapter_in_force = adapter_in_force;
         Ok(())
     }
 }

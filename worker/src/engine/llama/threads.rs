@@ -30,9 +30,9 @@ pub(crate) struct StepThreads {
     /// Whether the last step had many tokens, and the waits when steps of its kind, or their window, began.
     last: (bool, Option<Duration>),
     /// Waits of the last window that has ended, until they are taken.
-    ended: Option<ThreadWaits>,
+    waits_of_step: Option<ThreadWaits>,
     /// Threads for steps with one token, and for other steps: as configured, and as set.
-    configured: (u16, u16),
+    configured_threads: (u16, u16),
     set: (u16, u16),
 }
 
@@ -51,15 +51,7 @@ impl StepThreads {
         let choice = ComputeThreads::new(configured_threads.0.max(configured_threads.1));
         let few = KindThreads { choice, waited: Duration::ZERO };
         let (waits, last) = (ProcessorWaits::default(), (false, None));
-        Self {
-            many: few.clone(),
-            few,
-            waits,
-            last,
-            ended: None,
-            configured: configured_threads,
-            set: configured_threads,
-        }
+        Self { many: few.clone(), few, waits, last, waits_of_step: None, configured_threads, set: configured_threads }
     }
 
     /// Runs `decode`, which computes a batch of this many tokens, with as many threads as are fastest.
@@ -84,7 +76,7 @@ impl StepThreads {
             self.last = (has_many, total);
         }
         let n_threads = kind.choice.get();
-        let wanted_threads = (self.configured.0.min(n_threads), self.configured.1.min(n_threads));
+        let wanted_threads = (self.configured_threads.0.min(n_threads), self.configured_threads.1.min(n_threads));
         if wanted_threads != std::mem::replace(&mut self.set, wanted_threads) {
             set_threads(context, wanted_threads.0, wanted_threads.1);
         }
@@ -98,13 +90,13 @@ impl StepThreads {
         };
         let (waits, began, before) = (&mut self.waits, self.last.1, kind.waited);
         let time_waited = || Some(before + since(waits.total(), began)?);
-        self.ended = kind.choice.step(step, end, time_waited).or(self.ended);
+        self.waits_of_step = kind.choice.step(step, end, time_waited).or(self.waits_of_step);
         result
     }
 
     /// Returns the waits of the last window that has ended, once.
     pub(crate) fn take_waits(&mut self) -> Option<ThreadWaits> {
-        self.ended.take()
+        self.waits_of_step.take()
     }
 }
 

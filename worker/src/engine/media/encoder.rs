@@ -58,7 +58,7 @@ struct EncodeJob {
 /// Handle of the encoder's thread, which ends with it.
 pub(crate) struct Encoder {
     projector: Arc<Projector>,
-    kept: Cache<Key, Embeddings>,
+    kept_media: Cache<Key, Embeddings>,
     average: SharedAverage,
     /// `None` once the thread is to end.
     jobs: Option<Sender<VecDeque<EncodeJob>>>,
@@ -95,7 +95,7 @@ impl Encoder {
         };
         let thread = std::thread::Builder::new().name("encoder".to_owned()).spawn(move || worker.run(&jobs));
         let thread = thread.map_err(|error| StartError::Thread { reason: error.to_string() })?;
-        Ok(Self { projector, kept: kept_media, average, jobs: Some(sender), thread: Some(thread) })
+        Ok(Self { projector, kept_media, average, jobs: Some(sender), thread: Some(thread) })
     }
 
     /// Returns the projector.
@@ -116,7 +116,7 @@ impl Encoder {
             let mut job = EncodeJob { medium: Arc::clone(&runs[0].medium), runs: Vec::new() };
             for run in runs {
                 let encoding = Encoding::default();
-                match self.kept.get(&(run.medium.hash, run.nth)) {
+                match self.kept_media.get(&(run.medium.hash, run.nth)) {
                     Some(embeddings) => drop(encoding.set(Ok(embeddings))),
                     None => job.runs.push((run.nth, Arc::downgrade(&encoding))),
                 }
@@ -180,7 +180,7 @@ impl EncoderThread {
         let mut missing = Vec::new();
         for (nth, encoding) in &job.runs {
             let Some(encoding) = encoding.upgrade() else { continue };
-            match self.kept.get(&(job.medium.hash, *nth)) {
+            match self.kept_media.get(&(job.medium.hash, *nth)) {
                 Some(embeddings) => drop(encoding.set(Ok(embeddings))),
                 None => missing.push((*nth, encoding)),
             }
@@ -203,7 +203,7 @@ impl EncoderThread {
                 encoded_media.fetch_add(1, Relaxed);
                 self.counters.encode_us.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Relaxed);
                 for ((nth, encoding), embeddings) in missing.into_iter().zip(encoded_runs) {
-                    self.kept.insert((job.medium.hash, nth), Arc::clone(&embeddings));
+                    self.kept_media.insert((job.medium.hash, nth), Arc::clone(&embeddings));
                     drop(encoding.set(Ok(embeddings)));
                 }
             }

@@ -42,7 +42,7 @@ const SHARE_LIKE_GPU: f64 = 0.05;
 /// A draft model and the tokens in its sequences.
 pub(crate) struct DraftModel<'m> {
     llama: Llama<'m>,
-    followed: Vec<DraftStateTokens>,
+    followed_tokens: Vec<DraftStateTokens>,
     /// For each slot the last sequence, by its order, for which the model failed; it gets no more drafts of it.
     failed: Vec<Option<u64>>,
     /// Longest sequence.
@@ -169,7 +169,7 @@ impl<'m> DraftModel<'m> {
         Ok(Some(Self {
             pass_tokens: draft_llama.batch_limits().1,
             llama: draft_llama.with_fewer_threads_where_busy(&own_config),
-            followed: vec![DraftStateTokens::default(); usize::from(config.n_slots)],
+            followed_tokens: vec![DraftStateTokens::default(); usize::from(config.n_slots)],
             failed: vec![None; usize::from(config.n_slots)],
             context_tokens,
             n_vocab: model.n_vocab().min(served_model.n_vocab()).unsigned_abs() as usize,
@@ -218,7 +218,7 @@ impl DraftModel<'_> {
         // The draft model does not compute the last token of a draft.
         let n_max = (self.context_tokens + 1).checked_sub(n_tokens).filter(|n_max| *n_max > 0)? as usize;
         let following = Following { owner, order: sequence.order, next, n_tokens, n_missing: 0, n_max };
-        let n_common = self.followed[usize::from(slot.0)].n_common(&following.target(contents));
+        let n_common = self.followed_tokens[usize::from(slot.0)].n_common(&following.target(contents));
         Some(Following { n_missing: n_tokens - u32::try_from(n_common).unwrap_or(n_tokens), ..following })
     }
 
@@ -301,7 +301,7 @@ impl DraftModel<'_> {
     /// Removes the state of all sequences.
     pub(crate) fn clear(&mut self) {
         self.llama.clear_all();
-        self.followed.fill(DraftStateTokens::default());
+        self.followed_tokens.fill(DraftStateTokens::default());
     }
 
     /// Puts the sequence's tokens that the draft model lacks into the batch, at most `tokens_left`.
@@ -324,13 +324,13 @@ impl DraftModel<'_> {
 
     /// Removes a sequence's tokens that differ from the target's; returns the number of remaining tokens.
     fn cut(&mut self, slot: SlotId, target: &DraftTarget<'_>) -> usize {
-        let n_common = self.followed[usize::from(slot.0)].n_common(target);
+        let n_common = self.followed_tokens[usize::from(slot.0)].n_common(target);
         self.cut_back(slot, target.owner, n_common)
     }
 
     /// Keeps the first `n_kept` tokens of a sequence, or none if that is not possible; returns the number of them.
     fn cut_back(&mut self, slot: SlotId, owner: DraftStateOwner, mut n_kept: usize) -> usize {
-        let followed_tokens = &mut self.followed[usize::from(slot.0)];
+        let followed_tokens = &mut self.followed_tokens[usize::from(slot.0)];
         let is_whole = followed_tokens.len() == n_kept;
         if !is_whole && !self.llama.rewind(slot, u32::try_from(n_kept).unwrap_or(0)) {
             self.llama.clear(slot);
@@ -341,7 +341,7 @@ impl DraftModel<'_> {
     }
 
     fn push(&mut self, slot: SlotId, token: Token, logits: Logits) -> i32 {
-        let followed_tokens = &mut self.followed[usize::from(slot.0)];
+        let followed_tokens = &mut self.followed_tokens[usize::from(slot.0)];
         let position = u32::try_from(followed_tokens.len()).expect("a sequence is no longer than a context, a u32");
         followed_tokens.push(token);
         self.llama.push(slot, position, token, logits)

@@ -39,7 +39,7 @@ pub(in crate::engine) struct Retry {
     config: EngineConfig,
     /// Setting of the running context.
     running: ContextSetting,
-    remembered: Remembered,
+    result_file: Remembered,
     key: ResultKey,
 }
 
@@ -50,7 +50,7 @@ impl Retry {
         result_file: Remembered,
         key: ResultKey,
     ) -> Self {
-        Self { config: config.clone(), running: expected(decided_config), remembered: result_file, key }
+        Self { config: config.clone(), running: expected(decided_config), result_file, key }
     }
 
     /// Starts the thread, which ends with a result, with the engine, or soon after it drains. If it cannot be started,
@@ -77,9 +77,9 @@ impl Retry {
             return None;
         }
         // Other workers of the machine may be measuring.
-        let _turn = self.remembered.turn(Duration::ZERO);
+        let _turn = self.result_file.turn(Duration::ZERO);
         let is_needed = || !is_idle(&view) || engine.strong_count() == 0;
-        let report = measure_and_keep(&model, &self.config, &self.remembered, &self.key, &is_needed);
+        let report = measure_and_keep(&model, &self.config, &self.result_file, &self.key, &is_needed);
         report.is_calm().then_some(report)
     }
 
