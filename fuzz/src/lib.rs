@@ -8,6 +8,7 @@ mod bodies;
 mod constraints;
 mod events;
 mod files;
+mod hosts;
 mod input;
 mod media;
 mod models;
@@ -24,12 +25,13 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 11] = [
+pub const TARGETS: [Target; 12] = [
     Target { name: "bodies", run: bodies::run },
     Target { name: "chunk-file", run: files::chunk },
     Target { name: "events", run: events::run },
     Target { name: "gguf", run: models::gguf },
     Target { name: "grammar", run: constraints::grammar },
+    Target { name: "host", run: hosts::run },
     Target { name: "kv-records", run: records::run },
     Target { name: "media", run: media::run },
     Target { name: "schema", run: constraints::schema },

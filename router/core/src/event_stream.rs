@@ -4,7 +4,7 @@
 //! the end of the connection proves nothing, since a server that fails may close it cleanly.
 
 mod content;
-mod splitter;
+pub(crate) mod splitter;
 
 use std::borrow::Cow;
 

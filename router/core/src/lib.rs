@@ -7,6 +7,7 @@
 pub mod diagnostics;
 pub mod event_stream;
 pub mod fleet;
+pub mod hosts;
 pub mod index;
 pub mod ledger;
 pub mod overload;
