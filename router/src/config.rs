@@ -70,6 +70,8 @@ pub struct Config {
 /// Settings of the fleet and its connections.
 #[derive(Debug, Clone)]
 pub struct FleetConfig {
+    /// Hosts, whose workers join the fleet.
+    pub hosts: Vec<WorkerAddress>,
     /// Limits on the fleet's members.
     pub membership: MembershipOptions,
     /// Vocabularies for stock servers.
@@ -184,6 +186,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
         drain_timeout: seconds("--drain-timeout", flags.drain_timeout)?,
         discovery: discovery::resolve(&flags)?,
         fleet: FleetConfig {
+            hosts: discovery::hosts(&flags.hosts)?,
             membership: MembershipOptions { workers_max: WORKERS_MAX, linger: LINGER, vacancy: VACANCY },
             vocabularies: flags.vocabularies.iter().map(|text| vocabulary_file(text)).collect::<Result<_, _>>()?,
             index_bytes_max: index_bytes_max

@@ -16,8 +16,8 @@ use tokio::task::JoinSet;
 
 use crate::config::DiscoveryConfig;
 use crate::metrics::Metrics;
-pub use source::Discovered;
-use source::{Source, staying};
+use source::staying;
+pub use source::{Discovered, Source};
 
 /// Reason why discovery cannot start.
 #[derive(Debug, thiserror::Error)]

@@ -7,12 +7,14 @@ pub mod response;
 
 use std::time::Duration;
 
+use axum::http::StatusCode;
 use warmpath_common::dialects::DialectError;
 use warmpath_common::fields::ReadError;
 use warmpath_common::openai::PromptExcess;
 use warmpath_common::salt::SaltError;
 use warmpath_prompt::TokenCount;
 use warmpath_router_core::fleet::LookupError;
+use warmpath_router_core::hosts::ModelRefusal;
 use warmpath_router_core::ledger::NoWorker;
 use warmpath_router_core::overload::admission::RETURN;
 use warmpath_router_core::overload::retry::WorkerFailure;
@@ -21,6 +23,7 @@ use warmpath_shell::body::BodyError;
 use warmpath_shell::convert_refusals;
 use warmpath_shell::refusal::Refusal;
 
+use crate::fleet::hosts::HostCallError;
 use crate::keys::RateLimited;
 
 /// Reason why a request gets no response from a worker.
@@ -32,6 +35,12 @@ pub enum RequestError {
     /// The request has no known API key.
     #[error("the API key is missing or unknown: send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`")]
     Unauthorized,
+    /// The API key may not give orders to hosts.
+    #[error("loading and unloading models by hand needs an API key with `admin = true`")]
+    AdminKey,
+    /// A host did not do what it was told.
+    #[error(transparent)]
+    HostCall(#[from] HostCallError),
     /// The API key has reached a limit.
     #[error(transparent)]
     RateLimited(#[from] RateLimited),
@@ -144,9 +153,19 @@ impl ApiError for RequestError {
             Self::PromptTooLong { .. } => Class::Client,
             Self::Lookup(LookupError::Ambiguous { .. }) => Class::Client,
             Self::Lookup(LookupError::Unknown { .. }) => Class::NotFound,
+            Self::Lookup(LookupError::Host(ModelRefusal::Unloaded { .. })) => Class::Client,
             Self::Unauthorized => Class::Unauthorized,
+            Self::AdminKey => Class::Forbidden,
+            Self::HostCall(HostCallError::Refused { status: StatusCode::SERVICE_UNAVAILABLE, .. }) => {
+                Class::Unavailable
+            }
+            Self::HostCall(HostCallError::Late) => Class::UpstreamLate,
+            Self::HostCall(_) => Class::Upstream,
             Self::Lookup(
-                LookupError::NoWorkers { .. } | LookupError::Loading { .. } | LookupError::Undeclared { .. },
+                LookupError::NoWorkers { .. }
+                | LookupError::Loading { .. }
+                | LookupError::Undeclared { .. }
+                | LookupError::Host(_),
             ) => Class::Unavailable,
             Self::Lookup(LookupError::Incapable { .. }) => Class::NotSupported,
             Self::RequestsFull { .. }
@@ -167,7 +186,10 @@ impl ApiError for RequestError {
         match self {
             Self::Refused(refusal) => refusal.param(),
             Self::Lookup(
-                LookupError::Unknown { .. } | LookupError::Ambiguous { .. } | LookupError::Incapable { .. },
+                LookupError::Unknown { .. }
+                | LookupError::Ambiguous { .. }
+                | LookupError::Incapable { .. }
+                | LookupError::Host(ModelRefusal::Unloaded { .. }),
             ) => Some("model".to_owned()),
             _ => None,
         }
@@ -176,6 +198,8 @@ impl ApiError for RequestError {
     fn code(&self) -> Option<&'static str> {
         match self {
             Self::Unauthorized => Some("invalid_api_key"),
+            Self::AdminKey => Some("admin_key_required"),
+            Self::HostCall(_) => Some("host_failed"),
             Self::RateLimited(_) | Self::Paused { .. } => Some("rate_limit_exceeded"),
             Self::PromptTooLong { .. } => Some("context_length_exceeded"),
             Self::Refused(refusal) => refusal.code(),
@@ -184,6 +208,12 @@ impl ApiError for RequestError {
             Self::Lookup(LookupError::NoWorkers { .. } | LookupError::Undeclared { .. }) => Some("no_worker"),
             Self::Lookup(LookupError::Loading { .. }) => Some("model_loading"),
             Self::Lookup(LookupError::Incapable { .. }) => Some("model_not_capable"),
+            Self::Lookup(LookupError::Host(refusal)) => Some(match refusal {
+                ModelRefusal::Loading { .. } => "model_loading",
+                ModelRefusal::Unloaded { .. } => "model_not_loaded",
+                ModelRefusal::Impossible { .. } => "model_impossible",
+                ModelRefusal::Unreachable { .. } => "no_worker",
+            }),
             Self::NoWorker { .. } => Some("no_worker"),
             Self::RequestsFull { .. } | Self::QueueFull { .. } => Some("queue_full"),
             Self::Upstream { last: WorkerFailure::Full, .. } => Some("queue_full"),
@@ -211,6 +241,9 @@ impl ApiError for RequestError {
             | Self::QueueLate { retry_after, .. }
             | Self::RequestsFull { retry_after, .. }
             | Self::RateLimited(RateLimited::Rate { retry_after, .. }) => Some(*retry_after),
+            Self::Lookup(LookupError::Host(refusal)) if self.class() == Class::Unavailable => {
+                Some(refusal.retry_after().map_or(RETURN, |wait| wait.max(Duration::from_secs(1))))
+            }
             Self::RateLimited(RateLimited::AtOnce { .. }) | Self::Refused(Refusal::Body(BodyError::NoRoom)) => {
                 Some(RETURN)
             }

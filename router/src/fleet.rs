@@ -7,6 +7,7 @@
 //! Not here: the decision (`warmpath-router-core`), the path of a request (`lifecycle`).
 
 pub mod client;
+pub mod hosts;
 pub mod media_layouts;
 pub mod members;
 pub mod prefetch;
@@ -31,6 +32,7 @@ use warmpath_common::ids::RequestId;
 use warmpath_common::model::ModelInfo;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::{ConnectionState, FleetView, WorkerView};
+use warmpath_router_core::hosts::{HostLink, HostView, HostsView};
 use warmpath_router_core::index::{IndexOptions, IndexWriter, PrefixIndex};
 use warmpath_router_core::ledger::health::FailedAttempt;
 use warmpath_router_core::ledger::{Ledger, NoWorker, Ticket};
@@ -40,6 +42,7 @@ use warmpath_router_core::routing::prefetch::FleetChange;
 use warmpath_router_core::stock::SentRequest;
 
 use self::client::Clients;
+use self::hosts::Hosts;
 use self::media_layouts::WantedLayout;
 use self::members::Member;
 pub use self::reports::{FollowError, FollowErrorKind, TrackerMessage};
@@ -49,7 +52,7 @@ use self::tracker::Tracker;
 use self::vocabulary::{Vocabularies, VocabularyKey, VocabularyState};
 use self::vocabulary_files::LoadedVocabulary;
 use crate::config::{FIRST_VOCABULARIES_TIMEOUT, FleetConfig, REPORTS_QUEUED_MAX, TrialConfig};
-use crate::discovery::Discovered;
+use crate::discovery::{Discovered, Source};
 use crate::metrics::Metrics;
 
 /// The fleet, shared by all requests and tasks.
@@ -77,6 +80,10 @@ pub struct Fleet {
     vocabularies_settled: watch::Sender<()>,
     /// Channel for workers that join or drain; `None` if workers exchange no KV state.
     fleet_changes: mpsc::Sender<FleetChange>,
+    /// Hosts, and the requests that wait for their models.
+    hosts: Hosts,
+    /// Sent after each report of a host.
+    host_reports: watch::Sender<()>,
     /// Channel for questions for the layouts of media.
     layouts_wanted: mpsc::Sender<WantedLayout>,
     trial: TrialConfig,
@@ -99,6 +106,11 @@ impl Fleet {
     ) -> Arc<Self> {
         let (fleet, tracker, queues) = Self::new(config, (given, clients), metrics, rand::random());
         let (reports, inbox) = mpsc::channel(REPORTS_QUEUED_MAX);
+        // The first contact includes the first summary of each host.
+        for host_idx in 0..config.hosts.len() {
+            let (fleet, source) = (Arc::clone(&fleet), Source::of(&found));
+            tasks.spawn(hosts::follow(fleet, host_idx, source, FleetEvents(reports.clone())));
+        }
         tasks.spawn(members::keep(Arc::clone(&fleet), found, config.clone(), FleetEvents(reports.clone())));
         tasks.spawn(vocabulary::fetch(Arc::clone(&fleet), reports));
         tasks.spawn(media_layouts::answer(Arc::downgrade(&fleet), queues.layouts_wanted));
@@ -120,11 +132,14 @@ impl Fleet {
         let (fleet_changes, turned) = mpsc::channel(prefetch::FLEET_CHANGES_QUEUED_MAX);
         let (layouts_wanted, wanted) = mpsc::channel(media_layouts::LAYOUTS_WANTED_MAX);
         let writer = IndexWriter::new(IndexOptions { bytes_max: config.index_bytes_max, seed });
+        let hosts = Hosts::new(&config.hosts, &clients);
         let fleet = Arc::new(Self {
             members: ArcSwap::default(),
             given,
+            view: ArcSwap::from_pointee(FleetView { hosts: Arc::new(hosts.first_view()), ..FleetView::default() }),
+            hosts,
+            host_reports: watch::Sender::new(()),
             clients,
-            view: ArcSwap::default(),
             vocabularies: ArcSwap::default(),
             index: writer.reader(),
             ledger: Mutex::new(Ledger::new(config.dispatch)),
@@ -167,6 +182,22 @@ impl Fleet {
     /// Returns a receiver for changes from now on: workers that join, leave or serve another model.
     pub fn changes(&self) -> Changes {
         Changes(self.contacted.subscribe())
+    }
+
+    /// Returns a receiver of the reports of hosts from now on.
+    pub fn host_reports(&self) -> watch::Receiver<()> {
+        self.host_reports.subscribe()
+    }
+
+    /// Returns the hosts.
+    pub fn hosts(&self) -> &Hosts {
+        &self.hosts
+    }
+
+    /// Opens the stream of the worker with this URL at once if it is waiting to be opened again.
+    fn reconnect(&self, url: &str) {
+        let members = self.members.load();
+        members.iter().filter(|member| member.name() == url).for_each(|member| member.reconnect.notify_one());
     }
 
     /// Returns the current view of the fleet.
@@ -250,11 +281,16 @@ impl Fleet {
     pub fn unready(&self) -> Option<Unready> {
         let view = self.view();
         let now = Instant::now();
-        if view.workers.is_empty() {
-            return Some(Unready::plain("no worker has been found"));
+        let hosts_serve = view.hosts.can_serve(now);
+        if view.workers.is_empty() && !hosts_serve {
+            return Some(if view.hosts.hosts.is_empty() {
+                Unready::plain("no worker has been found")
+            } else {
+                no_host(&view.hosts)
+            });
         }
         let reasons: Vec<_> = view.workers.iter().filter_map(|worker| worker.unavailable(now)).collect();
-        if reasons.len() == view.workers.len() {
+        if reasons.len() == view.workers.len() && !hosts_serve {
             let listed = view.workers.iter().zip(&reasons);
             let listed: Vec<_> = listed.map(|(worker, why)| format!("{} is {}", worker.name, why.label())).collect();
             let told = |reasons: &dyn Display| format!("no worker can take requests: {reasons}");
@@ -296,7 +332,10 @@ impl Fleet {
 
     /// Returns the reason why a router that has just started is not ready yet.
     fn startup_blocker(&self, view: &FleetView) -> Option<Unready> {
-        if self.is_contacting() || view.workers.iter().any(|worker| worker.link == ConnectionState::Connecting) {
+        // Hosts may start workers at any time.
+        let is_untried =
+            |worker: &Arc<WorkerView>| worker.link == ConnectionState::Connecting && !view.hosts.runs(&worker.name);
+        if self.is_contacting() || view.workers.iter().any(is_untried) {
             return Some(Unready::plain("some workers have not been tried yet"));
         }
         self.awaits_vocabularies(view).then(|| Unready::plain("a vocabulary is being fetched"))
@@ -308,6 +347,20 @@ impl Fleet {
         let is_pending = |key| !matches!(vocabularies.get(key), Some(state) if !state.is_pending());
         vocabulary::wanted(self, view).iter().any(is_pending)
     }
+}
+
+/// Returns the reason why the hosts of a fleet without workers serve nothing.
+fn no_host(hosts: &HostsView) -> Unready {
+    let state = |host: &HostView| match (&host.summary, host.link) {
+        (None, _) => "has sent no summary yet",
+        (Some(_), HostLink::Lost { .. }) => "cannot be reached",
+        (Some(_), _) => "has no model that it can load",
+    };
+    let listed: Vec<_> = hosts.hosts.iter().map(|host| format!("{} {}", host.name, state(host))).collect();
+    let mut states: Vec<_> = hosts.hosts.iter().map(|host| format!("a host {}", state(host))).collect();
+    states.dedup();
+    let reason = |states: Vec<String>| format!("no model can be served: {}", states.join(", "));
+    Unready { for_clients: reason(states), for_operators: reason(listed) }
 }
 
 /// A receiver for changes in the fleet: workers that join, leave or serve another model.

@@ -34,6 +34,7 @@ use bytes::Bytes;
 use warmpath_common::cached_share;
 use warmpath_router_core::diagnostics::decision_log::DecisionOutcome;
 use warmpath_router_core::diagnostics::prefix_breaks::PromptFingerprint;
+use warmpath_router_core::fleet::LookupError;
 use warmpath_shell::body::BodyRoom;
 use warmpath_shell::event_stream;
 use warmpath_shell::refusal::Refusal;
@@ -69,7 +70,7 @@ pub async fn answer(app: &App, mut request: IncomingRequest) -> Result<Response,
 /// Returns the response to a request whose client gets comments meanwhile.
 async fn respond(app: &App, mut request: IncomingRequest, comments: &Keepalive) -> Result<Response, RequestError> {
     // The prompt, once the model is ready.
-    let mut hold = Hold::new(app);
+    let mut hold = Hold::new(app, comments);
     let mut prepared = prepare(app, &mut request, &mut hold, comments).await?;
     observe_phases(app, &prepared, request.endpoint);
     let prefix_break = PrefixBreakHeader::of(app, &request.headers, &mut prepared);
@@ -104,9 +105,10 @@ async fn prepare(
             Err(RequestError::Lookup(error)) => {
                 let is_generation = endpoint.is_generation();
                 let delivery = if is_generation { Delivery::of_body(&request.body) } else { Delivery::Whole };
-                let change = hold.until_changed(app, request, error.name());
+                let change = hold.until_changed(app, request, error.name(), delivery, |_| Vec::new());
                 if !comments.during(delivery, change).await? {
-                    return Err(error.into());
+                    let refusal = Hold::refusal(app, request, error.name()).map(LookupError::from);
+                    return Err(refusal.unwrap_or(error).into());
                 }
             }
             prepared => {

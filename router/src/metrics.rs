@@ -127,6 +127,20 @@ metrics! {
     /// Predictions of reuse at stock servers by result: exact, less, more, or unchecked (the response did not report
     /// it).
     stock_predictions: IntCounterVec = counters("stock_predictions_total", &["outcome"]);
+    /// Requests that were held because a host could load their model.
+    model_waits: IntCounter = counter("model_waits_total");
+    /// Time for which requests were held for a model that a host loads.
+    model_wait: Histogram = histogram("model_wait_seconds", REQUEST_BUCKETS);
+    /// Requests that are held and counted in a demand for their model.
+    model_waiting: IntGauge = gauge("model_waiting_requests");
+    /// Demands for models posted to hosts, by outcome: taken or failed.
+    model_demands: IntCounterVec = counters("model_demands_total", &["outcome"]);
+    /// Loads of models that hosts have completed.
+    model_loads: IntCounter = counter("model_loads_total");
+    /// Hosts by state: connecting, live or lost.
+    hosts: IntGaugeVec = gauges("hosts", &["state"]);
+    /// Streams of hosts that ended, by reason.
+    host_stream_ends: IntCounterVec = counters("host_stream_ends_total", &["reason"]);
     /// Failed discoveries of workers, by source: file, dns or kubernetes; the last list stays in force.
     discovery_failures: IntCounterVec = counters("discovery_failures_total", &["source"]);
     /// Stock servers that were lost or not found, by reason; counted at every try.

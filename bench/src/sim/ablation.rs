@@ -72,5 +72,5 @@ fn without_free_cells(fleet: &FleetView) -> FleetView {
         let load = Load { free_cells: 0, ..worker.load.clone() };
         Arc::new(WorkerView { load, ..WorkerView::clone(worker) })
     };
-    FleetView { workers: fleet.workers.iter().map(without).collect() }
+    FleetView { workers: fleet.workers.iter().map(without).collect(), ..FleetView::default() }
 }

@@ -116,7 +116,10 @@ impl Router {
             stock: None,
             is_leaving: false,
         };
-        let fleet = FleetView { workers: (0..shape.n_workers).map(|idx| Arc::new(worker(idx))).collect() };
+        let fleet = FleetView {
+            workers: (0..shape.n_workers).map(|idx| Arc::new(worker(idx))).collect(),
+            ..FleetView::default()
+        };
         let writer = IndexWriter::new(IndexOptions { bytes_max: INDEX_BYTES_MAX, seed });
         let index = writer.reader();
         let own_books = |policy: Offered, rule| {

@@ -5,6 +5,7 @@
 
 pub mod compatibility;
 pub mod membership;
+mod nearest_names;
 pub mod summary_reader;
 pub mod summary_stream;
 
@@ -19,6 +20,8 @@ use warmpath_common::summary::{Digest, Load};
 
 use crate::WorkerIdx;
 use crate::fleet::compatibility::Mismatch;
+use crate::fleet::nearest_names::suggestion;
+use crate::hosts::{Autoload, HostsView, ModelRefusal, Prospect};
 use crate::stock::TokenizerSource;
 
 /// Age of a view beyond which its worker gets no more requests.
@@ -263,11 +266,13 @@ impl WorkerView {
     }
 }
 
-/// All workers, ordered by index.
+/// All workers, ordered by index, and all hosts.
 #[derive(Debug, Clone, Default)]
 pub struct FleetView {
     /// Workers, ordered by index.
     pub workers: Vec<Arc<WorkerView>>,
+    /// Hosts, whose workers are among these.
+    pub hosts: Arc<HostsView>,
 }
 
 /// Reason why no model can be found for a request.
@@ -290,15 +295,18 @@ pub enum LookupError {
         name: Option<String>,
     },
     /// No worker that has reported serves the name, and some have not reported yet.
-    #[error("{} not known yet: {n_undeclared} of the workers have not reported their models", awaited(.name.as_deref()))]
+    #[error(
+        "{} not known yet: {n_undeclared} of the workers and hosts have not reported their models",
+        awaited(.name.as_deref())
+    )]
     Undeclared {
         /// Requested name; `None` if the request has none.
         name: Option<String>,
-        /// Workers that joined recently and have not declared a model.
+        /// Workers that joined recently and have not declared a model, and hosts without a summary.
         n_undeclared: usize,
     },
     /// No worker serves the name.
-    #[error("the model `{name}` does not exist; available: {}", some(.known))]
+    #[error("the model `{name}` does not exist{}; available: {}", suggestion(.name, .known), some(.known))]
     Unknown {
         /// Requested name.
         name: String,
@@ -321,6 +329,9 @@ pub enum LookupError {
         /// Models that support it, by name.
         able: Vec<String>,
     },
+    /// A host has the model in its catalogue, and none of its workers serves it.
+    #[error(transparent)]
+    Host(#[from] ModelRefusal),
 }
 
 impl LookupError {
@@ -332,6 +343,7 @@ impl LookupError {
             | Self::Undeclared { name, .. }
             | Self::Incapable { name, .. } => name.as_deref(),
             Self::Unknown { name, .. } => Some(name),
+            Self::Host(refusal) => Some(refusal.name()),
             Self::Ambiguous { .. } => None,
         }
     }
@@ -387,6 +399,9 @@ impl FleetView {
         capability: Option<Capability>,
         now: Instant,
     ) -> Result<Arc<ModelInfo>, LookupError> {
+        if name.is_none() && self.hosts_have_another_model() {
+            return Err(LookupError::Ambiguous { known: self.names() });
+        }
         let able = self.models().filter(|model| model.can(capability));
         let Some(meant) = best_named(able.clone(), name) else {
             let is_named = best_named(self.models(), name).is_some();
@@ -420,11 +435,18 @@ impl FleetView {
     /// Returns why no worker serves a name, or has `capability` under it.
     fn refusal(&self, name: Option<&str>, capability: Option<Capability>, now: Instant) -> LookupError {
         let owned_name = name.map(str::to_owned);
+        if capability.is_none()
+            && let Some(refusal) = self.host_refusal(name, Autoload::On, now)
+        {
+            return refusal.into();
+        }
         if self.workers.iter().any(|worker| worker.is_awaited_for(name)) {
             return LookupError::Loading { name: owned_name };
         }
         let has_models = self.models().next().is_some();
-        let n_undeclared = self.workers.iter().filter(|worker| worker.is_undeclared(now)).count();
+        let n_silent_workers = self.workers.iter().filter(|worker| self.is_undeclared(worker, now)).count();
+        let n_undeclared = n_silent_workers + self.hosts.n_silent();
+        let has_models = has_models || self.hosts.has_models();
         if n_undeclared > 0 && has_models {
             return LookupError::Undeclared { name: owned_name, n_undeclared };
         }
@@ -450,19 +472,88 @@ impl FleetView {
         let is_ready = |worker: &WorkerView| worker.unavailable(now).is_none() && worker.models().any(suits);
         let may_come = |worker: &WorkerView| match worker.link {
             ConnectionState::Refused { .. } => false,
-            _ => worker.is_loading(name) || worker.is_undeclared(now),
+            _ => worker.is_loading(name) || self.is_undeclared(worker, now),
         };
         let mut workers = self.workers.iter().map(Arc::as_ref).filter(|worker| !worker.is_leaving);
         workers.clone().any(may_come) && !workers.any(is_ready)
+    }
+
+    /// Returns whether a request is worth holding because of a host: no available worker that it has not `tried` serves
+    /// its name, and a worker of a host comes if the request waits.
+    pub fn awaits_host(&self, name: Option<&str>, autoload: Autoload, now: Instant, tried: &[WorkerIdx]) -> bool {
+        let Some(name) = self.hosts.meant(name) else { return false };
+        !self.serves(name, now, tried)
+            && self.hosts.is_expected(name, autoload, now, |prospect| self.is_usable(prospect))
+    }
+
+    /// Returns the host at which a request for a name demands its model, and the model there; no host whose index is in
+    /// `refusing_hosts`.
+    pub fn demanded(
+        &self,
+        name: Option<&str>,
+        autoload: Autoload,
+        now: Instant,
+        refusing_hosts: &[usize],
+    ) -> Option<Prospect<'_>> {
+        let is_usable =
+            |prospect: &Prospect<'_>| self.is_usable(prospect) && !refusing_hosts.contains(&prospect.host_idx);
+        self.hosts.demanded(self.hosts.meant(name)?, autoload, now, is_usable)
+    }
+
+    /// Returns why the hosts do not serve a name of their catalogues now; `None` if an available worker serves it, if
+    /// no catalogue has it, or if only a worker that is excluded from the fleet serves it.
+    pub fn host_refusal(&self, name: Option<&str>, autoload: Autoload, now: Instant) -> Option<ModelRefusal> {
+        let name = self.hosts.meant(name)?;
+        let is_usable = |prospect: &Prospect<'_>| self.is_usable(prospect);
+        let is_kept_out = |worker: &Arc<WorkerView>| worker.excluded.is_some() && worker.is_awaited_for(Some(name));
+        let is_expected = || self.hosts.is_expected(name, autoload, now, is_usable);
+        if self.serves(name, now, &[]) || (self.workers.iter().any(is_kept_out) && !is_expected()) {
+            return None;
+        }
+        self.hosts.refusal(name, autoload, now, is_usable)
+    }
+
+    /// Returns whether a worker has joined recently and its model's name is not known. Hosts name the models of their
+    /// workers.
+    fn is_undeclared(&self, worker: &WorkerView, now: Instant) -> bool {
+        worker.is_undeclared(now) && !self.hosts.runs(&worker.name)
+    }
+
+    /// Returns whether an available worker other than those `tried` serves a name.
+    fn serves(&self, name: &str, now: Instant, tried: &[WorkerIdx]) -> bool {
+        let is_free = |worker: &&Arc<WorkerView>| worker.unavailable(now).is_none() && !tried.contains(&worker.idx);
+        let mut workers = self.workers.iter().filter(is_free);
+        workers.any(|worker| worker.model_named(name).is_some())
+    }
+
+    /// Returns whether this router may use the worker of a host's model, as far as the worker has shown it.
+    fn is_usable(&self, prospect: &Prospect<'_>) -> bool {
+        let Some(url) = prospect.model.state.worker_url() else { return true };
+        let is_refused = |worker: &Arc<WorkerView>| {
+            worker.excluded.is_some() || matches!(worker.link, ConnectionState::Refused { .. })
+        };
+        !self.workers.iter().any(|worker| worker.name == url && is_refused(worker))
+    }
+
+    /// Returns whether the hosts have several models, or one beside a model of another worker.
+    fn hosts_have_another_model(&self) -> bool {
+        match self.hosts.distinct()[..] {
+            [] => false,
+            [only] => self.models().any(|model| !model.answers_to(only)),
+            [..] => true,
+        }
     }
 
     fn models(&self) -> impl Iterator<Item = &Arc<ModelInfo>> + Clone {
         self.workers.iter().filter(|worker| worker.excluded.is_none()).flat_map(|worker| worker.models())
     }
 
-    /// Returns all served names without duplicates, in the order of the workers.
+    /// Returns all names without duplicates: those of the hosts' catalogues, then those of the other workers.
     pub fn names(&self) -> Vec<String> {
-        self.names_for(None)
+        let mut names: Vec<String> = self.hosts.names().into_iter().map(str::to_owned).collect();
+        let found: HashSet<String> = names.iter().cloned().collect();
+        names.extend(self.names_for(None).into_iter().filter(|name| !found.contains(name)));
+        names
     }
 
     fn names_for(&self, capability: Option<Capability>) -> Vec<String> {

@@ -11,7 +11,7 @@ use url::Url;
 
 use super::error::{ConfigError, WorkerUrlError};
 use super::flags::Flags;
-use super::limits::{DNS_INTERVAL, WORKERS_MAX};
+use super::limits::{DNS_INTERVAL, HOSTS_MAX, WORKERS_MAX};
 
 /// Sources of worker addresses.
 #[derive(Debug, Clone)]
@@ -194,11 +194,34 @@ pub(super) fn resolve(flags: &Flags) -> Result<DiscoveryConfig, ConfigError> {
         kubernetes: flags.kubernetes_services.iter().map(|text| service(text)).collect::<Result<_, _>>()?,
         kubeconfig: flags.kubeconfig.clone(),
     };
-    let is_empty = config.workers.is_empty() && config.dns.is_empty() && config.kubernetes.is_empty();
+    let is_empty =
+        flags.hosts.is_empty() && config.workers.is_empty() && config.dns.is_empty() && config.kubernetes.is_empty();
     if is_empty && config.file.is_none() {
         return Err(ConfigError::NoWorkers);
     }
     Ok(config)
+}
+
+/// Returns the hosts that the flags name.
+///
+/// Errors: `TooManyHosts`, `HostUrl`, `HostTwice`.
+pub(super) fn hosts(urls: &[String]) -> Result<Vec<WorkerAddress>, ConfigError> {
+    if urls.len() > HOSTS_MAX {
+        return Err(ConfigError::TooManyHosts { n: urls.len() });
+    }
+    let mut hosts: Vec<WorkerAddress> = Vec::with_capacity(urls.len());
+    for text in urls {
+        let refuse = |source| ConfigError::HostUrl { url: shown(text), source };
+        let host = worker_address(text).map_err(refuse)?;
+        if host.api != WorkerApi::Warmpath {
+            return Err(refuse(WorkerUrlError::Stock));
+        }
+        if hosts.contains(&host) {
+            return Err(ConfigError::HostTwice { url: text.clone() });
+        }
+        hosts.push(host);
+    }
+    Ok(hosts)
 }
 
 fn workers(urls: &[String]) -> Result<Vec<WorkerAddress>, ConfigError> {
@@ -399,6 +422,31 @@ mod tests {
         ] {
             assert_eq!(resolve_line(line).expect_err(line).to_string(), expected);
         }
+    }
+
+    #[test]
+    fn hosts_are_checked_like_workers_and_are_no_stock_servers() {
+        let flags = |line: &str| {
+            let arguments = ["warmpath-router"].into_iter().chain(line.split_whitespace());
+            hosts(&Flags::try_parse_from(arguments).expect("clap takes the line").hosts)
+        };
+        let urls = flags("--host http://a:9190,https://b --host http://c:9190/x").expect("a good line");
+        let urls: Vec<_> = urls.iter().map(|host| host.url.as_str()).collect();
+        assert_eq!(urls, ["http://a:9190/", "https://b/", "http://c:9190/x"]);
+        for (line, expected) in [
+            ("--host openai+http://a:1", "--host openai+http://a:1: a host is no stock server"),
+            ("--host a", "--host a: it is not a URL"),
+            (
+                "--host http://me:secret@a:1",
+                "--host a:1: a URL cannot have a user or a password; give a stock server's key by --worker-key-file",
+            ),
+            ("--host http://a:1 --host http://a:1/", "--host http://a:1/: the host is listed twice"),
+        ] {
+            assert_eq!(flags(line).expect_err(line).to_string(), expected);
+        }
+        let many = vec!["http://a:1".to_owned(); HOSTS_MAX + 1];
+        assert_eq!(hosts(&many), Err(ConfigError::TooManyHosts { n: HOSTS_MAX + 1 }));
+        assert!(resolve_line("--host http://a:9190").is_ok(), "a host finds workers");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 
 use warmpath_shell::hosts::HostError;
 
-use super::limits::WORKERS_MAX;
+use super::limits::{HOSTS_MAX, WORKERS_MAX};
 
 /// Reason why the flags cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -16,8 +16,28 @@ pub enum ConfigError {
         n: usize,
     },
     /// No source of workers is given.
-    #[error("no worker can be found: give --worker, --workers-file, --worker-dns or --kubernetes-service")]
+    #[error("no worker can be found: give --worker, --workers-file, --worker-dns, --kubernetes-service or --host")]
     NoWorkers,
+    /// There are too many hosts.
+    #[error("--host is given {n} times; the maximum is {HOSTS_MAX}")]
+    TooManyHosts {
+        /// Number of hosts.
+        n: usize,
+    },
+    /// A host's URL cannot be used.
+    #[error("--host {url}: {source}")]
+    HostUrl {
+        /// The URL.
+        url: String,
+        /// Reason.
+        source: WorkerUrlError,
+    },
+    /// A host is listed twice.
+    #[error("--host {url}: the host is listed twice")]
+    HostTwice {
+        /// Its URL.
+        url: String,
+    },
     /// A worker's URL cannot be used.
     #[error("--worker {url}: {source}")]
     WorkerUrl {
@@ -86,6 +106,9 @@ pub enum WorkerUrlError {
     /// The scheme is not supported.
     #[error("the scheme must be http or https, or openai+ and one of these")]
     Scheme,
+    /// The URL is that of a stock server.
+    #[error("a host is no stock server")]
+    Stock,
     /// The URL has no host.
     #[error("the host is missing")]
     NoHost,

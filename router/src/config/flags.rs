@@ -47,6 +47,11 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
+    /// URL of a host that loads models on demand, as http://10.0.0.5:9190 (https:// for TLS); its workers are found
+    /// through it. May be repeated, or a list with commas.
+    #[arg(long = "host", env = "WARMPATH_HOST", value_name = "URL", value_delimiter = ',')]
+    pub hosts: Vec<String>,
+
     /// GGUF file with the vocabulary of the OpenAI-compatible servers that serve NAME, or of all of them; may be
     /// repeated. Without one their prompts are compared as text.
     #[arg(long = "vocab", env = "WARMPATH_VOCAB", value_name = "[NAME=]FILE", value_delimiter = ',')]
@@ -118,7 +123,7 @@ pub struct Flags {
     pub queue_timeout: f64,
 
     /// Seconds after its arrival for which a request is held while no worker is ready for its model and one is loading
-    /// it. After that time, or at once if it is 0, the request gets status 503.
+    /// it, or a host can load it. After that time, or at once if it is 0, the request gets status 503.
     #[arg(long, env = "WARMPATH_WAIT", value_name = "SECONDS", default_value_t = 0.0)]
     pub wait: f64,
 

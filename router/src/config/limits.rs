@@ -6,6 +6,31 @@ use std::time::Duration;
 /// has 24 bits for its number.
 pub const WORKERS_MAX: usize = 10_000;
 
+/// Most hosts that one router follows. Source: own choice; a host costs one connection and one task.
+pub const HOSTS_MAX: usize = 1_000;
+
+/// Longest time until a host has begun to respond, and until its first summary is whole. Source: own choice: a summary
+/// has some hundred bytes for each model.
+pub const HOST_FIRST_SUMMARY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Longest time from one whole event or comment of a host to the next. Source: own choice: a host sends a comment every
+/// 15 s; one may be late. A host that is down is noticed by its connection.
+pub const HOST_SILENCE_MAX: Duration = Duration::from_secs(40);
+
+/// Longest time for a host's response to an order. Source: own choice: a host answers before it loads.
+pub const HOST_CALL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Longest response of a host to an order. Units: bytes. Source: the longest summary.
+pub const HOST_ANSWER_BYTES_MAX: usize = 1 << 20;
+
+/// Time after a refusal by a worker in which its host may report that the worker leaves. Source: own choice: both
+/// reports take some milliseconds; a busy machine delays them.
+pub const SWAP_NOTICE_MAX: Duration = Duration::from_secs(2);
+
+/// Time after which a client that waits for a stream gets its head and a comment if a host loads its model. Source: own
+/// choice: a load takes seconds, and most loads that fail do so at once.
+pub const LOADING_COMMENT_AFTER: Duration = Duration::from_secs(1);
+
 /// Most worker reports queued for the tracker. When the queue is full, a subscriber waits, and so does its worker.
 /// Source: own choice: it evens out bursts of many workers, and bounds the memory.
 pub const REPORTS_QUEUED_MAX: usize = 1024;

@@ -33,21 +33,21 @@ impl Discovered {
 }
 
 /// One source's access to its list.
-pub(super) struct Source {
+pub struct Source {
     found: Arc<Discovered>,
     nth: usize,
 }
 
 impl Source {
     /// Returns the access to a new list.
-    pub(super) fn of(discovered: &Arc<Discovered>) -> Self {
+    pub fn of(discovered: &Arc<Discovered>) -> Self {
         let mut lists = discovered.lists.lock().unwrap_or_else(PoisonError::into_inner);
         lists.push(None);
         Self { found: Arc::clone(discovered), nth: lists.len() - 1 }
     }
 
     /// Replaces this source's list.
-    pub(super) fn set(&self, list: Vec<DiscoveredWorker<WorkerAddress>>) {
+    pub fn set(&self, list: Vec<DiscoveredWorker<WorkerAddress>>) {
         self.found.lists.lock().unwrap_or_else(PoisonError::into_inner)[self.nth] = Some(list);
         self.found.changed.notify_one();
     }

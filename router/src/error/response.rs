@@ -2,15 +2,22 @@
 //!
 //! Not here: why a request fails (`error`), its status and OpenAI's error object (`warmpath_shell::api_error`).
 
-use axum::http::StatusCode;
+use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use warmpath_common::dialects::anthropic;
 use warmpath_common::openai::{ErrorBody, ErrorObject};
+use warmpath_router_core::fleet::LookupError;
+use warmpath_router_core::hosts::ModelRefusal;
 use warmpath_shell::api_error::{ApiError as _, Class, with_wait};
 
 use crate::endpoint::EndpointKind;
 use crate::error::RequestError;
+
+/// Header that keeps the clients of OpenAI and Anthropic from repeating a request.
+///
+/// Source: measured with their packages for Python and npm (2026-11-30): one request in place of three.
+const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 /// Returns the last event of a stream that broke off after `n_events`: it tells the client that the response is
 /// incomplete.
@@ -76,7 +83,12 @@ fn failed_stream_event(status: StatusCode, error: ErrorObject, endpoint: Endpoin
 
 impl IntoResponse for RequestError {
     fn into_response(self) -> Response {
-        self.response()
+        let mut response = self.response();
+        if matches!(self, Self::Lookup(LookupError::Host(ModelRefusal::Impossible { .. }))) {
+            // The clients of OpenAI and Anthropic would repeat the request twice at once.
+            response.headers_mut().insert(SHOULD_RETRY, HeaderValue::from_static("false"));
+        }
+        response
     }
 }
 
@@ -85,7 +97,6 @@ mod tests {
     use std::time::Duration;
 
     use warmpath_common::ids::RequestId;
-    use warmpath_router_core::fleet::LookupError;
     use warmpath_router_core::ledger::NoWorker;
     use warmpath_router_core::overload::retry::WorkerFailure;
     use warmpath_shell::body::BodyError;

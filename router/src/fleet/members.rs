@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use url::Url;
 use warmpath_router_core::WorkerIdx;
@@ -43,6 +43,8 @@ pub struct Member {
     pub stock: Option<Arc<Stock>>,
     /// Notice that the view of its blocks cannot be trusted.
     pub stale_reports: StaleReports,
+    /// Notice that the worker has just become ready, so that its stream is opened at once.
+    pub(super) reconnect: Notify,
     /// Sender of the notices that the worker is lost; they are sent again as long as it stays lost.
     losses: watch::Sender<()>,
     /// Time of its last message, in milliseconds after the fleet's start; 0 means never.
@@ -59,6 +61,7 @@ impl Member {
             client,
             stock: (address.api == WorkerApi::OpenAi).then(Arc::default),
             stale_reports: StaleReports::default(),
+            reconnect: Notify::new(),
             losses: watch::Sender::new(()),
             last_message_ms: AtomicU64::new(0),
         })

@@ -8,6 +8,7 @@ use warmpath_common::model::Fingerprint;
 use warmpath_common::summary::{Change, Digest, Load, Run};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::summary_reader::NewWorker;
+use warmpath_router_core::hosts::HostView;
 use warmpath_router_core::stock::ServerInfo;
 
 use super::vocabulary::VocabularyKey;
@@ -119,6 +120,13 @@ pub enum TrackerMessage {
         /// Reason.
         trouble: FollowError,
     },
+    /// The view of a host.
+    Host {
+        /// Index of the host, in the order of configuration.
+        host_idx: usize,
+        /// The view.
+        view: Box<HostView>,
+    },
     /// A vocabulary was fetched and compared with what the workers declare.
     Vocabulary,
     /// A worker's vocabulary would harm this router.
@@ -136,7 +144,7 @@ impl TrackerMessage {
     /// Returns the worker that the report is about, if there is one.
     pub(super) fn worker(&self) -> Option<WorkerIdx> {
         match self {
-            Self::Surveyed | Self::Vocabulary => None,
+            Self::Surveyed | Self::Vocabulary | Self::Host { .. } => None,
             Self::Joined { worker }
             | Self::Leaving { worker }
             | Self::Stayed { worker }

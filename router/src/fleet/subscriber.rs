@@ -227,7 +227,10 @@ pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, client: WorkerClient, 
         if subscriber.outbox.tell(report).await.is_err() {
             return;
         }
-        tokio::time::sleep(pause.after(start.elapsed(), rand::random())).await;
+        tokio::select! {
+            () = tokio::time::sleep(pause.after(start.elapsed(), rand::random())) => {}
+            () = subscriber.member.reconnect.notified() => {}
+        }
     }
 }
 

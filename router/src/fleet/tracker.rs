@@ -25,6 +25,7 @@ use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::compatibility::{self, Declaration, DuplicateWorker, Mismatch};
 use warmpath_router_core::fleet::summary_reader::NewWorker;
 use warmpath_router_core::fleet::{ConnectionState, FleetView, KnownBlocks, WorkerView};
+use warmpath_router_core::hosts::{HostView, HostsView};
 use warmpath_router_core::index::IndexWriter;
 use warmpath_router_core::routing::prefetch::FleetChange;
 use warmpath_router_core::stock::{ServerInfo, TokenizerSource};
@@ -105,6 +106,11 @@ pub struct Tracker {
     /// Whether workers, their models, or which of them take requests may have changed since they were last checked for
     /// compatibility.
     models_changed: bool,
+    hosts: Arc<HostsView>,
+    /// Whether a host has reported since the last view was published.
+    hosts_reported: bool,
+    /// Whether such a report may end the wait of requests.
+    hosts_changed: bool,
     /// Whether all workers of the first discovery have joined.
     has_surveyed: bool,
 }
@@ -115,11 +121,14 @@ impl Tracker {
         Self {
             stock: StockServers::new(&fleet),
             blocks: Blocks::new(writer, WORKER_BLOCKS_MAX),
-            fleet,
             workers: BTreeMap::new(),
             lost: Vec::new(),
             fleet_changes: Vec::new(),
             models_changed: false,
+            hosts: Arc::clone(&fleet.view().hosts),
+            fleet,
+            hosts_reported: false,
+            hosts_changed: false,
             has_surveyed: false,
         }
     }
@@ -168,9 +177,16 @@ impl Tracker {
             }
             TrackerMessage::Lost { worker, reason } => self.lost(worker, reason, now),
             TrackerMessage::Unreachable { worker, trouble } => self.unreachable(worker, trouble, now),
+            TrackerMessage::Host { host_idx, view } => self.host(host_idx, *view),
             TrackerMessage::Vocabulary => self.models_changed = true,
             TrackerMessage::Refused { worker, key, reason } => self.refused(worker, key, reason),
         }
+    }
+
+    fn host(&mut self, host_idx: usize, view: HostView) {
+        self.hosts_reported = true;
+        self.hosts_changed |= self.hosts.hosts.get(host_idx).is_none_or(|was| was.is_news(&view));
+        Arc::make_mut(&mut self.hosts).set(host_idx, view);
     }
 
     fn joined(&mut self, worker: WorkerIdx, now: Instant) {
@@ -361,7 +377,10 @@ impl Tracker {
         }
         self.fleet.n_shed.store(self.blocks.n_shed(), Ordering::Relaxed);
         let workers = self.workers.values().map(|tracked| Arc::clone(&tracked.view)).collect();
-        self.fleet.view.store(Arc::new(FleetView { workers }));
+        self.fleet.view.store(Arc::new(FleetView { workers, hosts: Arc::clone(&self.hosts) }));
+        if std::mem::take(&mut self.hosts_reported) {
+            self.fleet.host_reports.send_replace(());
+        }
         if models_changed {
             // This wakes a task on another thread, which reads the view at once.
             self.fleet.models_changed.notify_one();
@@ -378,7 +397,8 @@ impl Tracker {
         if has_contacted && !had_contacted {
             self.tell_who_is_awaited(now);
         }
-        if models_changed || has_contacted != had_contacted {
+        let hosts_changed = std::mem::take(&mut self.hosts_changed);
+        if models_changed || hosts_changed || has_contacted != had_contacted {
             self.fleet.contacted.send_replace(has_contacted);
         }
     }

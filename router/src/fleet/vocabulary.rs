@@ -354,13 +354,24 @@ fn compare(maker: PromptMaker, model: &ModelInfo) -> VocabularyState {
     VocabularyState::Ready(Arc::new(Vocabulary { maker, template }))
 }
 
+/// Drops the vocabularies that are not wanted, and begins those that are missing.
+///
+/// A model that a host has unloaded is likely to be loaded again, so its vocabulary stays while there is room.
 fn keep_only(fleet: &Fleet, wanted: &[VocabularyKey]) {
     let current = fleet.vocabularies();
-    if wanted.iter().all(|key| current.contains_key(key)) && current.len() == wanted.len() {
+    let state = |key| current.get(key).cloned().unwrap_or(VocabularyState::Pending);
+    let mut kept: Vocabularies = wanted.iter().map(|key| (*key, state(key))).collect();
+    if fleet.view().hosts.has_models() {
+        let is_unused = |key: &VocabularyKey, state: &VocabularyState| {
+            !wanted.contains(key) && matches!(state, VocabularyState::Ready(_))
+        };
+        let unused = current.iter().filter(|(key, state)| is_unused(key, state));
+        let n_free = VOCABULARIES_MAX.saturating_sub(kept.len());
+        kept.extend(unused.take(n_free).map(|(key, state)| (*key, state.clone())));
+    }
+    if kept.len() == current.len() && kept.keys().all(|key| current.contains_key(key)) {
         return;
     }
-    let state = |key| current.get(key).cloned().unwrap_or(VocabularyState::Pending);
-    let kept = wanted.iter().map(|key| (*key, state(key))).collect();
     fleet.vocabularies.store(Arc::new(kept));
     fleet.vocabularies_settled.send_replace(());
 }

@@ -9,6 +9,7 @@ use axum::response::IntoResponse;
 use serde_json::{Value, json};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::{ConnectionState, WorkerView};
+use warmpath_router_core::hosts::{HostLink, HostView};
 use warmpath_router_core::overload::breaker::BreakerState;
 use warmpath_shell::metrics::{raise, server_text};
 
@@ -48,9 +49,29 @@ pub async fn fleet(State(app): State<App>) -> Json<Value> {
         "in_flight": app.metrics.in_flight.get(),
         "waiting": app.metrics.queue_requests.get(),
         "workers": workers,
+        "hosts": view.hosts.hosts.iter().map(|host| describe_host(host)).collect::<Vec<_>>(),
         "vocabularies": vocabularies,
         "index": {"blocks": index.n_blocks(), "bytes": index.bytes(), "shed_claims": app.fleet.n_shed()},
     }))
+}
+
+fn describe_host(host: &HostView) -> Value {
+    json!({
+        "url": host.name,
+        "name": host.summary.as_ref().map(|summary| &summary.host),
+        "state": host_state(host),
+        "trouble": host.trouble.as_deref(),
+        "memory": host.summary.as_ref().map(|summary| &summary.memory),
+        "models": host.summary.as_ref().map(|summary| &summary.models),
+    })
+}
+
+fn host_state(host: &HostView) -> &'static str {
+    match host.link {
+        HostLink::Connecting => "connecting",
+        HostLink::Live => "live",
+        HostLink::Lost { .. } => "lost",
+    }
 }
 
 fn describe(app: &App, worker: &WorkerView) -> Value {
@@ -134,6 +155,11 @@ fn copy_fleet(app: &App) {
             BreakerState::Open => 2,
         };
         metrics.breaker.with_label_values(label).set(breaker);
+    }
+    metrics.model_waiting.set(gauge(fleet.hosts().n_waiting()));
+    for name in ["connecting", "live", "lost"] {
+        let n = view.hosts.hosts.iter().filter(|host| host_state(host) == name).count();
+        metrics.hosts.with_label_values(&[name]).set(gauge(n));
     }
     metrics.stale_blocks.set(gauge(fleet.ledger().stale_blocks.n_stale()));
     metrics.index_blocks.set(gauge(fleet.index().n_blocks()));

@@ -7,10 +7,12 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::Extension;
-use axum::extract::{Request, State};
+use axum::extract::{Query, Request, State};
 use axum::http::{Method, Uri};
 use axum::response::Response;
+use serde::Deserialize;
 use warmpath_common::model::Capability;
+use warmpath_router_core::hosts::Autoload;
 use warmpath_shell::refusal::{Name, Refusal, stored_response};
 
 use super::context::{RequestContext, sender};
@@ -110,6 +112,25 @@ pub async fn pass_chat(
     answer(app, context, request, EndpointKind::Passthrough(Some(Capability::Completion))).await
 }
 
+/// Query of a request for a model.
+#[derive(Deserialize)]
+struct LoadQuery {
+    autoload: Option<String>,
+}
+
+/// Returns whether a request loads its model (`?autoload=`, as llama-server in router mode reads it).
+fn autoload(uri: &Uri) -> Result<Autoload, RequestError> {
+    // Other parameters are the worker's.
+    let Ok(Query(LoadQuery { autoload: Some(autoload) })) = Query::try_from_uri(uri) else {
+        return Ok(Autoload::ByModel);
+    };
+    match autoload.as_str() {
+        "true" | "1" => Ok(Autoload::On),
+        "false" | "0" => Ok(Autoload::Off),
+        _ => Err(RequestError::field("autoload", "`autoload` must be true or false")),
+    }
+}
+
 async fn answer(
     app: App,
     context: RequestContext,
@@ -138,6 +159,7 @@ async fn answer(
         method: parts.method,
         path: parts.uri.path().to_owned(),
         query: parts.uri.query().map(str::to_owned),
+        autoload: autoload(&parts.uri)?,
         headers: parts.headers,
         body,
         endpoint,

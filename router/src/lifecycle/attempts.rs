@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use axum::response::Response;
 use warmpath_router_core::diagnostics::decision_log::DecisionOutcome;
-use warmpath_router_core::ledger::health::FailedAttempt;
+use warmpath_router_core::fleet::{FleetView, LookupError};
 use warmpath_router_core::overload::retry::{Terms, WorkerFailure};
 
 use super::attempt_target::AttemptTarget;
@@ -51,9 +51,12 @@ impl Attempts<'_> {
                 Ok(target) => target,
                 Err(error @ (RequestError::NoWorker { .. } | RequestError::Paused { .. })) => {
                     let start = Instant::now();
-                    let change = hold.until_changed(app, request, prepared.model_name.as_deref()).await;
+                    let (name, tried) = (prepared.model_name.as_deref(), |view: &FleetView| retry_state.tried(view));
+                    let change = hold.until_changed(app, request, name, prepared.delivery, tried).await;
                     if !change.map_err(|error| Box::new(Err(error)))? {
-                        return Err(Box::new(retry_state.give_up().unwrap_or(Err(error))));
+                        let refusal =
+                            Hold::refusal(app, request, name).map(|refusal| Err(LookupError::from(refusal).into()));
+                        return Err(Box::new(refusal.or_else(|| retry_state.give_up()).unwrap_or(Err(error))));
                     }
                     retry_state.waited += start.elapsed();
                     continue;
@@ -97,7 +100,7 @@ impl Attempts<'_> {
             }
             note_failure(app, request, &mut target, failure);
             if !is_full {
-                retry_state.failures.push(FailedAttempt { worker, failure });
+                retry_state.add_failure(&app.fleet.view(), worker, failure);
             }
             retry_state.failed(failure, refusal);
             // Whether another attempt follows.

@@ -44,7 +44,12 @@ pub(super) async fn choose_when_possible(
         model: prepared.model.fingerprint,
         waiter: Waiter {
             tenant: app.queue.tenant(request.key.as_deref().map(ApiKey::tenant), &request.headers),
-            needs: app.queue.needs((&prepared.model_name, account, prepared.wanted, retry_state.tried())),
+            needs: app.queue.needs((
+                &prepared.model_name,
+                account,
+                prepared.wanted,
+                retry_state.tried(&app.fleet.view()),
+            )),
             deadline: request.queued_from + queue_timeout,
             is_continuation: retry_state.past.is_some(),
         },
@@ -110,7 +115,7 @@ fn choose(
     // The choice. It and its record happen under one lock, so the next request already counts this one.
     let start = Instant::now();
     let view = app.fleet.view();
-    let tried_workers = retry_state.tried();
+    let tried_workers = retry_state.tried(&view);
     let account = request.account(app);
     let first_attempt = prepared.route_request(&request.id, &matches);
     let route_request = RouteRequest { account, tried: &tried_workers, awaited, now: start, ..first_attempt };

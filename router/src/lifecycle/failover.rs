@@ -114,7 +114,8 @@ impl Failover {
         let comments = Keepalive::new(comments);
         let attempts =
             Attempts { app, prepared: &self.prepared, comments: &comments, failed_boots: &self.failed_boots };
-        let (mut target, response) = attempts.run(request, &mut Hold::new(app), &mut retry_state).await.ok()?;
+        let (mut target, response) =
+            attempts.run(request, &mut Hold::new(app, &comments), &mut retry_state).await.ok()?;
         let head = response.head();
         kv_transfer::observe(app, &target, &head.headers);
         let (status, ttft_ms) = (head.status.as_u16(), start.elapsed().as_secs_f64() * 1e3);

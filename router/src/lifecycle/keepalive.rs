@@ -99,7 +99,8 @@ impl Keepalive {
         }
     }
 
-    fn signal(&self) {
+    /// Has the client get a comment.
+    pub(super) fn signal(&self) {
         let _ = self.signals.try_send(());
     }
 }

@@ -6,6 +6,7 @@ use std::time::Instant;
 use axum::http::{HeaderMap, Method};
 use bytes::Bytes;
 use warmpath_common::ids::RequestId;
+use warmpath_router_core::hosts::Autoload;
 use warmpath_router_core::overload::admission_queue::TenantKey;
 use warmpath_shell::body::Sender;
 use warmpath_shell::trace::Span;
@@ -31,6 +32,8 @@ pub struct IncomingRequest {
     pub path: String,
     /// Query after the path, sent to workers unchanged; `None` if there is none.
     pub query: Option<String>,
+    /// Whether it loads its model.
+    pub autoload: Autoload,
     /// Headers of the client.
     pub headers: HeaderMap,
     /// Body, with data in place of the URLs of images; sent to workers unchanged, except that a model name that no

@@ -23,6 +23,8 @@ pub(super) struct RetryState {
     /// Workers that failed the request, and how. A worker that was only full is paused instead, and may get the request
     /// later.
     pub(super) failures: Vec<FailedAttempt>,
+    /// Boot epoch of each of these workers at its failure.
+    pub(super) boot_epochs: Vec<Option<u64>>,
     /// Workers that cannot take it.
     pub(super) excluded: Vec<WorkerIdx>,
     /// Response so far, from other workers' journals; `None` for a new response.
@@ -57,9 +59,17 @@ impl RetryState {
         app.retries.withdraw()
     }
 
-    /// Returns the workers that cannot take the request.
-    pub(super) fn tried(&self) -> Vec<WorkerIdx> {
-        let failed_workers = self.failures.iter().map(|failed| failed.worker);
+    /// Adds a worker that failed the request now.
+    pub(super) fn add_failure(&mut self, view: &FleetView, worker: WorkerIdx, failure: WorkerFailure) {
+        self.failures.push(FailedAttempt { worker, failure });
+        self.boot_epochs.push(boot_epoch(view, worker));
+    }
+
+    /// Returns the workers that cannot take the request. A worker that has been restarted since it failed can.
+    pub(super) fn tried(&self, view: &FleetView) -> Vec<WorkerIdx> {
+        let failures = self.failures.iter().zip(&self.boot_epochs);
+        let is_same_boot = |(failed, boot): &(&FailedAttempt, &Option<u64>)| boot_epoch(view, failed.worker) == **boot;
+        let failed_workers = failures.filter(is_same_boot).map(|(failed, _)| failed.worker);
         failed_workers.chain(self.excluded.iter().copied()).collect()
     }
 
@@ -71,6 +81,10 @@ impl RetryState {
     }
 }
 
+fn boot_epoch(view: &FleetView, worker: WorkerIdx) -> Option<u64> {
+    view.worker(worker).and_then(|worker| worker.boot_epoch)
+}
+
 /// Workers that failed a stream, each with the boot epoch that it had then.
 #[derive(Debug, Default)]
 pub(super) struct FailedBoots(Vec<(WorkerIdx, Option<u64>)>);
@@ -78,7 +92,7 @@ pub(super) struct FailedBoots(Vec<(WorkerIdx, Option<u64>)>);
 impl FailedBoots {
     /// Adds a worker that failed the stream now.
     pub(super) fn add(&mut self, view: &FleetView, worker: WorkerIdx) {
-        self.0.push((worker, view.worker(worker).and_then(|worker| worker.boot_epoch)));
+        self.0.push((worker, boot_epoch(view, worker)));
     }
 
     /// Returns the workers that cannot continue the stream now: those that failed it and have not been restarted since,

@@ -125,6 +125,7 @@ impl Router {
         let membership = MembershipOptions { workers_max: 64, linger: LINGER, vacancy: LINGER };
         let worker_wait_max = Some(Duration::from_millis(500));
         let config = FleetConfig {
+            hosts: Vec::new(),
             membership,
             vocabularies: Vec::new(),
             index_bytes_max: INDEX_BYTES_MAX,

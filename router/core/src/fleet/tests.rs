@@ -1,10 +1,13 @@
 //! Tests of a view: which model a name means, why no worker serves a name, and why a worker cannot be used.
 
+use warmpath_common::host::{HostModel, HostSummary, ModelState};
+
 use super::*;
+use crate::hosts::{HostLink, HostView};
 use crate::testing::{model, worker};
 
 fn fleet(workers: Vec<WorkerView>) -> FleetView {
-    FleetView { workers: workers.into_iter().map(Arc::new).collect() }
+    FleetView { workers: workers.into_iter().map(Arc::new).collect(), ..FleetView::default() }
 }
 
 fn named(idx: u32, name: &str, fingerprint: u8) -> WorkerView {
@@ -123,7 +126,7 @@ fn a_model_that_is_loading_or_may_exist_is_not_reported_as_unknown() {
     check(vec![named(0, "a", 1), excluded()], Some("d"), None, "`d` is not ready yet");
     check(vec![named(0, "a", 1), loading()], Some("c"), None, "the model `c` does not exist; available: `a`");
     check(vec![loading()], Some("c"), None, "the model `c` does not exist; available: none yet");
-    let undeclared = "the model `c` is not known yet: 2 of the workers";
+    let undeclared = "the model `c` is not known yet: 2 of the workers and hosts";
     check(vec![named(0, "a", 1), silent(1), silent(2)], Some("c"), None, undeclared);
     check(vec![silent(1), loading()], Some("c"), None, "no worker is ready: 2 known, 0 connected");
     check(vec![silent(1), silent(2)], Some("c"), None, "no worker is ready: 2 known, 0 connected");
@@ -226,4 +229,83 @@ fn a_worker_is_unavailable_for_the_first_reason_that_holds() {
     check(&|worker| worker.is_leaving = true, Some(Unavailable::Leaving));
     let out = Mismatch::HashVersion { worker: 9 };
     check(&|worker| worker.excluded = Some(out.clone()), Some(Unavailable::Excluded));
+}
+
+fn host_model(name: &str, state: ModelState) -> HostModel {
+    HostModel { name: name.into(), aliases: Vec::new(), is_autoloaded: true, is_pinned: false, state }
+}
+
+fn loadable() -> ModelState {
+    ModelState::Loadable { memory_bytes: 1, load_ms: 4_000, is_local: true }
+}
+
+fn loaded_by(worker: &WorkerView) -> ModelState {
+    ModelState::Loaded { worker_url: worker.name.clone(), n_running: 0, idle_ms: 0, load_ms: 1 }
+}
+
+/// Returns a fleet with these workers and a host with these models.
+fn hosted(workers: Vec<WorkerView>, models: Vec<HostModel>) -> FleetView {
+    let summary = HostSummary { host: "desk".into(), sequence: 1, memory: Vec::new(), models };
+    let host =
+        HostView { name: "http://h".into(), link: HostLink::Live, summary: Some(Arc::new(summary)), trouble: None };
+    FleetView { hosts: Arc::new(HostsView { hosts: vec![Arc::new(host)] }), ..fleet(workers) }
+}
+
+#[test]
+fn a_name_of_a_catalogue_is_never_unknown_and_is_awaited_until_a_worker_serves_it() {
+    let now = Instant::now();
+    let check = |fleet: FleetView, name, is_awaited: bool, expected: &str| {
+        let refusal = fleet.lookup(name, None, now).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(refusal.starts_with(expected) && refusal.is_empty() == expected.is_empty(), "{refusal}");
+        assert_eq!(fleet.awaits_host(name, Autoload::ByModel, now, &[]), is_awaited, "{expected}");
+    };
+    let loads = "the model `a` is not ready yet: 0 % loaded, about 4 s left";
+    check(hosted(vec![], vec![host_model("a", loadable())]), Some("a"), true, loads);
+    check(hosted(vec![], vec![host_model("a", loadable())]), None, true, loads);
+    check(hosted(vec![], vec![host_model("a", loadable())]), Some("b"), false, "the model `b` does not exist");
+    let served = named(0, "a", 1);
+    let loaded = host_model("a", loaded_by(&served));
+    check(hosted(vec![served.clone()], vec![loaded.clone()]), Some("a"), false, "");
+    check(hosted(vec![served.clone()], vec![loaded.clone()]), Some("x"), false, "the model `x` does not exist");
+    // A worker of a host that has not reported yet is no reason to hold requests for other names.
+    let silent = WorkerView { model: None, link: ConnectionState::Connecting, ..worker(1) };
+    let loading =
+        host_model("b", ModelState::Loading { worker_url: Some(silent.name.clone()), progress: 0.5, remaining_ms: 9 });
+    let fleet = || hosted(vec![served.clone(), silent.clone()], vec![loaded.clone(), loading.clone()]);
+    check(fleet(), Some("x"), false, "the model `x` does not exist");
+    check(fleet(), Some("b"), true, "the model `b` is not ready yet: 50 % loaded");
+    check(fleet(), None, false, "`model` is missing, and there are several: `a`, `b`, `shared`");
+    assert!(!fleet().is_awaited(Some("x"), None, now));
+    // While a worker leaves, its name means its model, and requests wait for the next worker.
+    let leaving = WorkerView { is_leaving: true, ..served.clone() };
+    check(hosted(vec![leaving.clone()], vec![host_model("a", loadable())]), Some("a"), true, "");
+    assert!(
+        hosted(vec![leaving], vec![host_model("a", loadable())]).host_refusal(Some("a"), Autoload::Off, now).is_some()
+    );
+}
+
+#[test]
+fn a_worker_that_has_refused_a_request_does_not_serve_it_again() {
+    let (now, served) = (Instant::now(), named(0, "a", 1));
+    let fleet = hosted(vec![served.clone()], vec![host_model("a", loaded_by(&served))]);
+    let awaits = |tried: &[WorkerIdx]| fleet.awaits_host(Some("a"), Autoload::ByModel, now, tried);
+    assert_eq!((awaits(&[]), awaits(&[WorkerIdx(0)])), (false, true));
+}
+
+#[test]
+fn a_worker_that_is_excluded_is_no_reason_to_wait_for_its_host() {
+    let now = Instant::now();
+    let excluded = WorkerView { excluded: Some(Mismatch::HashVersion { worker: 9 }), ..named(0, "a", 1) };
+    let fleet = hosted(vec![excluded.clone()], vec![host_model("a", loaded_by(&excluded))]);
+    assert!(!fleet.awaits_host(Some("a"), Autoload::ByModel, now, &[]));
+    assert!(fleet.demanded(Some("a"), Autoload::ByModel, now, &[]).is_none());
+    assert_eq!(fleet.lookup(Some("a"), None, now), Err(LookupError::Loading { name: Some("a".into()) }));
+}
+
+#[test]
+fn a_host_that_refused_a_demand_gets_none() {
+    let fleet = hosted(vec![], vec![host_model("a", loadable())]);
+    let demanded =
+        |refusing: &[usize]| fleet.demanded(Some("a"), Autoload::ByModel, Instant::now(), refusing).is_some();
+    assert_eq!((demanded(&[]), demanded(&[0])), (true, false));
 }

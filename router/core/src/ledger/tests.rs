@@ -24,7 +24,7 @@ use crate::routing::cost::Unreported;
 use crate::testing::{model, worker};
 
 fn fleet(n: u32) -> FleetView {
-    FleetView { workers: (0..n).map(|idx| Arc::new(worker(idx))).collect() }
+    FleetView { workers: (0..n).map(|idx| Arc::new(worker(idx))).collect(), ..FleetView::default() }
 }
 
 fn id(text: &str) -> RequestId {

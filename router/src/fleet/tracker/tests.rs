@@ -26,6 +26,7 @@ fn tracker() -> Tracker {
     let tls = ClientFiles::default().open().expect("no file is given");
     let clients = Clients::new(Duration::from_secs(1), tls, None);
     let config = FleetConfig {
+        hosts: Vec::new(),
         membership: MembershipOptions { workers_max: 1, linger: Duration::ZERO, vacancy: Duration::ZERO },
         vocabularies: Vec::new(),
         index_bytes_max: 64 << 20,

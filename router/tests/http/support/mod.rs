@@ -2,6 +2,7 @@
 
 pub mod authority;
 pub mod fake_server;
+pub mod host;
 pub mod keys;
 pub mod logged;
 pub mod network;

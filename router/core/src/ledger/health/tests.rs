@@ -31,7 +31,13 @@ impl World {
     fn new(sick: &[bool]) -> Self {
         let workers = (0..sick.len() as u32).map(|idx| Arc::new(worker(idx))).collect();
         let ledger = Ledger::new(LedgerOptions::default());
-        Self { ledger, fleet: FleetView { workers }, sick: sick.to_vec(), now: Instant::now(), n_requests: 0 }
+        Self {
+            ledger,
+            fleet: FleetView { workers, ..FleetView::default() },
+            sick: sick.to_vec(),
+            now: Instant::now(),
+            n_requests: 0,
+        }
     }
 
     fn choose(&mut self, tried: &[WorkerIdx]) -> Result<WorkerIdx, NoWorker> {

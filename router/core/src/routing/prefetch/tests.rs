@@ -21,7 +21,7 @@ fn worker(idx: u32, n_blocks: usize) -> WorkerView {
 }
 
 fn fleet(workers: Vec<WorkerView>) -> FleetView {
-    FleetView { workers: workers.into_iter().map(Arc::new).collect() }
+    FleetView { workers: workers.into_iter().map(Arc::new).collect(), ..FleetView::default() }
 }
 
 fn prefix(tokens: impl IntoIterator<Item = Token>) -> HotPrefix {

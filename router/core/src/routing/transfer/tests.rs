@@ -47,7 +47,7 @@ fn only_available_workers_that_exchange_state_are_peers() {
     for (what, change, is_peer) in changes {
         let mut one = worker(0, Some(LAYOUT));
         change(&mut one, now);
-        let fleet = FleetView { workers: vec![Arc::new(one)] };
+        let fleet = FleetView { workers: vec![Arc::new(one)], ..FleetView::default() };
         let expected: &[TransferPeer] = if is_peer { &[peer(0, 5)] } else { &[] };
         assert_eq!(peers(&fleet, &[found(0, 5)]), expected, "{what}");
     }
@@ -55,7 +55,8 @@ fn only_available_workers_that_exchange_state_are_peers() {
 
 #[test]
 fn pending_blocks_are_not_sent_and_the_longest_prefixes_are_compared() {
-    let fleet = FleetView { workers: (0..9).map(|idx| Arc::new(worker(idx, Some(LAYOUT)))).collect() };
+    let fleet =
+        FleetView { workers: (0..9).map(|idx| Arc::new(worker(idx, Some(LAYOUT)))).collect(), ..FleetView::default() };
     let filling = Match { state: RunState::Filling, ..found(8, 90) };
     let matches: Vec<Match> = std::iter::once(filling).chain((0..8).map(|idx| found(idx, 80 - idx))).collect();
     let expected: Vec<TransferPeer> = (0..4).map(|idx| peer(idx, 80 - idx)).collect();
