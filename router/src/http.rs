@@ -9,6 +9,8 @@ mod context;
 mod cors;
 mod decisions_api;
 mod health;
+mod model_events;
+mod model_orders;
 mod models;
 mod openapi;
 mod pages;
@@ -66,6 +68,10 @@ pub fn client_routes(app: App, web: &WebConfig) -> Router {
         .route("/completions", post(completions::text))
         .route("/responses", post(completions::responses))
         .route("/models", get(models::list))
+        // llama-server's own of router mode.
+        .route("/models/load", post(model_orders::load))
+        .route("/models/unload", post(model_orders::unload))
+        .route("/models/sse", get(model_events::stream))
         .route("/props", get(props::show))
         .route("/embeddings", post(completions::embeddings))
         .route("/embedding", post(completions::embeddings))
@@ -96,6 +102,9 @@ pub fn admin_routes(app: App) -> Router {
         .route("/fleet.js", get(pages::fleet_script))
         .route("/metrics", get(admin::metrics))
         .route("/internal/v1/fleet", get(admin::fleet))
+        .route("/models", get(models::list))
+        .route("/models/load", post(model_orders::load))
+        .route("/models/unload", post(model_orders::unload))
         .route("/internal/v1/decisions", get(decisions_api::decisions))
         .route("/internal/v1/history", get(decisions_api::history))
         .route("/internal/v1/route", post(route::route))

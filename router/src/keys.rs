@@ -98,6 +98,8 @@ struct KeyEntry {
     requests_per_minute: Option<NonZeroU32>,
     requests_at_once: Option<NonZeroU32>,
     priority_max: Option<i32>,
+    #[serde(default)]
+    admin: bool,
 }
 
 /// A valid key.
@@ -156,6 +158,11 @@ impl ApiKey {
     /// Returns the highest `priority` that its requests may have.
     pub fn priority_max(&self) -> i32 {
         self.entry.priority_max.unwrap_or(PRIORITY_MAX_DEFAULT)
+    }
+
+    /// Returns whether it may load and unload models by hand.
+    pub fn is_admin(&self) -> bool {
+        self.entry.admin
     }
 
     /// Counts a request whose body has yet to arrive.

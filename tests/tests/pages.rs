@@ -213,16 +213,16 @@ fn the_api_page_and_the_document_have_the_same_fields_and_defaults() -> anyhow::
 }
 
 #[test]
-fn the_api_page_and_the_document_have_the_same_paths() -> anyhow::Result<()> {
+fn the_api_page_and_the_documents_have_the_same_paths() -> anyhow::Result<()> {
     let page = std::fs::read_to_string(root().join("docs/api.md"))?;
     let plain = |path: &str| path.split(['{', '?']).next().unwrap_or_default().replace("NAME", "").replace("ID", "");
     let cells = rows(between(&page, "## Paths", "## Fields"));
     let quoted = cells.iter().flat_map(|row| quoted(row[0]));
     let paths = quoted.filter_map(|text| text.split_whitespace().last().map(str::to_owned));
     let told: BTreeSet<String> = paths.filter(|path| path.starts_with('/')).map(|path| plain(&path)).collect();
-    let document = document(DescribedServer::Worker);
-    let known: BTreeSet<String> =
-        document["paths"].as_object().into_iter().flatten().map(|(path, _)| plain(path)).collect();
-    assert_eq!(told, known, "the paths of docs/api.md (left) and of the document (right)");
+    let documents = [DescribedServer::Worker, DescribedServer::Router].map(document);
+    let described = documents.iter().filter_map(|document| document["paths"].as_object()).flatten();
+    let known: BTreeSet<String> = described.map(|(path, _)| plain(path)).collect();
+    assert_eq!(told, known, "the paths of docs/api.md (left) and of the documents (right)");
     Ok(())
 }

@@ -1,27 +1,47 @@
-//! `/v1/models`: the models of the fleet, under each of their names.
+//! `/v1/models`: the models of the fleet, under each of their names, with the state of those that hosts load on demand.
+//!
+//! Not here: loads and unloads by hand (`model_orders`), the stream of states (`model_events`).
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::Json;
-use axum::extract::State;
+use axum::extract::{Query, State};
 use axum::http::{HeaderMap, Uri};
+use axum::{Extension, Json};
+use serde::Deserialize;
 use serde_json::{Value, json};
-use warmpath_common::model::{Capability, ModelInfo};
+use warmpath_common::model::{Capability, Fingerprint, ModelInfo};
 use warmpath_common::names::is_pattern;
 use warmpath_router_core::fleet::FleetView;
+use warmpath_router_core::hosts::ListedState;
 use warmpath_shell::models::{self, ListedModel};
 use warmpath_shell::refusal::Name;
 
+use super::model_orders;
 use crate::app::App;
 use crate::error::RequestError;
+use crate::keys::ApiKey;
 
-/// Responds with every model name in the fleet.
-pub async fn list(State(app): State<App>, headers: HeaderMap, uri: Uri) -> Result<Json<Value>, RequestError> {
+/// Query of a list.
+#[derive(Deserialize)]
+struct ListQuery {
+    reload: Option<String>,
+}
+
+/// Responds with every model name in the fleet; with `?reload=1` the hosts read their catalogues before.
+pub async fn list(
+    State(app): State<App>,
+    key: Option<Extension<Arc<ApiKey>>>,
+    headers: HeaderMap,
+    uri: Uri,
+) -> Result<Json<Value>, RequestError> {
     app.first_contact().await?;
+    let query = Query::<ListQuery>::try_from_uri(&uri).ok();
+    if query.and_then(|Query(query)| query.reload).is_some_and(|reload| reload == "1" || reload == "true") {
+        model_orders::reload(&app, key.as_deref()).await?;
+    }
     let view = app.fleet.view();
-    let names = view.names().into_iter().filter(|name| !is_pattern(name));
-    let listed = names.filter_map(|name| listed(&app, &view, name).ok()).collect();
+    let listed = names(&view).into_iter().filter_map(|name| listed(&app, &view, name).ok()).collect();
     Ok(models::list(listed, &headers, &uri)?)
 }
 
@@ -36,12 +56,54 @@ pub async fn show(
     Ok(models::show(listed(&app, &app.fleet.view(), name)?, &headers, &uri))
 }
 
+/// Returns the names that lists have.
+pub(super) fn names(view: &FleetView) -> Vec<String> {
+    view.names().into_iter().filter(|name| !is_pattern(name)).collect()
+}
+
 pub(super) fn find(view: &FleetView, name: &str) -> Result<Arc<ModelInfo>, RequestError> {
     Ok(view.lookup(Some(name), None, Instant::now())?)
 }
 
+/// Returns the state of a listed name: over the hosts that have it in their catalogues, or that of a worker.
+pub(super) fn state(view: &FleetView, name: &str) -> ListedState {
+    view.hosts.listed_state(name).unwrap_or(ListedState::Loaded)
+}
+
+/// Returns llama-server's word for a state.
+pub(super) fn status_value(state: ListedState) -> &'static str {
+    match state {
+        ListedState::Loaded => "loaded",
+        ListedState::Loading { .. } => "loading",
+        ListedState::Unloaded | ListedState::Failed => "unloaded",
+    }
+}
+
+/// Returns llama-server's `status` of a listed model.
+fn status(state: ListedState) -> Value {
+    match state {
+        ListedState::Failed => json!({"value": status_value(state), "failed": true}),
+        _ => json!({"value": status_value(state)}),
+    }
+}
+
+/// Returns a model that no worker has loaded, so that little is known of it.
+fn unloaded(app: &App, name: String, state: ListedState) -> ListedModel {
+    let unknown = ModelInfo::text(Fingerprint([0; 32]), 0, 0, 0, 0);
+    let mut listed = ListedModel::new(name, app.started_s, &unknown);
+    listed.object["capabilities"] = json!([]);
+    listed.object["status"] = status(state);
+    listed.object["meta"] = json!({});
+    listed
+}
+
 fn listed(app: &App, view: &FleetView, name: String) -> Result<ListedModel, RequestError> {
-    let model = find(view, &name)?;
+    let state = state(view, &name);
+    let model = match find(view, &name) {
+        Ok(model) => model,
+        Err(_) if view.hosts.knows(&name) => return Ok(unloaded(app, name, state)),
+        Err(error) => return Err(error),
+    };
     let workers: Vec<_> = view.workers.iter().filter_map(|worker| worker.model_of_pool(&name, &model)).collect();
     let serving = || workers.iter().copied();
     // One name may stand for both a generating and an embedding model.
@@ -49,6 +111,7 @@ fn listed(app: &App, view: &FleetView, name: String) -> Result<ListedModel, Requ
     let capabilities: Vec<Capability> = Capability::ALL.into_iter().filter(can).collect();
     let embedding = serving().find_map(|model| model.embedding);
     let mut listed = ListedModel::new(name, app.started_s, &model);
+    listed.object["status"] = status(state);
     listed.object["capabilities"] = json!(capabilities);
     let meta = &mut listed.object["meta"];
     meta["n_embd_out"] = json!(embedding.map(|embedding| embedding.dimensions));

@@ -43,7 +43,7 @@ pub async fn show(State(app): State<App>, uri: Uri) -> Result<Json<Value>, Reque
         props = describe(&app, &view, &name)?;
     }
     props["role"] = json!("router");
-    props["models_autoload"] = json!(false);
+    props["models_autoload"] = json!(!view.hosts.hosts.is_empty());
     Ok(Json(props))
 }
 

@@ -16,6 +16,7 @@ mod failover;
 mod failures;
 mod fleet_page;
 mod holding;
+mod host_models;
 mod hosts;
 mod keys;
 mod kv_transfer;

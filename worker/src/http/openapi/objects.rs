@@ -131,6 +131,7 @@ fn tokens() -> Named {
 
 fn models() -> Named {
     vec![
+        ("ModelOrdered", json!({"success": "boolean"})),
         ("OpenAiModelList", json!({"object": {"const": "list"}, "data": ["#OpenAiModel"]})),
         (
             "AnthropicModelList",
@@ -163,7 +164,7 @@ fn models() -> Named {
                 "capabilities": ["string"],
                 "modalities": object(json!({"vision": "boolean", "audio": "boolean"})),
                 "architecture": object(json!({"input_modalities": ["string"], "output_modalities": ["string"]})),
-                "status": object(json!({"value": "string"})),
+                "status": object(json!({"value": "string", "failed?": "boolean"})),
                 "aliases?": ["string"],
                 "meta": "object",
             }),
@@ -330,7 +331,8 @@ fn requests() -> Map<String, Value> {
         },
     });
     let file = json!({"type": "object", "properties": {"filename": filename}});
-    [("SlotFileRequest", file), ("PinRequest", pin)]
+    let order = json!({"type": "object", "properties": {"model": {"type": "string"}}, "required": ["model"]});
+    [("SlotFileRequest", file), ("PinRequest", pin), ("ModelOrder", order)]
         .map(|(name, schema)| (name.to_owned(), schema))
         .into_iter()
         .collect()

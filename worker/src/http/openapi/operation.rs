@@ -35,6 +35,8 @@ pub enum Tag {
     Anthropic,
     /// Models.
     Models,
+    /// Models that a router's hosts load.
+    Hosts,
     /// Vocabulary and template.
     Tokens,
     /// A worker's cache.
@@ -70,10 +72,11 @@ pub struct Parameter {
 }
 
 impl Tag {
-    const ALL: [(Self, &'static str, &'static str); 7] = [
+    const ALL: [(Self, &'static str, &'static str); 8] = [
         (Self::Generation, "generation", "Chats, completions and responses, as in OpenAI's and llama-server's APIs."),
         (Self::Anthropic, "anthropic", "Messages, as in Anthropic's API."),
         (Self::Models, "models", "The served models."),
+        (Self::Hosts, "hosts", "Loading and unloading of models, at a router with hosts."),
         (Self::Tokens, "tokens", "Vocabulary and chat template."),
         (Self::Cache, "cache", "Slots, pins and the cache of a worker."),
         (Self::Health, "health", "For orchestrators and monitoring."),
@@ -114,7 +117,10 @@ impl Operation {
     /// Returns whether a server has the operation.
     pub fn is_served_by(&self, server: DescribedServer) -> bool {
         let of_workers = matches!(self.tag, Tag::Cache | Tag::Internal) || self.path == "/metrics";
-        server == DescribedServer::Worker || !of_workers
+        match server {
+            DescribedServer::Worker => self.tag != Tag::Hosts,
+            DescribedServer::Router => !of_workers,
+        }
     }
 
     /// Returns the operation as a document has it.

@@ -16,6 +16,11 @@ const LIMIT: Parameter = query(
 );
 const AFTER_MODEL: Parameter = query("after_id", "The model before the page.", r#"{"type": "string"}"#);
 const BEFORE_MODEL: Parameter = query("before_id", "The model after the page.", r#"{"type": "string"}"#);
+const RELOAD: Parameter = query(
+    "reload",
+    "At a router `1` has the hosts read their catalogues before; needs the rights of `/models/load`.",
+    r#"{"type": "string"}"#,
+);
 const STORED: Parameter = path("id", "Any text: responses are not stored.", r#"{"type": "string", "minLength": 1}"#);
 const SLOT: Parameter = path("id", "The slot.", r#"{"type": "integer", "minimum": 0, "maximum": 65535}"#);
 const PIN: Parameter = path("id", "The pin's name.", r#"{"type": "string", "minLength": 1}"#);
@@ -168,6 +173,12 @@ fn tokens() -> Vec<Operation> {
 
 fn models() -> Vec<Operation> {
     let get = |path, answer| Operation { tag: Tag::Models, ..get(path, SuccessBody::Json(answer)) };
+    let order = |path| Operation {
+        tag: Tag::Hosts,
+        errors: &[400, 403, 404, 408, 413, 502, 503, 504],
+        parameters: &[],
+        ..post(path, "ModelOrder", SuccessBody::Json("ModelOrdered"))
+    };
     let list = Operation {
         summary: "Returns the models, each under each of its names.",
         errors: &[400, 503, 529],
@@ -175,8 +186,17 @@ fn models() -> Vec<Operation> {
         ..get("/v1/models", "ModelList")
     };
     vec![
-        list.also_at("/models"),
+        Operation { parameters: &[VERSION, LIMIT, AFTER_MODEL, BEFORE_MODEL, RELOAD], ..list.also_at("/models") },
         list,
+        Operation { summary: "Has a host load a model.", ..order("/models/load") },
+        Operation { summary: "Has the hosts unload a model.", ..order("/models/unload") },
+        Operation {
+            summary: "Returns the states of the models as events, until the client leaves.",
+            tag: Tag::Hosts,
+            errors: &[429, 503],
+            answer: SuccessBody::Bytes("text/event-stream"),
+            ..get("/models/sse", "ModelOrdered")
+        },
         Operation {
             summary: "Describes a model.",
             errors: &[404, 503, 529],

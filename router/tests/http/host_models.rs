@@ -1,0 +1,181 @@
+//! The models of hosts in lists, and loads and unloads by hand, as in llama-server's router mode.
+
+use serde_json::{Value, json};
+use warmpath_common::host::{LOAD_PATH, RELOAD_PATH, UNLOAD_PATH};
+
+use crate::support::host::{FakeHost, host_model, impossible, loadable, loaded, loading};
+use crate::support::keys::{KeyFile, key};
+use crate::support::worker::FakeWorker;
+use crate::support::{TestRouter, config, error_of, eventually};
+
+async fn ready(hosts: &[&FakeHost], flags: &[&str]) -> TestRouter {
+    let urls: Vec<String> = hosts.iter().map(|host| host.url()).collect();
+    let hosts = urls.iter().flat_map(|url| ["--host", url]);
+    let flags: Vec<&str> = hosts.chain(flags.iter().copied()).collect();
+    TestRouter::start_with(config(&[], &flags)).await.wait_until_ready().await
+}
+
+async fn statuses(router: &TestRouter, path: &str) -> Vec<(String, Value)> {
+    let (status, list) = router.get(path).await;
+    assert_eq!(status, 200, "{list}");
+    let models = list["data"].as_array().expect("a list").iter();
+    models.map(|model| (model["id"].as_str().expect("a name").to_owned(), model["status"].clone())).collect()
+}
+
+fn order(model: &str) -> String {
+    json!({"model": model}).to_string()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_have_every_model_of_the_catalogues_with_its_state_and_no_path() {
+    let worker = FakeWorker::start(1);
+    let mut tiny = host_model("tiny", loaded(worker.url()));
+    tiny.aliases = vec!["alias".to_owned()];
+    let broken = impossible("failed to open /home/ann/c.gguf");
+    let models = vec![tiny, host_model("a", loadable()), host_model("b", loading(None)), host_model("c", broken)];
+    let host = FakeHost::start(models);
+    let router = ready(&[&host], &[]).await;
+    eventually("it serves", || async { router.state_of(0).await == "ready" }).await;
+    let value = |value: &str| json!({"value": value});
+    let expected = [
+        ("tiny", value("loaded")),
+        ("alias", value("loaded")),
+        ("a", value("unloaded")),
+        ("b", value("loading")),
+        ("c", json!({"value": "unloaded", "failed": true})),
+    ];
+    for path in ["/v1/models", "/models"] {
+        let statuses = statuses(&router, path).await;
+        assert_eq!(statuses, expected.clone().map(|(name, status)| (name.to_owned(), status)), "{path}");
+    }
+    assert!(!router.get("/models").await.1.to_string().contains("/home"));
+    let (status, model) = router.get("/v1/models/a").await;
+    assert_eq!((status, &model["id"], &model["status"]), (200, &json!("a"), &value("unloaded")));
+    assert_eq!(router.get("/v1/models/x").await.0, 404);
+    assert_eq!(router.get("/props").await.1["models_autoload"], true);
+    // Operators see what the host says.
+    let fleet = router.fleet().await;
+    assert_eq!(fleet["hosts"][0]["state"], "live");
+    assert_eq!(fleet["hosts"][0]["models"][3]["reason"], "failed to open /home/ann/c.gguf");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn models_are_loaded_and_unloaded_by_hand_at_their_hosts() {
+    let worker = FakeWorker::start(1);
+    let mut by_hand = host_model("a", loadable());
+    by_hand.is_autoloaded = false;
+    let hosts = [
+        FakeHost::start(vec![
+            by_hand,
+            host_model("tiny", loaded(worker.url())),
+            host_model("c", impossible("no memory")),
+        ]),
+        FakeHost::start(vec![host_model("tiny", loadable())]),
+    ];
+    let router = ready(&hosts.each_ref(), &[]).await;
+    let post = async |path: &str, model: &str| router.post(path, order(model)).await;
+    for (path, model, host_path) in [("/models/load", "a", LOAD_PATH), ("/models/unload", "tiny", UNLOAD_PATH)] {
+        let response = post(path, model).await;
+        assert_eq!(
+            (response.status().as_u16(), response.text().await.expect("text").as_str()),
+            (200, r#"{"success":true}"#)
+        );
+        assert_eq!(hosts[0].orders().last(), Some(&(host_path.to_owned(), order(model))));
+    }
+    assert!(hosts[1].orders().is_empty());
+    for (path, model, status, message) in [
+        ("/models/load", "tiny", 400, "the model `tiny` is already running"),
+        ("/models/unload", "a", 400, "the model `a` is not running"),
+        ("/models/load", "x", 404, "the model `x` does not exist"),
+        ("/models/unload", "x", 404, "the model `x` does not exist"),
+        ("/models/load", "c", 503, "no host can load the model `c`: no memory"),
+    ] {
+        let error = error_of(post(path, model).await, status).await;
+        assert!(error["message"].as_str().is_some_and(|text| text.starts_with(message)), "{error}");
+    }
+    assert_eq!(error_of(router.post("/models/load", "{}").await, 400).await["param"], "model");
+    // A host's refusal reaches the client without paths.
+    hosts[0].with(|script| (script.refuses, script.reason) = (Some(500), "cannot start /opt/bin/worker"));
+    let error = error_of(post("/models/load", "a").await, 502).await;
+    assert_eq!(
+        (&error["code"], &error["message"]),
+        (&json!("host_failed"), &json!("the host refused: cannot start \u{2026}/worker"))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_has_the_hosts_read_their_catalogues_before_the_list_is_made() {
+    let host = FakeHost::start(vec![host_model("a", loadable())]);
+    let router = ready(&[&host], &[]).await;
+    host.with(|script| script.reloaded = Some(vec![host_model("b", loadable())]));
+    assert_eq!(statuses(&router, "/models").await[0].0, "a");
+    assert_eq!(statuses(&router, "/models?reload=1").await[0].0, "b");
+    assert_eq!(host.orders(), [(RELOAD_PATH.to_owned(), String::new())]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_a_key_with_admin_or_the_admin_listener_gives_orders() {
+    let host = FakeHost::start(vec![host_model("a", loadable())]);
+    let ((plain, first), (boss, second)) = (key("plain", ""), key("boss", "admin = true"));
+    let file = KeyFile::new(&(first + &second));
+    let router = ready(&[&host], &file.flags()).await;
+    let send = async |method: reqwest::Method, path: &str, key: &str| {
+        let request = router.client.request(method, router.url(path)).bearer_auth(key).body(order("a"));
+        request.send().await.expect("the router answers")
+    };
+    for (method, path) in [
+        (reqwest::Method::POST, "/models/load"),
+        (reqwest::Method::POST, "/models/unload"),
+        (reqwest::Method::GET, "/models?reload=1"),
+    ] {
+        let error = error_of(send(method, path, &plain).await, 403).await;
+        assert_eq!(error["code"], "admin_key_required", "{path}");
+    }
+    assert!(host.orders().is_empty());
+    assert_eq!(send(reqwest::Method::GET, "/models", &plain).await.status(), 200);
+    assert_eq!(send(reqwest::Method::POST, "/models/load", &boss).await.status(), 200);
+    let admin = format!("http://{}/models/load", router.server.admin_address);
+    let response = router.client.post(admin).body(order("a")).send().await.expect("the router answers");
+    assert_eq!(response.status(), 200);
+    assert_eq!(host.orders().len(), 2);
+}
+
+/// Returns the next event of a stream, without comments.
+async fn event(response: &mut reqwest::Response, text: &mut String) -> Value {
+    loop {
+        if let Some((event, rest)) = text.clone().split_once("\n\n") {
+            *text = rest.to_owned();
+            if let Some(data) = event.strip_prefix("data: ") {
+                return serde_json::from_str(data).expect("JSON");
+            }
+            continue;
+        }
+        let piece = response.chunk().await.expect("the stream goes on").expect("it has not ended");
+        text.push_str(std::str::from_utf8(&piece).expect("text"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_of_states_begins_with_all_of_them_and_ends_with_the_router() {
+    let host = FakeHost::start(vec![host_model("a", loadable()), host_model("b", loadable())]);
+    let router = ready(&[&host], &["--drain-timeout", "600"]).await;
+    let mut response = router.client.get(router.url("/models/sse")).send().await.expect("an answer");
+    assert_eq!(response.headers()["content-type"], "text/event-stream");
+    let mut text = String::new();
+    let mut next = async || event(&mut response, &mut text).await;
+    let status = |model: &str, data: Value| json!({"model": model, "event": "model_status", "data": data});
+    assert_eq!(next().await, status("a", json!({"status": "unloaded"})));
+    assert_eq!(next().await, status("b", json!({"status": "unloaded"})));
+    host.set("a", loading(None));
+    let progress = json!({"stages": ["text_model"], "current": "text_model", "value": 0.4});
+    assert_eq!(next().await, status("a", json!({"status": "loading", "progress": progress})));
+    host.set("a", loaded("http://127.0.0.1:9".to_owned()));
+    assert_eq!(next().await, status("a", json!({"status": "loaded"})));
+    host.set("a", impossible("no"));
+    assert_eq!(next().await, status("a", json!({"status": "unloaded", "failed": true})));
+    host.with(|script| drop(script.summary.models.remove(1)));
+    assert_eq!(next().await, json!({"model": "b", "event": "model_remove"}));
+    assert_eq!(next().await, json!({"model": "*", "event": "models_reload"}));
+    router.server.stop().await;
+    assert!(response.chunk().await.expect("it ends well").is_none());
+}
