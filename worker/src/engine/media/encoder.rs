@@ -88,7 +88,7 @@ impl Encoder {
         let average = SharedAverage::default();
         let worker = EncoderThread {
             projector: Arc::clone(&projector),
-            kept: kept_media.clone(),
+            kept_media: kept_media.clone(),
             average: Arc::clone(&average),
             counters,
             waker,
@@ -159,7 +159,7 @@ impl<T> JobQueue<T> {
 /// The thread's own part.
 struct EncoderThread {
     projector: Arc<Projector>,
-    kept: Cache<Key, Embeddings>,
+    kept_media: Cache<Key, Embeddings>,
     average: SharedAverage,
     counters: Arc<Counters>,
     /// Wakes the engine, which waits for embeddings.
