@@ -1,4 +1,4 @@
-//! A control group of Linux, which limits the memory of processes; removed when it is dropped.
+//! A control group of Linux, which limits the memory or the processor time of processes; removed when it is dropped.
 //!
 //! Not here: the time of a limit and its process. Both versions work: version 2, and version 1, in which each
 //! controller has its own hierarchy. They need root.
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use anyhow::{Context as _, bail};
 
-/// Names of files and values of the memory controller in a version.
+/// Names of files and values of a controller in a version.
 #[derive(Debug)]
 struct Version {
     /// Folder of the controller's hierarchy.
@@ -17,15 +17,36 @@ struct Version {
     no_limit: &'static str,
 }
 
-/// Version 2, and version 1.
-static VERSIONS: [Version; 2] = [
-    Version { root: "/sys/fs/cgroup", limit: "memory.max", no_limit: "max" },
-    Version { root: "/sys/fs/cgroup/memory", limit: "memory.limit_in_bytes", no_limit: "-1" },
-];
+/// Controller of a resource.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Controller {
+    /// Memory, the page cache included.
+    Memory,
+    /// Processor time.
+    Processors,
+}
+
+impl Controller {
+    fn versions(self) -> [&'static Version; 2] {
+        match self {
+            Self::Memory => [
+                &Version { root: "/sys/fs/cgroup", limit: "memory.max", no_limit: "max" },
+                &Version { root: "/sys/fs/cgroup/memory", limit: "memory.limit_in_bytes", no_limit: "-1" },
+            ],
+            Self::Processors => [
+                &Version { root: "/sys/fs/cgroup", limit: "cpu.max", no_limit: "max" },
+                &Version { root: "/sys/fs/cgroup/cpu", limit: "cpu.cfs_quota_us", no_limit: "-1" },
+            ],
+        }
+    }
+}
+
 /// Files with the used memory in bytes, in version 2 or 1.
 const USAGE: [&str; 2] = ["memory.current", "memory.usage_in_bytes"];
 /// Files with a line `oom_kill N`, in version 2 or 1.
 const EVENTS: [&str; 2] = ["memory.events", "memory.oom_control"];
+/// Period of a limit of processor time: the kernel's default. Units: microseconds.
+const PERIOD_US: f64 = 100_000.0;
 
 /// A control group.
 #[derive(Debug)]
@@ -38,10 +59,10 @@ impl Cgroup {
     /// Makes an empty group without a limit.
     ///
     /// Errors: this machine does not have the controller, or this process may not use it.
-    pub fn make() -> anyhow::Result<Self> {
+    pub fn make(controller: Controller) -> anyhow::Result<Self> {
         static N_MADE: AtomicU32 = AtomicU32::new(0);
         let name = format!("warmpath-bench-{}-{}", std::process::id(), N_MADE.fetch_add(1, Relaxed));
-        for version in &VERSIONS {
+        for version in controller.versions() {
             let folder = Path::new(version.root).join(&name);
             if std::fs::create_dir(&folder).is_err() {
                 continue;
@@ -69,6 +90,14 @@ impl Cgroup {
         let usage = self.read(USAGE)?;
         let usage_bytes: u64 = usage.trim().parse().with_context(|| format!("reading {usage:?}"))?;
         self.set(&(usage_bytes + spare_bytes).to_string())
+    }
+
+    /// Limits the processor time to that of `n` processors.
+    ///
+    /// Errors: the kernel refuses the limit.
+    pub fn limit_processors(&self, n: f64) -> anyhow::Result<()> {
+        // Version 2 keeps the period if only the time is given.
+        self.set(&format!("{:.0}", n * PERIOD_US))
     }
 
     /// Removes the limit.
@@ -117,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_process_in_a_group_is_killed_beyond_its_limit_only() {
-        let Ok(cgroup) = Cgroup::make() else { return };
+        let Ok(cgroup) = Cgroup::make(Controller::Memory) else { return };
         let run = |script: &str| {
             let (program, args) = cgroup.command(Path::new("sh"));
             Command::new(program).args(args).args(["-c", script]).status().expect("there is a shell")

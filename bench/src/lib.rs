@@ -3,6 +3,7 @@
 //! Nothing here runs in production.
 
 pub mod agents;
+pub mod busy;
 pub mod cgroup;
 pub mod chaos;
 pub mod chat_load;
@@ -25,6 +26,7 @@ pub mod speculation;
 pub mod table;
 #[cfg(test)]
 mod testing;
+pub mod tokenize;
 pub mod worker_bench;
 
 pub use warmpath_demo::{client, fleet, model, summary};

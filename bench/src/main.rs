@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use warmpath_bench::{
-    agents, chaos, fleets, index_bench, load, model, overhead, report, sim, speculation, worker_bench,
+    agents, busy, chaos, fleets, index_bench, load, model, overhead, report, sim, speculation, tokenize, worker_bench,
 };
 
 /// The router's allocator, so that its prefix index is measured as it is deployed.
@@ -31,6 +31,8 @@ enum Command {
     /// Measures the latency that the router adds to a request, compared with other gateways, in front of workers that
     /// answer at once.
     Overhead(overhead::OverheadArgs),
+    /// Measures the speed of tokenizing real text, compared with llama.cpp's, and checks that the tokens are the same.
+    Tokenize(tokenize::TokenizeArgs),
     /// Holds the same conversations with our fleet, under each policy and behind several routers, and with
     /// llama-servers behind other gateways; also while workers join or restart, and with transfers of KV state.
     Fleets(fleets::FleetsArgs),
@@ -41,6 +43,9 @@ enum Command {
     /// Sends the requests of coding agents and shows the reuse of their prompts, compared with llama-server on the same
     /// model.
     Agents(agents::AgentsArgs),
+    /// Measures prefill and decode on a machine that also does something else, compared with llama-server on the same
+    /// model.
+    Busy(busy::BusyArgs),
     /// Kills, freezes, restarts and cuts off workers and routers under load, and checks every answer.
     Chaos(chaos::ChaosArgs),
     /// Runs the benchmarks in turn and writes a page with every figure, its command and its spread, and plots.
@@ -55,10 +60,12 @@ async fn main() -> anyhow::Result<()> {
         Command::Sim(args) => sim::run(&args),
         Command::Load(args) => load::run(&args).await,
         Command::Overhead(args) => overhead::run(&args).await,
+        Command::Tokenize(args) => tokenize::run(&args),
         Command::Fleets(args) => fleets::run(&args).await,
         Command::Worker(args) => worker_bench::run(&args).await,
         Command::Speculation(args) => speculation::run(&args).await,
         Command::Agents(args) => agents::run(&args).await,
+        Command::Busy(args) => busy::run(&args).await,
         Command::Chaos(args) => chaos::run(&args).await,
         Command::Report(args) => report::run(&args).await,
     }

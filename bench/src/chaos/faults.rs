@@ -16,7 +16,7 @@ use rand_chacha::ChaCha8Rng;
 use super::liar::Liar;
 use super::network::{Network, Place};
 use super::site::{Fleet, Served, Start};
-use crate::cgroup::Cgroup;
+use crate::cgroup::{Cgroup, Controller};
 use crate::names;
 
 /// Kind of fault.
@@ -75,7 +75,9 @@ impl Fault {
         match self {
             Self::Partition if !network.can_cut() => Some("needs network namespaces"),
             Self::Loss if !network.can_lose() => Some("needs network namespaces and the kernel's netem"),
-            Self::LowMemory if Cgroup::make().is_err() => Some("needs root and control groups that limit memory"),
+            Self::LowMemory if Cgroup::make(Controller::Memory).is_err() => {
+                Some("needs root and control groups that limit memory")
+            }
             Self::KillRouter | Self::RollRouters if n_routers < 2 => Some("needs two routers"),
             _ => None,
         }
@@ -188,7 +190,7 @@ async fn lie(fleet: &mut Fleet, worker: usize, other: usize) -> anyhow::Result<S
 async fn starve(fleet: &mut Fleet, worker: usize) -> anyhow::Result<String> {
     let address = Some(fleet.workers[worker].address());
     fleet.drain_worker(worker).await?;
-    let cgroup = Cgroup::make()?;
+    let cgroup = Cgroup::make(Controller::Memory)?;
     fleet.start_worker(worker, Start { address, cgroup: Some(&cgroup), ..Start::default() }).await?;
     cgroup.limit_growth(SPARE_BYTES)?;
     tokio::time::sleep(LASTS).await;
