@@ -13,6 +13,7 @@ pub mod figures;
 pub mod fleets;
 pub mod index_bench;
 pub mod load;
+pub mod models;
 pub mod names;
 pub mod overhead;
 pub mod peers;

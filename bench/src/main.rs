@@ -2,7 +2,8 @@
 
 use clap::{Parser, Subcommand};
 use warmpath_bench::{
-    agents, busy, chaos, fleets, index_bench, load, model, overhead, report, sim, speculation, tokenize, worker_bench,
+    agents, busy, chaos, fleets, index_bench, load, model, models, overhead, report, sim, speculation, tokenize,
+    worker_bench,
 };
 
 /// The router's allocator, so that its prefix index is measured as it is deployed.
@@ -36,6 +37,8 @@ enum Command {
     /// Holds the same conversations with our fleet, under each policy and behind several routers, and with
     /// llama-servers behind other gateways; also while workers join or restart, and with transfers of KV state.
     Fleets(fleets::FleetsArgs),
+    /// Measures models on demand, with room for one, compared with llama-server's router mode on the same files.
+    Models(models::ModelsArgs),
     /// Measures the worker's prompt-state cache, compared with llama-server on the same model.
     Worker(worker_bench::WorkerArgs),
     /// Measures the speed of answers with and without drafts, compared with llama-server on the same model.
@@ -62,6 +65,7 @@ async fn main() -> anyhow::Result<()> {
         Command::Overhead(args) => overhead::run(&args).await,
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Fleets(args) => fleets::run(&args).await,
+        Command::Models(args) => models::run(&args).await,
         Command::Worker(args) => worker_bench::run(&args).await,
         Command::Speculation(args) => speculation::run(&args).await,
         Command::Agents(args) => agents::run(&args).await,
