@@ -7,6 +7,7 @@
 //! their callers, and each row exists once, so an ambiguous grammar has larger rows instead of many stacks. All work is
 //! counted, and work above the limit is an error.
 
+mod callers;
 mod charset;
 mod closure;
 mod earley;
@@ -20,7 +21,7 @@ use std::fmt;
 
 use warmpath_common::ids::Token;
 
-pub use earley::Exhausted;
+pub use callers::Exhausted;
 pub use lower::Grammar;
 pub use matcher::{ByName, GrammarMatcher, GrammarPosition};
 

@@ -10,7 +10,7 @@ use std::collections::BinaryHeap;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::earley::{Automaton, CALLERS_COST, CallersId, EarleyItem, Exhausted, ITEM_COST};
+use super::callers::{CALLERS_COST, Callers, CallersId, EarleyItem, Exhausted, ITEM_COST};
 use super::parser::Symbol;
 
 /// Work space for the completion of a row; empty between two rows.
@@ -35,17 +35,17 @@ struct RuleCallers {
 
 impl Closure {
     /// Completes the row that begins with `kernel`.
-    pub(super) fn complete(&mut self, automaton: &mut Automaton, kernel: &[EarleyItem]) -> Result<(), Exhausted> {
+    pub(super) fn complete(&mut self, sets: &mut Callers, kernel: &[EarleyItem]) -> Result<(), Exhausted> {
         self.work.extend(kernel);
-        self.look_at_all(automaton)?;
+        self.look_at_all(sets)?;
         while let Some((_, rule)) = self.called.pop() {
             let Some(calls) = self.calls.get_mut(&rule) else { continue };
             let callers = std::mem::take(&mut calls.callers);
-            automaton.pay(CALLERS_COST + ITEM_COST * callers.len() as u64)?;
-            let callers = automaton.intern(callers);
+            sets.pay(CALLERS_COST + ITEM_COST * callers.len() as u64)?;
+            let callers = sets.intern(callers);
             calls.begun = Some(callers);
-            self.work.extend(automaton.grammar().starts(rule).iter().map(|dot| EarleyItem { dot: *dot, callers }));
-            self.look_at_all(automaton)?;
+            self.work.extend(sets.grammar.starts(rule).iter().map(|dot| EarleyItem { dot: *dot, callers }));
+            self.look_at_all(sets)?;
         }
         Ok(())
     }
@@ -62,29 +62,29 @@ impl Closure {
         (terminals, std::mem::take(&mut self.accepts))
     }
 
-    fn look_at_all(&mut self, automaton: &mut Automaton) -> Result<(), Exhausted> {
+    fn look_at_all(&mut self, sets: &mut Callers) -> Result<(), Exhausted> {
         while let Some(item) = self.work.pop() {
-            automaton.pay(ITEM_COST)?;
+            sets.pay(ITEM_COST)?;
             if self.seen.insert(item) {
-                self.look_at(automaton, item)?;
+                self.look_at(sets, item)?;
             }
         }
         Ok(())
     }
 
-    fn look_at(&mut self, automaton: &mut Automaton, item: EarleyItem) -> Result<(), Exhausted> {
-        match automaton.grammar().symbol(item.dot) {
+    fn look_at(&mut self, sets: &mut Callers, item: EarleyItem) -> Result<(), Exhausted> {
+        match sets.grammar.symbol(item.dot) {
             Symbol::Chars(_) | Symbol::Token(_) | Symbol::OtherToken(_) => self.terminals.push(item),
             Symbol::Done => self.accepts = true,
-            Symbol::End => self.work.extend(automaton.callers(item.callers).iter()),
-            Symbol::Rule(rule) => self.call(automaton, item, rule)?,
+            Symbol::End => self.work.extend(sets.set(item.callers).iter()),
+            Symbol::Rule(rule) => self.call(sets, item, rule)?,
         }
         Ok(())
     }
 
-    fn call(&mut self, automaton: &mut Automaton, item: EarleyItem, rule: u32) -> Result<(), Exhausted> {
-        let back = EarleyItem { dot: automaton.grammar().behind(item.dot), ..item };
-        let props = &automaton.grammar().rules[rule as usize];
+    fn call(&mut self, sets: &mut Callers, item: EarleyItem, rule: u32) -> Result<(), Exhausted> {
+        let back = EarleyItem { dot: sets.grammar.behind(item.dot), ..item };
+        let props = &sets.grammar.rules[rule as usize];
         if props.is_nullable {
             self.work.push(back);
         }
@@ -92,7 +92,7 @@ impl Closure {
             self.called.push((props.rank, rule));
             RuleCallers::default()
         });
-        if automaton.grammar().symbol(back.dot) != Symbol::End {
+        if sets.grammar.symbol(back.dot) != Symbol::End {
             debug_assert!(calls.begun.is_none(), "only rules of higher rank call a rule");
             calls.callers.push(back);
             return Ok(());
@@ -102,9 +102,9 @@ impl Closure {
             return Ok(());
         }
         debug_assert!(calls.begun.is_none(), "only rules of higher rank call a rule");
-        let handed = automaton.callers(item.callers);
+        let handed = sets.set(item.callers);
         calls.callers.extend(handed.iter());
         let n_handed = handed.len() as u64;
-        automaton.pay(n_handed)
+        sets.pay(n_handed)
     }
 }

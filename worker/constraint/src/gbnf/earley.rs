@@ -13,9 +13,10 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use warmpath_common::ids::Token;
 
+use super::callers::{Callers, CallersId, EarleyItem, Exhausted, ROOT_CALLERS};
 use super::charset::is_text;
 use super::closure::Closure;
-use super::lower::{DONE, Dot, Grammar};
+use super::lower::{DONE, Grammar};
 use super::parser::Symbol;
 
 /// Memory of a response's rows above which unused ones are dropped. Units: bytes.
@@ -26,33 +27,13 @@ const KEPT_BYTES_MAX: usize = 16 << 20;
 /// Maximum memory of the rows in use. Units: bytes. Source: a text nested some 100,000 deep.
 const USED_BYTES_MAX: usize = KEPT_BYTES_MAX / 2;
 
-/// Work of an item during the completion of a row. The next two are the work of storing a set of callers, and a row.
-///
-/// Source: docs/decisions/0032.
-pub(super) const ITEM_COST: u64 = 10;
-pub(super) const CALLERS_COST: u64 = 50;
+/// Work of storing a row. Source: docs/decisions/0032.
 const ROW_COST: u64 = 100;
 
 /// Memory of a row in addition to its items. Units: bytes. Source: its table of the first 128 characters.
 const ROW_BYTES: usize = 700;
 
-/// Error: a step would take more work or more memory than allowed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the answer cannot continue: the grammar can be followed in too many ways, or is nested too deep")]
-pub struct Exhausted;
-
 pub(super) type RowId = u32;
-pub(super) type CallersId = u32;
-
-/// Position in an alternative, and the callers at which it continues.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct EarleyItem {
-    pub(super) dot: Dot,
-    pub(super) callers: CallersId,
-}
-
-/// Callers of the grammar's root: the end of the text.
-const ROOT_CALLERS: CallersId = 0;
 
 /// Marks in a table of next rows: `UNKNOWN` if the row has not been computed, `NONE` if the grammar does not allow the
 /// character.
@@ -80,15 +61,11 @@ struct EarleyRow {
 /// Rows that a response has reached.
 #[derive(Debug, Clone)]
 pub(super) struct Automaton {
-    grammar: Arc<Grammar>,
+    callers: Callers,
     rows: Vec<EarleyRow>,
     row_ids: HashMap<Arc<[EarleyItem]>, RowId>,
-    callers: Vec<Arc<[EarleyItem]>>,
-    callers_ids: HashMap<Arc<[EarleyItem]>, CallersId>,
     /// Next row by the range between two of the grammar's bounds.
     next: HashMap<(RowId, usize), RowId>,
-    n_bytes: usize,
-    fuel: u64,
     /// Number of times that rows were dropped and the others renumbered.
     pub(super) n_trimmed: u32,
     closure: Closure,
@@ -100,7 +77,7 @@ impl Automaton {
     /// Errors: the first row takes more than `fuel`.
     pub(super) fn new(grammar: &Arc<Grammar>, fuel: u64) -> Result<(Self, RowId), Exhausted> {
         let mut automaton = Self::empty(Arc::clone(grammar), fuel);
-        let root = automaton.intern(vec![EarleyItem { dot: DONE, callers: ROOT_CALLERS }]);
+        let root = automaton.callers.intern(vec![EarleyItem { dot: DONE, callers: ROOT_CALLERS }]);
         debug_assert_eq!(root, ROOT_CALLERS);
         let starts = grammar.starts(grammar.root).iter();
         let first = automaton.row(starts.map(|dot| EarleyItem { dot: *dot, callers: root }).collect())?;
@@ -109,14 +86,10 @@ impl Automaton {
 
     fn empty(grammar: Arc<Grammar>, fuel: u64) -> Self {
         Self {
-            grammar,
+            callers: Callers::new(grammar, fuel),
             rows: Vec::new(),
             row_ids: HashMap::new(),
-            callers: Vec::new(),
-            callers_ids: HashMap::new(),
             next: HashMap::new(),
-            n_bytes: 0,
-            fuel,
             n_trimmed: 0,
             closure: Closure::default(),
         }
@@ -124,16 +97,7 @@ impl Automaton {
 
     /// Sets the limit of work until the next call. Units: characters of cached rows, some 5 ns each.
     pub(super) fn refuel(&mut self, fuel: u64) {
-        self.fuel = fuel;
-    }
-
-    pub(super) fn pay(&mut self, cost: u64) -> Result<(), Exhausted> {
-        self.fuel = self.fuel.checked_sub(cost).ok_or(Exhausted)?;
-        Ok(())
-    }
-
-    pub(super) fn grammar(&self) -> &Grammar {
-        &self.grammar
+        self.callers.fuel = fuel;
     }
 
     /// Returns whether the text may end.
@@ -143,10 +107,10 @@ impl Automaton {
 
     /// Returns the row after a character; `None` if the grammar does not allow it.
     pub(super) fn step(&mut self, row: RowId, c: u32) -> Result<Option<RowId>, Exhausted> {
-        self.pay(1)?;
+        self.callers.pay(1)?;
         let slot = match c as usize {
             ascii @ ..N_ASCII => Some(ascii),
-            _ if self.grammar.is_alike_beyond_ascii => Some(BEYOND),
+            _ if self.callers.grammar.is_alike_beyond_ascii => Some(BEYOND),
             _ => None,
         };
         let known = match (slot, &self.rows[row as usize].next) {
@@ -159,7 +123,7 @@ impl Automaton {
             NONE => return Ok(None),
             next => return Ok(Some(next)),
         }
-        let grammar = Arc::clone(&self.grammar);
+        let grammar = Arc::clone(&self.callers.grammar);
         let next = self.advance(row, |symbol| match symbol {
             Symbol::Chars(set) => grammar.sets[set as usize].meets(c, c),
             _ => false,
@@ -169,7 +133,7 @@ impl Automaton {
             self.rows[row as usize].next.get_or_insert_with(|| Box::new([UNKNOWN; N_TABLE]))[slot] = known;
         } else {
             self.next.insert((row, self.band(c)), known);
-            self.n_bytes += 32;
+            self.callers.n_bytes += 32;
         }
         Ok(next)
     }
@@ -185,22 +149,22 @@ impl Automaton {
 
     /// Returns whether a character from `first` to `last`, all of them beyond ASCII, may come next.
     pub(super) fn allows_one_of(&mut self, row: RowId, first: u32, last: u32) -> Result<bool, Exhausted> {
-        if self.grammar.is_alike_beyond_ascii {
+        if self.callers.grammar.is_alike_beyond_ascii {
             return Ok(is_text(first, last) && self.step(row, FIRST_BEYOND_ASCII)?.is_some());
         }
         let terminals = &self.rows[row as usize].terminals;
-        let meets = |item: &EarleyItem| match self.grammar.symbol(item.dot) {
-            Symbol::Chars(set) => self.grammar.sets[set as usize].meets(first, last),
+        let meets = |item: &EarleyItem| match self.callers.grammar.symbol(item.dot) {
+            Symbol::Chars(set) => self.callers.grammar.sets[set as usize].meets(first, last),
             _ => false,
         };
         let (is_allowed, n_items) = (terminals.iter().any(meets), terminals.len());
-        self.pay(n_items as u64)?;
+        self.callers.pay(n_items as u64)?;
         Ok(is_allowed)
     }
 
     /// Returns the symbols that a row waits for.
     pub(super) fn awaited(&self, row: RowId) -> impl Iterator<Item = Symbol> {
-        self.rows[row as usize].terminals.iter().map(|item| self.grammar.symbol(item.dot))
+        self.rows[row as usize].terminals.iter().map(|item| self.callers.grammar.symbol(item.dot))
     }
 
     /// Returns the union of two rows.
@@ -212,10 +176,10 @@ impl Automaton {
     fn advance(&mut self, row: RowId, is_met: impl Fn(Symbol) -> bool) -> Result<Option<RowId>, Exhausted> {
         let terminals = &self.rows[row as usize].terminals;
         let n_items = terminals.len() as u64;
-        let met = terminals.iter().filter(|item| is_met(self.grammar.symbol(item.dot)));
+        let met = terminals.iter().filter(|item| is_met(self.callers.grammar.symbol(item.dot)));
         let kernel: Vec<EarleyItem> =
-            met.map(|item| EarleyItem { dot: self.grammar.behind(item.dot), ..*item }).collect();
-        self.pay(n_items)?;
+            met.map(|item| EarleyItem { dot: self.callers.grammar.behind(item.dot), ..*item }).collect();
+        self.callers.pay(n_items)?;
         if kernel.is_empty() { Ok(None) } else { self.row(kernel).map(Some) }
     }
 
@@ -226,75 +190,54 @@ impl Automaton {
         if let Some(row) = self.row_ids.get(kernel.as_slice()) {
             return Ok(*row);
         }
-        self.pay(ROW_COST)?;
-        let mut closure = std::mem::take(&mut self.closure);
-        let closed = closure.complete(self, &kernel);
-        let (terminals, accepts) = closure.take();
-        self.closure = closure;
+        self.callers.pay(ROW_COST)?;
+        let closed = self.closure.complete(&mut self.callers, &kernel);
+        let (terminals, accepts) = self.closure.take();
         closed?;
         let kernel: Arc<[EarleyItem]> = kernel.into();
         let id = RowId::try_from(self.rows.len()).expect("the rows' bytes are limited");
-        self.n_bytes += ROW_BYTES + size_of::<EarleyItem>() * (kernel.len() + terminals.len());
+        self.callers.n_bytes += ROW_BYTES + size_of::<EarleyItem>() * (kernel.len() + terminals.len());
         self.row_ids.insert(Arc::clone(&kernel), id);
         self.rows.push(EarleyRow { kernel, terminals, accepts, next: None });
         Ok(id)
-    }
-
-    /// Returns the id of a set of callers.
-    pub(super) fn intern(&mut self, mut callers: Vec<EarleyItem>) -> CallersId {
-        callers.sort_unstable();
-        callers.dedup();
-        if let Some(id) = self.callers_ids.get(callers.as_slice()) {
-            return *id;
-        }
-        let callers: Arc<[EarleyItem]> = callers.into();
-        let id = CallersId::try_from(self.callers.len()).expect("the rows' bytes are limited");
-        self.n_bytes += 64 + size_of::<EarleyItem>() * callers.len();
-        self.callers_ids.insert(Arc::clone(&callers), id);
-        self.callers.push(callers);
-        id
-    }
-
-    pub(super) fn callers(&self, id: CallersId) -> &Arc<[EarleyItem]> {
-        &self.callers[id as usize]
     }
 
     /// Drops unused rows if the rows take too much memory: only the rows `in_use` stay, with new numbers.
     ///
     /// Errors: the rows in use take too much memory.
     pub(super) fn trim(&mut self, in_use: &mut [RowId]) -> Result<(), Exhausted> {
-        if self.n_bytes <= KEPT_BYTES_MAX {
+        if self.callers.n_bytes <= KEPT_BYTES_MAX {
             return Ok(());
         }
         let kernels: Vec<Arc<[EarleyItem]>> =
             in_use.iter().map(|row| Arc::clone(&self.rows[*row as usize].kernel)).collect();
-        let mut is_used = vec![false; self.callers.len()];
+        let mut is_used = vec![false; self.callers.sets().len()];
         let mut news: Vec<CallersId> =
             kernels.iter().flat_map(|kernel| kernel.iter()).map(|item| item.callers).collect();
         news.push(ROOT_CALLERS);
         while let Some(id) = news.pop() {
             if !std::mem::replace(&mut is_used[id as usize], true) {
-                news.extend(self.callers(id).iter().map(|item| item.callers));
+                news.extend(self.callers.set(id).iter().map(|item| item.callers));
             }
         }
-        let old = std::mem::replace(self, Self::empty(Arc::clone(&self.grammar), self.fuel));
+        let old = std::mem::replace(self, Self::empty(Arc::clone(&self.callers.grammar), self.callers.fuel));
         self.n_trimmed = old.n_trimmed + 1;
-        let mut numbers = vec![ROOT_CALLERS; old.callers.len()];
+        let mut numbers = vec![ROOT_CALLERS; old.callers.sets().len()];
         let moved = |items: &Arc<[EarleyItem]>, numbers: &[CallersId]| -> Vec<EarleyItem> {
             items.iter().map(|item| EarleyItem { callers: numbers[item.callers as usize], ..*item }).collect()
         };
         // A set of callers refers only to sets that were created before it.
-        for (id, callers) in old.callers.iter().enumerate().filter(|(id, _)| is_used[*id]) {
-            numbers[id] = self.intern(moved(callers, &numbers));
+        for (id, callers) in old.callers.sets().iter().enumerate().filter(|(id, _)| is_used[*id]) {
+            numbers[id] = self.callers.intern(moved(callers, &numbers));
         }
         for (row, kernel) in in_use.iter_mut().zip(&kernels) {
             *row = self.row(moved(kernel, &numbers))?;
         }
-        if self.n_bytes > USED_BYTES_MAX { Err(Exhausted) } else { Ok(()) }
+        if self.callers.n_bytes > USED_BYTES_MAX { Err(Exhausted) } else { Ok(()) }
     }
 
     /// Returns the index of the grammar's bounds between which a character lies.
     fn band(&self, c: u32) -> usize {
-        self.grammar.bounds.partition_point(|bound| *bound <= c)
+        self.callers.grammar.bounds.partition_point(|bound| *bound <= c)
     }
 }

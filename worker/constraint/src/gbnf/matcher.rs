@@ -11,8 +11,9 @@ use std::sync::Arc;
 
 use warmpath_common::ids::Token;
 
+use super::callers::Exhausted;
 use super::charset::{Decoded, PartialChar};
-use super::earley::{Automaton, Exhausted, RowId};
+use super::earley::{Automaton, RowId};
 use super::lower::Grammar;
 use super::parser::Symbol;
 
