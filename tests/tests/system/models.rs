@@ -1,4 +1,4 @@
-//! `warmpath host`: two models on one machine, with room for one.
+//! `warmpath host`, and `warmpath serve` with several models: two models on one machine, with room for one.
 //!
 //! Not here: what is loaded when (`swaps` in the core).
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
-use tokio::io::AsyncReadExt as _;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use warmpath_bench::client::{Answer, ChatClient, Message};
 use warmpath_bench::model::Preset;
@@ -249,5 +249,38 @@ async fn models_are_loaded_and_unloaded_by_hand_and_the_catalogue_is_read_again(
     ensure!(summary.model("b").is_none() && summary.model("c").is_some(), "{summary:?}");
     host.loaded("c").await?;
     host.end().await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_router_loads_what_clients_request_and_a_conversation_is_warm_after_a_swap() -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    let (listen, admin, host) = (free_address()?, free_address()?, free_address()?);
+    let mut command = warmpath("serve", dir.path(), "")?;
+    command.args(["--listen", &listen, "--admin-listen", &admin, "--host-listen", &host]);
+    let mut serving = command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
+    let mut lines = BufReader::new(serving.stdout.take().context("a stdout")?).lines();
+    let mut greeting = String::new();
+    while !greeting.contains("Ctrl-C ends the fleet") {
+        let line = tokio::time::timeout(DEADLINE, lines.next_line()).await??;
+        greeting += &line.with_context(|| format!("it ended: {greeting}"))?;
+    }
+    ensure!(greeting.contains("a, b are served at"), "{greeting}");
+    let ask = async |model: &str, messages: &[Message]| {
+        let client = ChatClient::new(&format!("http://{listen}"), Some(model.to_owned()))?;
+        client.ask(messages, 8).await
+    };
+    let mut messages = conversation("Bicycle");
+    let first = ask("first", &messages).await?;
+    ask("b", &conversation("Library")).await?;
+    messages.push(Message::new("assistant", first.text));
+    messages.push(Message::new("user", "And the last one?"));
+    let second = ask("a", &messages).await?;
+    let reused = second.cached_tokens as f64 / first.prompt_tokens as f64;
+    ensure!(reused >= 0.95, "{} of {} tokens", second.cached_tokens, first.prompt_tokens);
+    let pid = serving.id().context("it has ended")?.to_string();
+    ensure!(Command::new("kill").args(["-TERM", &pid]).status().await?.success());
+    let status = tokio::time::timeout(DEADLINE, serving.wait()).await??;
+    ensure!(status.success(), "{status}");
     Ok(())
 }
