@@ -27,7 +27,7 @@ STAGE := scripts/stage.sh
 DEMO_FLAGS := $(if $(MODEL),--model $(MODEL)) $(if $(KEEP),--keep)
 BENCH_MODEL := $(or $(MODEL),made)
 
-.PHONY: help setup build demo test test-setup test-gpu test-clients test-k8s test-llama-server fuzz simulate chaos image-files test-image bench-cpu-variants bench-hostile fixtures models venv deploy-tools chromium lint notices figures fmt bench report doc pages picture
+.PHONY: help setup build demo demo-models test test-setup test-gpu test-clients test-k8s test-llama-server fuzz simulate chaos image-files test-image bench-cpu-variants bench-hostile fixtures models venv deploy-tools chromium lint notices figures fmt bench report doc pages picture
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,10 @@ build: setup ## Build everything, llama.cpp too (minutes, once); GPU=cuda, metal
 demo: setup ## Chat with a fleet: KEEP=1 leaves it up, MODEL=path.gguf serves your model, MODEL=made one made by code
 	@$(STAGE) build $(CARGO) build -p warmpath-demo -p warmpath-router -p warmpath-worker
 	@$(STAGE) demo target/debug/warmpath-demo $(DEMO_FLAGS)
+
+demo-models: setup ## Continue a conversation after its model has left for another: reused tokens, TTFT, load time
+	@$(STAGE) build $(CARGO) build --release -p warmpath-demo -p warmpath-router -p warmpath-worker -p warmpath-cli
+	@$(STAGE) demo target/release/warmpath-demo --models
 
 models: setup ## Fetch the real models of the tests and the demo into target/models (350 MB, once)
 	@$(STAGE) models scripts/models.sh

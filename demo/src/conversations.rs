@@ -15,6 +15,7 @@ use self::script::{N_TURNS, N_USERS, TENANTS};
 use crate::client::{Answer, ChatClient, Message};
 use crate::fleet::{Fleet, FleetSpec, bin_dir};
 use crate::model::real::ModelChoice;
+use crate::models_on_demand::{self, JsonOutput};
 use crate::summary::Summary;
 
 /// Starts a router and three workers, holds conversations through them and shows the reuse.
@@ -34,6 +35,9 @@ pub struct DemoArgs {
     /// Print the results as JSON.
     #[arg(long, conflicts_with = "keep")]
     json: bool,
+    /// Instead, load one of two models made by code at a time, and continue a conversation after a swap.
+    #[arg(long, conflicts_with_all = ["model", "keep"])]
+    models: bool,
 }
 
 /// Workers of the demo.
@@ -60,6 +64,9 @@ struct Turn {
 /// Errors: a process that does not start, a request that fails.
 pub async fn run(args: &DemoArgs) -> anyhow::Result<()> {
     let bin_dir = bin_dir(args.bin_dir.as_deref())?;
+    if args.models {
+        return models_on_demand::run(&bin_dir, if args.json { JsonOutput::Yes } else { JsonOutput::No }).await;
+    }
     let worker_args = ["--slots", "4", "--threads", "1", "--ctx-size", "16384"].map(str::to_owned).to_vec();
     let (name, model) = model(args.model.as_ref())?;
     eprintln!("Starting {N_WORKERS} workers with {name} and one router ...");

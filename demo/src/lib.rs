@@ -7,4 +7,5 @@ pub mod client;
 pub mod conversations;
 pub mod fleet;
 pub mod model;
+pub mod models_on_demand;
 pub mod summary;
