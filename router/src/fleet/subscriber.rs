@@ -220,7 +220,12 @@ pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, client: WorkerClient, 
         }
         // A worker that is down is tried every second; it is logged once. The tracker logs that a worker loads.
         if error.label() != last_label && !is_loading {
-            tracing::warn!(worker = %subscriber.member.url, reason = %chain(&error), "summary stream ended");
+            let (worker_url, reason) = (&subscriber.member.url, chain(&error));
+            if fleet.view().worker(worker).is_some_and(|view| view.is_leaving) {
+                tracing::info!(worker = %worker_url, reason, "summary stream ended");
+            } else {
+                tracing::warn!(worker = %worker_url, reason, "summary stream ended");
+            }
         }
         last_label = error.label();
         let report = error.report(worker, &mut subscriber.reader);

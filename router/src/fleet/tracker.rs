@@ -358,6 +358,9 @@ impl Tracker {
         }
         let reason = view.trouble.as_deref();
         match kind {
+            FollowErrorKind::Loss | FollowErrorKind::Other if view.is_leaving => {
+                tracing::info!(worker = %view.name, reason, "worker that was leaving has ended");
+            }
             FollowErrorKind::Loss | FollowErrorKind::Other => {
                 tracing::warn!(worker = %view.name, reason, "worker cannot be reached");
             }
