@@ -87,17 +87,28 @@ impl WorkerProcess {
         let Some(pid) = running.pid() else { return "its process ended at once".to_owned() };
         let watch = Watch { url: self.url.clone(), pid, http: self.http.clone(), reports: self.reports.clone() };
         let mut watching = tokio::spawn(watch.run());
+        let mut has_orders = false;
         let status = loop {
             tokio::select! {
                 status = running.wait() => break status,
-                Some(order) = self.orders.recv() => child::send_signal(pid, match order {
-                    Order::Drain => libc::SIGTERM,
-                    Order::Kill => libc::SIGKILL,
-                }),
+                Some(order) = self.orders.recv() => {
+                    has_orders = true;
+                    let signal = match order {
+                        Order::Drain => libc::SIGTERM,
+                        Order::Kill => libc::SIGKILL,
+                    };
+                    // A process that has ended has no id, which another one may have.
+                    if let Some(pid) = running.pid() {
+                        child::send_signal(pid, signal);
+                    }
+                }
             }
         };
         watching.abort();
         let _ = (&mut watching).await;
+        if has_orders && status.as_ref().is_ok_and(|status| status.success()) {
+            return "it has left".to_owned();
+        }
         let ended = status.map_or_else(|error| error.to_string(), |status| status.to_string());
         let lines = running.last_lines();
         if lines.is_empty() {
