@@ -44,8 +44,8 @@ demo: setup ## Chat with a fleet: KEEP=1 leaves it up, MODEL=path.gguf serves yo
 	@$(STAGE) demo target/debug/warmpath-demo $(DEMO_FLAGS)
 
 demo-models: setup ## Continue a conversation after its model has left for another: reused tokens, TTFT, load time
-	@$(STAGE) build $(CARGO) build --release -p warmpath-demo -p warmpath-router -p warmpath-worker -p warmpath-cli
-	@$(STAGE) demo target/release/warmpath-demo --models
+	@$(STAGE) build $(CARGO) build -p warmpath-demo -p warmpath-router -p warmpath-worker -p warmpath-cli
+	@$(STAGE) demo target/debug/warmpath-demo --models
 
 models: setup ## Fetch the real models of the tests and the demo into target/models (350 MB, once)
 	@$(STAGE) models scripts/models.sh
