@@ -98,7 +98,7 @@ pub async fn run(args: &ModelsArgs) -> anyhow::Result<()> {
         measured.with_context(|| format!("{subject:?}; the end of its log:\n{}", server.log()))?;
         server.terminate(LOAD_TIMEOUT).await?;
     }
-    args.figures.show(&figures, ("scenario", "server"))
+    args.figures.show(&figures, "scenario", "server")
 }
 
 /// Starts a server with room for one model.
