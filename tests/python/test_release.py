@@ -214,7 +214,7 @@ class Packages(unittest.TestCase):
         [tree] = unpacked.iterdir()
         self.check_programs(tree / "bin")
         share = tree / "share"
-        commands = {f"warmpath-{command}.1" for command in ("serve", "status", "capacity", "router-new-key")}
+        commands = {f"warmpath-{command}.1" for command in ("serve", "host", "status", "capacity", "router-new-key")}
         pages = commands | {"warmpath.1", "warmpath-router.1", "warmpath-worker.1"}
         self.assertEqual({path.name for path in (share / "man/man1").iterdir()}, pages)
         for completion in ("bash-completion/completions/warmpath", "zsh/site-functions/_warmpath", "fish/vendor_completions.d/warmpath.fish"):

@@ -54,7 +54,8 @@ async fn a_request_at_a_lost_worker_is_sent_to_another_at_once() {
         assert_eq!(header(&response, "x-warmpath-route"), "retry");
     }
     assert_eq!(router.metric(LOST).await, 2.0);
-    assert_eq!(router.state_of(0).await, "down");
+    // The router tries it again, so it is up for a moment from time to time.
+    eventually("it is down", || async { router.state_of(0).await == "down" }).await;
     eventually("the lost worker has no request left", || async { workers[0].n_left() == 2 }).await;
 }
 
