@@ -22,6 +22,11 @@ const ASKED_TOKENS_MAX: u32 = 1 << 16;
 ///
 /// Cost: reads the model's metadata.
 pub fn project_memory(config: &EmbedConfig, available: u64) -> Option<MemoryPlan> {
+    project_with_layout(config, available).map(|(plan, _)| plan)
+}
+
+/// Returns the memory, and the layout that it is for.
+fn project_with_layout(config: &EmbedConfig, available: u64) -> Option<(MemoryPlan, EmbeddingLayout)> {
     let outline = Outline::load(&config.engine)?;
     // llama.cpp measures a smaller context, and its figures are scaled up.
     let layout = layout(&outline, config);
@@ -42,14 +47,14 @@ pub fn project_memory(config: &EmbedConfig, available: u64) -> Option<MemoryPlan
     };
     let (context, compute) = (grown(memory.context), grown(memory.compute));
     let memory = MemoryUse { mapped, copied, context, compute, stored: 0, draft_model: 0, projector: 0, available };
-    Some(MemoryPlan { memory, fitted_cells: None, devices })
+    Some((MemoryPlan { memory, fitted_cells: None, devices }, layout))
 }
 
 /// Returns the same memory after a check; `None` if llama.cpp cannot determine it; loading will then report the error.
 ///
 /// Cost: like [`project_memory`]. Errors: `Memory`, `DeviceMemory` if they need more memory than is available.
 pub fn plan_memory(config: &EmbedConfig, available: u64) -> Result<Option<MemoryPlan>, StartError> {
-    let Some(plan) = project_memory(config, available) else { return Ok(None) };
+    let Some((plan, layout)) = project_with_layout(config, available) else { return Ok(None) };
     engine::check_devices(&plan.devices)?;
     plan.memory.log();
     // Mapped weights are not counted.
@@ -59,10 +64,11 @@ pub fn plan_memory(config: &EmbedConfig, available: u64) -> Result<Option<Memory
         return Ok(Some(plan));
     }
     let parts = format!(
-        "{} for the KV cache and {} for computing a batch of texts (--ctx-size, --ubatch-size, --slots), {} for weights \
+        "{} for the KV cache and {} for computing {} tokens at once (--ctx-size, --ubatch-size, --slots), {} for weights \
          that are copied; {} of weights are mapped from their file and not counted",
         Bytes(context),
         Bytes(compute),
+        layout.batch_tokens,
         Bytes(copied),
         Bytes(mapped),
     );
