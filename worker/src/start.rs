@@ -176,8 +176,8 @@ pub async fn check(config: Config) -> Result<(), RunError> {
 /// Returns the memory that the worker would take, without loading weights. Its files are downloaded first; if it may
 /// download nothing and they are not here, the projection has no memory.
 ///
-/// Errors: `Download`, `Backends`; `Model` for a file that is no model; `Engine` for a device that does not exist, or if
-/// llama.cpp cannot determine the memory.
+/// Errors: `Download`, `Backends`; `Model` for a file that is no model; `Engine` for a device that does not exist, or
+/// if llama.cpp cannot determine the memory.
 pub async fn project_memory(mut config: Config) -> Result<MemoryProjection, RunError> {
     let phase = Arc::new(watch::channel(Phase::Loading { percent: 0 }).0);
     let files = match files(&config, &phase).await {
