@@ -145,7 +145,7 @@ impl Owner {
         kill: CancellationToken,
     ) {
         self.model_names().iter().for_each(|name| self.project(name, Download::Never));
-        self.publish();
+        self.publish(self.summary_now());
         loop {
             let pause = if self.swaps.is_settling() { Duration::from_millis(IDLE_GRACE_MS) } else { IDLE_STEP };
             tokio::select! {
@@ -154,9 +154,7 @@ impl Owner {
                 () = tokio::time::sleep(pause) => {}
                 () = ends.cancelled() => break,
             }
-            for action in self.swaps.step(self.now_ms()) {
-                self.execute(action);
-            }
+            self.step();
             self.publish_changes();
         }
         self.order_all(Order::Drain);
@@ -191,9 +189,7 @@ impl Owner {
                     Wish::Load => self.swaps.load(&name, now_ms),
                     Wish::Unload => self.swaps.unload(&name),
                 }
-                for action in self.swaps.step(now_ms) {
-                    self.execute(action);
-                }
+                self.step();
                 drop(reply.send(self.summary_now().models.into_iter().find(|model| model.name == name)));
             }
         }
@@ -259,12 +255,15 @@ impl Owner {
         }
     }
 
-    fn execute(&mut self, action: Action) {
-        match action {
-            Action::Project(name) => self.project(&name, Download::Allowed),
-            Action::Start(name) => self.start(&name),
-            Action::Drain(name) => self.order(&name, Order::Drain),
-            Action::Kill(name) => self.order(&name, Order::Kill),
+    /// Does what the swaps decide now.
+    fn step(&mut self) {
+        for action in self.swaps.step(self.now_ms()) {
+            match action {
+                Action::Project(name) => self.project(&name, Download::Allowed),
+                Action::Start(name) => self.start(&name),
+                Action::Drain(name) => self.order(&name, Order::Drain),
+                Action::Kill(name) => self.order(&name, Order::Kill),
+            }
         }
     }
 
@@ -331,14 +330,14 @@ impl Owner {
         let (now, before) = (self.summary_now(), Arc::clone(&self.summary.borrow()));
         let is_timed = self.swaps.is_settling() && self.published.elapsed() >= PROGRESS_INTERVAL;
         if is_timed || now.memory != before.memory || without_times(&now.models) != without_times(&before.models) {
-            self.publish();
+            self.publish(now);
         }
     }
 
-    fn publish(&mut self) {
+    fn publish(&mut self, summary: HostSummary) {
         self.sequence += 1;
         self.published = Instant::now();
-        self.summary.send_replace(Arc::new(self.summary_now()));
+        self.summary.send_replace(Arc::new(HostSummary { sequence: self.sequence, ..summary }));
     }
 }
 
