@@ -18,6 +18,7 @@ use crate::corpora::TextKind;
 use crate::figures::{Figures, FiguresArgs, Measure, Row, Unit};
 use crate::fleet::{Server, bin_dir};
 use crate::model::real::ModelChoice;
+use crate::names;
 use crate::peers::{self, LOAD_TIMEOUT, free_address};
 use crate::summary::Distribution;
 use crate::worker_bench::contender::Peer;
@@ -135,7 +136,7 @@ async fn start(args: &ModelsArgs, subject: Subject, models: &Path, cache: &Path)
 
 async fn measure(args: &ModelsArgs, subject: Subject, server: &Server, figures: &mut Figures) -> anyhow::Result<()> {
     let url = server.base_url();
-    let subject = subject.to_possible_value().context("every server has a name")?.get_name().to_owned();
+    let subject = names::name(subject);
 
     // A conversation that another model interrupts.
     let (mut first, mut again, mut reused) = (Vec::new(), Vec::new(), Vec::new());
