@@ -1,6 +1,7 @@
 //! What clients send and are shown: the fields of requests that router and worker both read.
 
 pub mod cache_breakpoints;
+pub mod clean_text;
 pub mod dialects;
 pub mod embeddings;
 pub mod history;

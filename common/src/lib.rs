@@ -12,7 +12,9 @@ pub mod lora;
 pub mod model;
 mod protocol;
 
-pub use api::{cache_breakpoints, dialects, embeddings, history, llama_server, media, names, openai, prompts, salt};
+pub use api::{
+    cache_breakpoints, clean_text, dialects, embeddings, history, llama_server, media, names, openai, prompts, salt,
+};
 pub use hash::{block_hash, mix};
 pub use json::{empty_maps, fields, whole};
 pub use protocol::{cached_share, headers, host, journal, prefetch, summary};

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use warmpath_router_core::hosts::clean_text;
+use warmpath_common::clean_text;
 use warmpath_router_core::hosts::stream::{EVENT_BYTES_MAX, HostStream, check};
 
 use crate::input::Cuts;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
+use warmpath_common::clean_text;
 use warmpath_common::host::{Demand, HostModel, HostSummary, MemoryProjection, ModelState, RAM};
 use warmpath_host_core::catalogue::Entry;
 use warmpath_host_core::memory::DeviceBytes;
@@ -16,7 +17,7 @@ use warmpath_shell::log;
 use super::listing::CatalogueFiles;
 use super::projection::{self, Download};
 use super::worker_command::{self, WorkerCommands};
-use super::worker_process::{Order, Report, WorkerProcess, without_folders};
+use super::worker_process::{Order, Report, WorkerProcess};
 
 /// Time between two steps while nothing happens. Source: own choice: times to live are seconds.
 const IDLE_STEP: Duration = Duration::from_secs(1);
@@ -221,7 +222,7 @@ impl Owner {
                 Report::Exited(reason) => {
                     self.workers.remove(&model);
                     log::line(&format!("warmpath: {model}: {reason}"));
-                    self.swaps.exited(&model, without_folders(&reason), now_ms);
+                    self.swaps.exited(&model, clean_text::without_paths(&reason), now_ms);
                 }
             },
             Event::Projected { entry, result } => self.take_projection(&entry, result),
@@ -250,7 +251,7 @@ impl Owner {
             Err(error) => {
                 let reason = format!("{error:#}");
                 log::line(&format!("warmpath: {} cannot be loaded: {reason}", entry.name));
-                self.swaps.projection_failed(&entry.name, without_folders(&reason), self.now_ms());
+                self.swaps.projection_failed(&entry.name, clean_text::without_paths(&reason), self.now_ms());
             }
         }
     }

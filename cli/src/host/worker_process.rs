@@ -220,19 +220,6 @@ fn n_running(load: &Load) -> u32 {
     u32::try_from(load.busy_slots.len()).unwrap_or(u32::MAX).saturating_add(load.n_queued)
 }
 
-/// Returns a text without the folders of files, for clients: `/models/a.gguf` becomes `a.gguf`.
-pub fn without_folders(text: &str) -> String {
-    let is_edge = |c: char| c.is_whitespace() || "\"'`()[]{}<>,;=".contains(c);
-    let without_folder = |word: &str| {
-        let body = word.trim_end_matches(is_edge);
-        let edge = &word[body.len()..];
-        let name = if body.starts_with('/') { body.trim_end_matches([':', '/']).rsplit('/').next() } else { None };
-        let colon = if body.ends_with(':') && name.is_some() { ":" } else { "" };
-        format!("{}{colon}{edge}", name.unwrap_or(body))
-    };
-    text.split_inclusive(is_edge).map(without_folder).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use warmpath_common::ids::{SlotId, WorkerUid};
@@ -253,13 +240,5 @@ mod tests {
         assert_eq!(load(frame).map(|load| n_running(&load)), Some(7));
         assert_eq!(bytes, [0, 0]);
         assert!(next_frame(&mut u32::MAX.to_be_bytes().to_vec()).is_err());
-    }
-
-    #[test]
-    fn clients_do_not_learn_folders() {
-        let check = |text: &str, expected: &str| assert_eq!(without_folders(text), expected);
-        check("cannot read /models/a/b.gguf: it is damaged", "cannot read b.gguf: it is damaged");
-        check("path=/home/u/x.gguf, \"/tmp/y\"; 3/4", "path=x.gguf, \"y\"; 3/4");
-        check("no path", "no path");
     }
 }

@@ -7,7 +7,6 @@
 //!
 //! Not here: following a host and posting demands (the router's `fleet::hosts`), workers (`fleet`).
 
-pub mod clean_text;
 pub mod stream;
 pub mod waiting;
 
@@ -15,6 +14,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use warmpath_common::clean_text;
 use warmpath_common::host::{HostModel, HostSummary, ModelState};
 
 /// Time after the loss of a host's stream in which its models still count as loadable. Later they keep their names, and

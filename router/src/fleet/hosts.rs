@@ -14,8 +14,9 @@ use axum::body::Bytes;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use url::Url;
+use warmpath_common::clean_text;
 use warmpath_router_core::hosts::waiting::WaitingRequests;
-use warmpath_router_core::hosts::{HostLink, HostView, HostsView, clean_text};
+use warmpath_router_core::hosts::{HostLink, HostView, HostsView};
 
 use super::client::{CallError, Clients, WorkerClient};
 use crate::config::{HOST_ANSWER_BYTES_MAX, HOST_CALL_TIMEOUT, WorkerAddress};
