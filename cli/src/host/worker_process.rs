@@ -4,11 +4,10 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
 use futures::StreamExt as _;
 use serde::Deserialize;
 use tokio::sync::mpsc;
-use warmpath_common::summary::{FRAME_BYTES_MAX, Frame, FrameBody, Load, STREAM_PATH};
+use warmpath_common::summary::{Frame, FrameBody, LENGTH_BYTES, Load, STREAM_PATH, frame_length};
 use warmpath_shell::machine;
 
 use crate::child::{self, Program, Running};
@@ -21,8 +20,6 @@ const STREAM_PAUSE: Duration = Duration::from_millis(200);
 const MEASURE_INTERVAL: Duration = Duration::from_secs(5);
 /// Longest time for a response to a look. Source: own choice: a worker that loads answers within milliseconds.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
-/// Bytes of the length before each frame of a summary stream.
-const LENGTH_BYTES: usize = 4;
 
 /// What a worker must do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -197,14 +194,10 @@ impl Watch {
 ///
 /// Errors: it is too long, or is none of this version.
 fn next_frame(bytes: &mut Vec<u8>) -> anyhow::Result<Option<Frame>> {
-    let Some((length, content)) = bytes.split_first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
-    let n_bytes = usize::try_from(u32::from_be_bytes(*length)).context("the length of a frame")?;
-    if n_bytes > FRAME_BYTES_MAX {
-        bail!("a frame of {n_bytes} bytes");
-    }
-    let Some(content) = content.get(..n_bytes) else { return Ok(None) };
-    let frame = Frame::decode(content)?;
-    bytes.drain(..LENGTH_BYTES + n_bytes);
+    let Some(n_bytes) = frame_length(bytes)? else { return Ok(None) };
+    let end = LENGTH_BYTES + n_bytes;
+    let frame = Frame::decode(&bytes[LENGTH_BYTES..end])?;
+    bytes.drain(..end);
     Ok(Some(frame))
 }
 

@@ -342,6 +342,30 @@ pub enum DecodeError {
     },
 }
 
+/// Bytes of the length before each frame of a stream.
+pub const LENGTH_BYTES: usize = 4;
+
+/// Error: the length before a frame is above [`FRAME_BYTES_MAX`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a frame has {n_bytes} bytes, more than {FRAME_BYTES_MAX}")]
+pub struct FrameTooLong {
+    /// Announced length of the frame.
+    pub n_bytes: usize,
+}
+
+/// Returns the length of the frame with which a stream's bytes begin, without [`LENGTH_BYTES`]; `None` if it is not
+/// whole.
+///
+/// Errors: it is longer than a frame may be.
+pub fn frame_length(bytes: &[u8]) -> Result<Option<usize>, FrameTooLong> {
+    let Some((length, content)) = bytes.split_first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
+    let n_bytes = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
+    if n_bytes > FRAME_BYTES_MAX {
+        return Err(FrameTooLong { n_bytes });
+    }
+    Ok((content.len() >= n_bytes).then_some(n_bytes))
+}
+
 /// Returns a frame's bytes after their length as a big-endian u32, as a stream carries them.
 ///
 /// Panics: if there are 4 GiB of them; a frame has at most [`FRAME_BYTES_MAX`].

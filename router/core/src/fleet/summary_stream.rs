@@ -7,12 +7,9 @@
 
 use std::time::{Duration, Instant};
 
-use warmpath_common::summary::{DecodeError, FRAME_BYTES_MAX, Frame, FrameBody};
+use warmpath_common::summary::{DecodeError, Frame, FrameBody, FrameTooLong, LENGTH_BYTES, frame_length};
 
 use crate::fleet::summary_reader::{FrameEffect, SummaryReader, Violation};
-
-/// Bytes of the length before each frame.
-const LENGTH_BYTES: usize = 4;
 
 /// Period over which the rates of a stream are limited.
 const RATE_WINDOW: Duration = Duration::from_secs(1);
@@ -32,11 +29,8 @@ pub struct StreamLimits {
 #[derive(Debug, thiserror::Error)]
 pub enum StreamFault {
     /// A frame is longer than the limit.
-    #[error("a frame has {n_bytes} bytes, more than {FRAME_BYTES_MAX}")]
-    TooLong {
-        /// Announced length of the frame.
-        n_bytes: usize,
-    },
+    #[error(transparent)]
+    TooLong(#[from] FrameTooLong),
     /// A frame cannot be decoded.
     #[error("a frame could not be read")]
     Frame(#[from] DecodeError),
@@ -58,7 +52,7 @@ impl StreamFault {
     /// Returns a short name for metrics.
     pub fn label(&self) -> &'static str {
         match self {
-            Self::TooLong { .. } => "frame_too_long",
+            Self::TooLong(_) => "frame_too_long",
             Self::Frame(DecodeError::Version { .. }) => "protocol_version",
             Self::Frame(_) => "malformed",
             Self::Flood { .. } => "flood",
@@ -126,7 +120,7 @@ impl SummaryStream {
     ///
     /// Errors: every [`StreamFault`]; the stream must then be dropped.
     pub fn next(&mut self, reader: &mut SummaryReader, now: Instant) -> Result<Option<FrameEffect>, StreamFault> {
-        let Some(n_bytes) = self.frame_length()? else { return Ok(None) };
+        let Some(n_bytes) = frame_length(&self.bytes[self.n_read..])? else { return Ok(None) };
         let start = self.n_read + LENGTH_BYTES;
         let frame = Frame::decode(&self.bytes[start..start + n_bytes])?;
         self.n_read = start + n_bytes;
@@ -137,17 +131,6 @@ impl SummaryStream {
             return Err(StreamFault::SlowSnapshot(self.limits.snapshot_timeout));
         }
         Ok(Some(effect))
-    }
-
-    /// Returns the length of the next frame without the bytes of its length; `None` if it is not whole.
-    fn frame_length(&self) -> Result<Option<usize>, StreamFault> {
-        let waiting = &self.bytes[self.n_read..];
-        let Some((length, content)) = waiting.split_first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
-        let n_bytes = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
-        if n_bytes > FRAME_BYTES_MAX {
-            return Err(StreamFault::TooLong { n_bytes });
-        }
-        Ok((content.len() >= n_bytes).then_some(n_bytes))
     }
 }
 

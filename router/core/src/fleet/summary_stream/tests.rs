@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::WorkerUid;
-use warmpath_common::summary::{Change, Resume, Run, RunState, Snapshot, Stamp, Tier, with_length};
+use warmpath_common::summary::{Change, FRAME_BYTES_MAX, Resume, Run, RunState, Snapshot, Stamp, Tier, with_length};
 
 use super::*;
 use crate::testing::{idle, model};
