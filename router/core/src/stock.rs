@@ -16,7 +16,7 @@ mod tokenizer_source;
 pub mod usage;
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{RequestId, SlotId};
@@ -49,6 +49,11 @@ const COMPUTED_TOKENS_MIN: f64 = 16.0;
 /// Source: docs/decisions/0000-measured-before.md: 900-2,600 tokens/s prefill, 7.5 ms a step of one sequence.
 const PREFILL_FOR_DECODE: f64 = 16.0;
 
+/// Time after this router's last request at a server in which the server's other load is still of interest.
+///
+/// Source: own choice: several polls, and short beside the minutes after which servers unload an idle model.
+const RECENT: Duration = Duration::from_secs(10);
+
 /// Id of a request at a stock server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ServerRequestId(u64);
@@ -75,6 +80,15 @@ pub struct ServerStatus {
     pub n_waiting: u32,
     /// Counter that only grows while the server lives; `None` if the server has none.
     pub progress: Option<u64>,
+}
+
+/// Whether this router uses a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activity {
+    /// A request is there, or was within the last ten seconds.
+    Recent,
+    /// None was.
+    Idle,
 }
 
 /// Changes since they were last taken.
@@ -120,6 +134,8 @@ pub struct StockServer {
     speed: MeasuredRates,
     requests: BTreeMap<ServerRequestId, ServerRequest>,
     next_request: u64,
+    /// Time at which a request was last known to be there.
+    used_at: Option<Instant>,
     /// Number of starts of the server that were noticed; the state of requests from before the last start is lost.
     n_starts: u64,
     others: ServerStatus,
@@ -139,6 +155,7 @@ impl Default for StockServer {
             speed: MeasuredRates::default(),
             requests: BTreeMap::new(),
             next_request: 0,
+            used_at: None,
             n_starts: 0,
             others: ServerStatus::default(),
             progress: None,
@@ -212,6 +229,7 @@ impl StockServer {
         };
         let id = ServerRequestId(self.next_request);
         self.next_request += 1;
+        self.used_at = Some(now);
         self.requests.insert(id, request);
         self.accepted.push(request_id.clone());
         id
@@ -259,6 +277,15 @@ impl StockServer {
         Some(reused)
     }
 
+    /// Returns whether requests are there or were a short while ago.
+    pub fn activity(&mut self, now: Instant) -> Activity {
+        if !self.requests.is_empty() {
+            self.used_at = Some(now);
+        }
+        let is_recent = self.used_at.is_some_and(|used_at| now.saturating_duration_since(used_at) < RECENT);
+        if is_recent { Activity::Recent } else { Activity::Idle }
+    }
+
     /// Records the load that the server reports; returns whether the server has restarted since its last report.
     pub fn observed(&mut self, server_status: ServerStatus) -> bool {
         // A server that has just started may have no counter yet.
@@ -272,6 +299,11 @@ impl StockServer {
             progress: None,
         };
         is_new
+    }
+
+    /// Records that the load of other clients is not read: it counts as none.
+    pub fn unobserved(&mut self) {
+        self.others = ServerStatus::default();
     }
 
     /// Takes the changes.

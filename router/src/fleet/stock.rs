@@ -25,7 +25,7 @@ use warmpath_router_core::stock::{
 };
 use warmpath_shell::chain;
 
-use self::probe::{FoundServer, Probe, ProbeError, ProbeResult};
+use self::probe::{FoundServer, LoadReport, Probe, ProbeError, ProbeResult};
 pub use self::request::ServerRequest;
 use super::members::Member;
 use super::subscriber::{Closed, FleetEvents};
@@ -259,18 +259,20 @@ impl ServerPoller {
 
     /// Polls the server after a pause, and finds it again if its models have changed.
     async fn refresh(&self, probe: &Probe, found: &mut FoundServer) -> Result<(), Left> {
-        let ProbeResult { server_status, models } = self.next_poll(probe, found).await?;
+        let ProbeResult { load, models } = self.next_poll(probe, found).await?;
         self.fleet.record_message(&self.member);
         if models.is_some_and(|models| models != found.models) {
             *found = probe.find().await?;
             self.report_found(found).await?;
         }
-        if let Some(server_status) = server_status {
-            let mut server = self.stock.server();
-            if server.observed(server_status) {
+        let mut server = self.stock.server();
+        match load {
+            LoadReport::Read(server_status) if server.observed(server_status) => {
                 tracing::warn!(worker = %self.member.url, "stock server has restarted");
                 server.lost();
             }
+            LoadReport::Spared => server.unobserved(),
+            LoadReport::Read(_) | LoadReport::Missing => {}
         }
         Ok(())
     }
@@ -282,7 +284,8 @@ impl ServerPoller {
                 () = tokio::time::sleep(STOCK_POLL) => {}
                 () = self.stock.suspicion.notified() => {}
             }
-            probe.poll(&found.ways).await
+            let activity = self.stock.server().activity(Instant::now());
+            probe.poll(&found.ways, activity).await
         };
         tokio::pin!(polling);
         loop {

@@ -193,6 +193,33 @@ async fn a_server_whose_task_numbers_start_again_was_restarted() {
     assert_eq!(worker(&router, 0).await["state"], "ready");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_sleeps_holds_nothing_and_is_not_woken() {
+    let servers = [FakeStock::start("tiny")];
+    let slots = Some(json!([{"id": 0, "is_processing": false, "id_task": 40}]));
+    servers[0].with(|script| (script.slots, script.is_sleeping) = (slots, Some(false)));
+    let router = TestRouter::ready_for(&flags_of(&servers), &[]).await;
+    let body = chat_body(&long_text("bread"), false);
+    router.chat(&long_text("bread")).await;
+    is_remembered(&router, &body).await;
+
+    servers[0].with(|script| script.is_sleeping = Some(true));
+    eventually("its cache has gone with the model", || async { worker(&router, 0).await["blocks"] == 0 }).await;
+    let n_reads = || servers[0].asked().iter().filter(|(path, _)| path == "/slots").count();
+    let n_before = n_reads();
+    looks_again(&router).await;
+    looks_again(&router).await;
+    assert_eq!(
+        (n_reads(), router.state_of(0).await),
+        (n_before, "ready".to_owned()),
+        "to read its slots would wake it"
+    );
+
+    servers[0].with(|script| script.is_sleeping = Some(false));
+    router.chat(&long_text("bread")).await;
+    is_remembered(&router, &body).await;
+}
+
 /// Waits until the router has polled its first worker again.
 async fn looks_again(router: &TestRouter) {
     let age = || async { worker(router, 0).await["age_seconds"].as_f64().expect("it has sent a message") };

@@ -490,3 +490,30 @@ fn changes_of_one_model_leave_the_other_models_alone() {
     assert_eq!(world.end(id, usage(165, 0)), None);
     assert_eq!(world.known(&chain(2, 0, 10)), 0);
 }
+
+#[test]
+fn a_server_is_idle_ten_seconds_after_its_last_request() {
+    let mut world = World::new(TokenizerSource::Vocabulary);
+    assert_eq!(world.server.activity(world.now), Activity::Idle);
+    let id = world.send(&chain(0, 0, 10));
+    let much_later = world.pass(60_000);
+    assert_eq!(world.server.activity(much_later), Activity::Recent, "the request is still there");
+    world.server.ended(id, None);
+    let almost = world.pass(9_999);
+    assert_eq!(world.server.activity(almost), Activity::Recent);
+    let idle = world.pass(1);
+    assert_eq!(world.server.activity(idle), Activity::Idle);
+}
+
+#[test]
+fn a_load_that_is_not_read_counts_as_none_and_no_restart_is_seen() {
+    let mut world = World::new(TokenizerSource::Vocabulary);
+    let busy = ServerStatus { n_running: 2, n_waiting: 1, progress: Some(40) };
+    assert!(!world.server.observed(busy));
+    assert_eq!(world.take_updates().load.n_queued, 1);
+    world.server.unobserved();
+    let load = world.take_updates().load;
+    assert_eq!((load.n_queued, load.n_decoding), (0, 0));
+    assert!(!world.server.observed(ServerStatus { progress: Some(41), ..busy }));
+    assert!(world.server.observed(ServerStatus { progress: Some(2), ..busy }));
+}

@@ -12,7 +12,7 @@ use axum::http::StatusCode;
 use futures::StreamExt;
 use serde_json::{Value, json};
 use warmpath_router_core::fleet::compatibility::{NAME_BYTES_MAX, NAMES_MAX};
-use warmpath_router_core::stock::{Residence, ServerInfo, ServerStatus, StockModel};
+use warmpath_router_core::stock::{Activity, Residence, ServerInfo, ServerStatus, StockModel};
 
 use crate::config::{
     STOCK_ANSWER_BYTES_MAX, STOCK_ANSWER_TIMEOUT, STOCK_CONTEXT_DEFAULT, STOCK_MODELS_MAX, STOCK_SLOTS_DEFAULT,
@@ -106,10 +106,20 @@ pub(super) struct FoundServer {
 
 /// Result of a poll.
 pub(super) struct ProbeResult {
-    /// The server's own report of its load; `None` if it has none.
-    pub(super) server_status: Option<ServerStatus>,
+    /// The server's own report of its load.
+    pub(super) load: LoadReport,
     /// The server's current list; `None` if none arrived, which changes nothing.
     pub(super) models: Option<Models>,
+}
+
+/// A server's own report of its load.
+pub(super) enum LoadReport {
+    /// Its current load.
+    Read(ServerStatus),
+    /// None arrived, which changes nothing.
+    Missing,
+    /// It was not read, so that the server can fall asleep.
+    Spared,
 }
 
 /// The models that a server lists.
@@ -131,6 +141,25 @@ struct ListedModel {
 pub(super) struct ProbePaths {
     health: &'static str,
     load: Option<&'static str>,
+    sleep: SleepReport,
+}
+
+/// Whether a server tells in `/props` that it has unloaded its model, as llama-server does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SleepReport {
+    Absent,
+    Awake,
+    Asleep,
+}
+
+impl SleepReport {
+    fn read(props: &Value) -> Self {
+        match props["is_sleeping"].as_bool() {
+            None => Self::Absent,
+            Some(false) => Self::Awake,
+            Some(true) => Self::Asleep,
+        }
+    }
 }
 
 /// The poller of one server.
@@ -155,9 +184,12 @@ impl Probe {
             Err(error) => return Err(error),
         };
         let models: Value = serde_json::from_slice(&self.get(MODELS).await?).map_err(|_| ProbeError::NotOpenAi)?;
-        let models = listed(&models)?;
+        let mut models = listed(&models)?;
         let props = self.json(PROPS).await;
-        let slots = self.json(SLOTS).await;
+        let sleep = SleepReport::read(&props);
+        models.read_sleep(sleep);
+        // To a llama-server this is work: it would load the model.
+        let slots = if sleep == SleepReport::Asleep { Value::Null } else { self.json(SLOTS).await };
         let declared = declared(&models, &props, &slots);
         let metrics = self.get(METRICS).await.unwrap_or_default();
         let load = if status_of_metrics(&String::from_utf8_lossy(&metrics)).is_some() {
@@ -165,7 +197,7 @@ impl Probe {
         } else {
             status_of_slots(&slots).map(|_| SLOTS)
         };
-        Ok(FoundServer { declared, models, ways: ProbePaths { health, load } })
+        Ok(FoundServer { declared, models, ways: ProbePaths { health, load, sleep } })
     }
 
     /// Returns the names that an unhealthy server will serve, if it lists them already. llama-server does so while it
@@ -175,19 +207,27 @@ impl Probe {
         Some(ProbeError::Loading { names: models.listed.into_iter().flat_map(|model| model.names).collect() })
     }
 
-    /// Returns the server's load and its list of models.
+    /// Returns the server's load and its list of models. `activity` is that of this router's requests there.
     ///
     /// Errors: every [`ProbeError`] if the server is unhealthy or serves nothing any more. A missing load or list is no
     /// error: the server may be computing.
-    pub(super) async fn poll(&self, ways: &ProbePaths) -> Result<ProbeResult, ProbeError> {
+    pub(super) async fn poll(&self, ways: &ProbePaths, activity: Activity) -> Result<ProbeResult, ProbeError> {
         let health = self.get(ways.health).await?;
         let models = if ways.health == MODELS { health } else { self.get(MODELS).await.unwrap_or_default() };
-        let models = match listed(&serde_json::from_slice(&models).unwrap_or_default()) {
+        let mut models = match listed(&serde_json::from_slice(&models).unwrap_or_default()) {
             Ok(models) => Some(models),
             Err(ProbeError::NoModel) => return Err(ProbeError::NoModel),
             Err(_) => None,
         };
+        let can_sleep = ways.sleep != SleepReport::Absent;
+        if can_sleep && let Some(models) = &mut models {
+            models.read_sleep(SleepReport::read(&self.json(PROPS).await));
+        }
         let server_status = match ways.load {
+            // A llama-server whose slots are read never falls asleep.
+            Some(SLOTS) if can_sleep && activity == Activity::Idle => {
+                return Ok(ProbeResult { load: LoadReport::Spared, models });
+            }
             Some(METRICS) => {
                 let text = self.get(METRICS).await.unwrap_or_default();
                 status_of_metrics(&String::from_utf8_lossy(&text))
@@ -195,7 +235,7 @@ impl Probe {
             Some(path) => status_of_slots(&self.json(path).await),
             None => None,
         };
-        Ok(ProbeResult { server_status, models })
+        Ok(ProbeResult { load: server_status.map_or(LoadReport::Missing, LoadReport::Read), models })
     }
 
     /// Returns the JSON at `path`; `Null` if there is none.
@@ -265,6 +305,15 @@ fn listed(models: &Value) -> Result<Models, ProbeError> {
         model.names.truncate(NAMES_MAX);
     }
     if listed.is_empty() { Err(ProbeError::NotOpenAi) } else { Ok(Models { listed, n_left_out }) }
+}
+
+impl Models {
+    /// Records whether the server has unloaded its models; without a report the list says it.
+    fn read_sleep(&mut self, sleep: SleepReport) {
+        if sleep == SleepReport::Asleep {
+            self.listed.iter_mut().for_each(|model| model.residence = Residence::Unloaded);
+        }
+    }
 }
 
 impl ListedModel {

@@ -44,6 +44,8 @@ pub struct Script {
     pub models: Option<Value>,
     /// Response of `/slots`; 501 for `None`.
     pub slots: Option<Value>,
+    /// Whether it has unloaded its model, as `/props` reports; `None` for a server that cannot.
+    pub is_sleeping: Option<bool>,
     /// Whether it accepts requests and never responds.
     pub is_silent: bool,
     /// Status with which it refuses requests, and its `Retry-After`.
@@ -89,6 +91,7 @@ impl FakeStock {
             health: Some(200),
             models: None,
             slots: None,
+            is_sleeping: None,
             is_silent: false,
             refusal: None,
             poison: None,
@@ -200,8 +203,12 @@ async fn models(State(shared): State<Arc<Shared>>) -> axum::Json<Value> {
     axum::Json(script.models.clone().unwrap_or_else(|| json!({"object": "list", "data": [{"id": script.name}]})))
 }
 
-async fn props() -> axum::Json<Value> {
-    axum::Json(json!({"total_slots": 2, "default_generation_settings": {"n_ctx": 4096}}))
+async fn props(State(shared): State<Arc<Shared>>) -> axum::Json<Value> {
+    let mut props = json!({"total_slots": 2, "default_generation_settings": {"n_ctx": 4096}});
+    if let Some(is_sleeping) = shared.script().is_sleeping {
+        props["is_sleeping"] = is_sleeping.into();
+    }
+    axum::Json(props)
 }
 
 async fn slots(State(shared): State<Arc<Shared>>) -> Response {
