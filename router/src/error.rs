@@ -38,6 +38,14 @@ pub enum RequestError {
     /// The API key may not give orders to hosts.
     #[error("loading and unloading models by hand needs an API key with `admin = true`")]
     AdminKey,
+    /// The API key may not use the model, which may not exist either.
+    #[error("the API key `{key}` may not use the model `{model}`")]
+    ForbiddenModel {
+        /// Name of the key.
+        key: String,
+        /// Name of the model in the request.
+        model: String,
+    },
     /// A host did not do what it was told.
     #[error(transparent)]
     HostCall(#[from] HostCallError),
@@ -155,7 +163,7 @@ impl ApiError for RequestError {
             Self::Lookup(LookupError::Unknown { .. }) => Class::NotFound,
             Self::Lookup(LookupError::Host(ModelRefusal::Unloaded { .. })) => Class::Client,
             Self::Unauthorized => Class::Unauthorized,
-            Self::AdminKey => Class::Forbidden,
+            Self::AdminKey | Self::ForbiddenModel { .. } => Class::Forbidden,
             Self::HostCall(HostCallError::Refused { status: StatusCode::SERVICE_UNAVAILABLE, .. }) => {
                 Class::Unavailable
             }
@@ -199,6 +207,7 @@ impl ApiError for RequestError {
         match self {
             Self::Unauthorized => Some("invalid_api_key"),
             Self::AdminKey => Some("admin_key_required"),
+            Self::ForbiddenModel { .. } => Some("model_forbidden"),
             Self::HostCall(_) => Some("host_failed"),
             Self::RateLimited(_) | Self::Paused { .. } => Some("rate_limit_exceeded"),
             Self::PromptTooLong { .. } => Some("context_length_exceeded"),

@@ -98,6 +98,7 @@ struct KeyEntry {
     requests_per_minute: Option<NonZeroU32>,
     requests_at_once: Option<NonZeroU32>,
     priority_max: Option<i32>,
+    models: Option<Vec<String>>,
     #[serde(default)]
     admin: bool,
 }
@@ -163,6 +164,17 @@ impl ApiKey {
     /// Returns whether it may load and unload models by hand.
     pub fn is_admin(&self) -> bool {
         self.entry.admin
+    }
+
+    /// Returns whether it may use every model.
+    pub fn may_use_all(&self) -> bool {
+        self.entry.models.is_none()
+    }
+
+    /// Returns whether it may use a model under this name.
+    pub fn may_use(&self, model_name: &str) -> bool {
+        let models = self.entry.models.as_ref();
+        models.is_none_or(|models| models.iter().any(|permitted| permitted == model_name))
     }
 
     /// Counts a request whose body has yet to arrive.
@@ -336,6 +348,18 @@ mod tests {
         let error = enter(&key).expect_err("the fourth in this minute");
         let RateLimited::Rate { per_minute: 3, retry_after, .. } = error else { panic!("{error:?}") };
         assert!(retry_after > Duration::ZERO && retry_after <= Duration::from_secs(20), "{retry_after:?}");
+    }
+
+    #[test]
+    fn a_key_with_a_list_of_models_may_use_those_alone() {
+        for (more, permitted) in
+            [("", ["a", "b", "A"].as_slice()), ("models = [\"a\", \"c\"]", &["a"]), ("models = []", &[])]
+        {
+            let (key, text) = entry("k", more);
+            let key = open(&text).expect("a good file").find(key.as_bytes()).expect("it is listed");
+            let found: Vec<_> = ["a", "b", "A"].into_iter().filter(|name| key.may_use(name)).collect();
+            assert_eq!(found, permitted, "{more}");
+        }
     }
 
     #[test]

@@ -97,7 +97,8 @@ async fn prepare(
         let reports_prefix = PrefixBreakHeader::is_wanted(&request.headers);
         let (body, salt) = (request.body.clone(), request.salt.clone());
         let session = session_of_headers(&request.headers);
-        let raw_request = RawRequest { endpoint, body, salt, any_model_name, reports_prefix, session };
+        let raw_request =
+            RawRequest { endpoint, body, salt, any_model_name, reports_prefix, session, key: request.key.clone() };
         let start = Instant::now();
         let prepared = app.preparing.prepare(&app.fleet, app.fleet.view(), raw_request).await;
         request.span.part("router.prepare", start, Instant::now(), Vec::new());

@@ -25,7 +25,7 @@ use warmpath_common::whole::Whole;
 use warmpath_prompt::{DroppedReasoning, PromptTokens, Scope, unless_cancelled};
 use warmpath_router_core::diagnostics::prefix_breaks::ChatHashes;
 use warmpath_router_core::diagnostics::tool_lists::ToolsBehindText;
-use warmpath_router_core::fleet::{FleetView, WorkerView};
+use warmpath_router_core::fleet::{FleetView, LookupError, WorkerView};
 use warmpath_shell::processors::Processors;
 use warmpath_shell::refusal::respelled;
 
@@ -33,6 +33,7 @@ use crate::config::PROMPTS_WAITING_MAX;
 use crate::endpoint::EndpointKind;
 use crate::error::RequestError;
 use crate::fleet::Fleet;
+use crate::keys::ApiKey;
 use crate::salt::Salt;
 
 use block_key_cache::BlockKeyCache;
@@ -73,6 +74,47 @@ pub struct RawRequest {
     pub reports_prefix: bool,
     /// Session in the headers.
     pub session: Option<SessionHash>,
+    /// API key that the client presented, if keys are required.
+    pub key: Option<Arc<ApiKey>>,
+}
+
+impl RawRequest {
+    fn may_use(&self, model_name: &str) -> bool {
+        self.key.as_ref().is_none_or(|key| key.may_use(model_name))
+    }
+
+    /// Checks that the key may use a model, before anything is looked up: so a name that is refused shows nothing, and
+    /// its model is not loaded.
+    ///
+    /// Errors: `ForbiddenModel`.
+    fn check_name(&self, view: &FleetView, name: Option<&str>) -> Result<(), RequestError> {
+        if self.key.as_ref().is_none_or(|key| key.may_use_all()) {
+            return Ok(());
+        }
+        let names = view.names();
+        let is_permitted = match name {
+            Some(name) if !self.any_model_name || names.iter().any(|known| known == name) => self.may_use(name),
+            // The only model is meant.
+            _ => names.iter().any(|known| self.may_use(known)),
+        };
+        if is_permitted { Ok(()) } else { Err(self.forbidden(name)) }
+    }
+
+    /// Removes the names that the key may not use from an error's advice.
+    fn without_hidden_names(&self, mut error: LookupError) -> LookupError {
+        if let LookupError::Ambiguous { known }
+        | LookupError::Unknown { known, .. }
+        | LookupError::Incapable { able: known, .. } = &mut error
+        {
+            known.retain(|name| self.may_use(name));
+        }
+        error
+    }
+
+    fn forbidden(&self, name: Option<&str>) -> RequestError {
+        let key = self.key.as_ref().map_or_else(String::new, |key| key.name().to_owned());
+        RequestError::ForbiddenModel { key, model: name.unwrap_or_default().to_owned() }
+    }
 }
 
 /// Pool that prepares prompts: one running per processor, a limited number waiting. It caches the keys of their blocks.
@@ -93,7 +135,7 @@ impl Default for PromptPool {
 impl PromptPool {
     /// Returns the properties of a request that routing needs.
     ///
-    /// Errors: `Json`, `Field` if the body is plainly invalid; `Lookup` if there is no such model.
+    /// Errors: `Json`, `Field` if the body is plainly invalid; `Lookup` if there is no such model; `ForbiddenModel`.
     pub async fn prepare(
         &self,
         fleet: &Arc<Fleet>,
@@ -182,10 +224,15 @@ impl UntokenizedRequest {
             chat.cache_salt = Some(salt.clone());
         }
         let (wanted, now) = (raw_request.endpoint.wanted(), Instant::now());
-        let model = match options.model.as_deref().filter(|_| raw_request.any_model_name) {
-            Some(name) => view.lookup_any(name, wanted, now)?,
-            None => view.lookup(options.model.as_deref(), wanted, now)?,
+        raw_request.check_name(view, options.model.as_deref())?;
+        let lookup = match options.model.as_deref().filter(|_| raw_request.any_model_name) {
+            Some(name) => view.lookup_any(name, wanted, now),
+            None => view.lookup(options.model.as_deref(), wanted, now),
         };
+        let model = lookup.map_err(|error| raw_request.without_hidden_names(error))?;
+        if !model.names.iter().any(|name| raw_request.may_use(name)) {
+            return Err(raw_request.forbidden(options.model.as_deref()));
+        }
         let mut renamed_body = None;
         if let Some(name) = options.model.as_mut().filter(|name| !model.answers_to(name)) {
             name.clone_from(&model.names[0]);

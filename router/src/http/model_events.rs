@@ -17,7 +17,7 @@ use warmpath_router_core::fleet::FleetView;
 use warmpath_router_core::hosts::ListedState;
 use warmpath_shell::event_stream;
 
-use super::models::{names, state, status_value};
+use super::models::{permitted_names, state, status_value};
 use crate::app::{App, RequestPlace};
 use crate::config::COMMENT_INTERVAL;
 use crate::error::RequestError;
@@ -29,10 +29,11 @@ const EVENTS_PAUSE: Duration = Duration::from_millis(100);
 
 /// Responds with a stream of the models' states.
 pub async fn stream(State(app): State<App>, key: Option<Extension<Arc<ApiKey>>>) -> Result<Response, RequestError> {
-    let place = app.place(key.as_ref().map(|Extension(key)| &**key))?;
+    let key = key.map(|Extension(key)| key);
+    let place = app.place(key.as_deref())?;
     app.first_contact().await?;
     let (reports, changes) = (app.fleet.host_reports(), app.fleet.changes());
-    let follower = StateFollower { app, reports, changes, seen: None, _place: place };
+    let follower = StateFollower { app, key, reports, changes, seen: None, _place: place };
     let events = futures::stream::unfold(follower, |mut follower| async move {
         let events = follower.next().await?;
         Some((Ok::<_, std::convert::Infallible>(events), follower))
@@ -46,6 +47,7 @@ pub async fn stream(State(app): State<App>, key: Option<Extension<Arc<ApiKey>>>)
 /// The states that one client has seen.
 struct StateFollower {
     app: App,
+    key: Option<Arc<ApiKey>>,
     reports: watch::Receiver<()>,
     changes: Changes,
     /// Data of the last event of each model; `None` before the first look.
@@ -80,7 +82,7 @@ impl StateFollower {
 
     /// Returns the events since the last look.
     fn events(&mut self) -> String {
-        let states = states(&self.app.fleet.view());
+        let states = states(&self.app.fleet.view(), self.key.as_ref());
         let mut events = Vec::new();
         let last = self.seen.as_ref();
         for (model, data) in &states {
@@ -100,8 +102,8 @@ impl StateFollower {
     }
 }
 
-/// Returns the data of each model's event.
-fn states(view: &FleetView) -> BTreeMap<String, Value> {
+/// Returns the data of each model's event, for the client with this key.
+fn states(view: &FleetView, key: Option<&Arc<ApiKey>>) -> BTreeMap<String, Value> {
     let data = |name: &str| {
         let state = state(view, name);
         let mut data = json!({"status": status_value(state)});
@@ -114,5 +116,5 @@ fn states(view: &FleetView) -> BTreeMap<String, Value> {
         }
         data
     };
-    names(view).into_iter().map(|name| (name.clone(), data(&name))).collect()
+    permitted_names(view, key).into_iter().map(|name| (name.clone(), data(&name))).collect()
 }

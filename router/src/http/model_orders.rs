@@ -18,6 +18,7 @@ use warmpath_router_core::hosts::Autoload;
 use warmpath_shell::refusal::Refusal;
 
 use super::context::sender;
+use super::models::check_model;
 use crate::app::App;
 use crate::config::HOST_CALL_TIMEOUT;
 use crate::error::RequestError;
@@ -106,6 +107,7 @@ async fn ordered_name(app: &App, key: Option<&Arc<ApiKey>>, request: Request) ->
     let body = app.bodies.read(&mut parts.headers, body, sender).await.map_err(Refusal::from)?;
     let order: Order = serde_json::from_slice(&body)
         .map_err(|_| RequestError::field("model", "the body must be a JSON object with the `model`, a text"))?;
+    check_model(key, &order.model)?;
     app.first_contact().await?;
     Ok(order.model)
 }

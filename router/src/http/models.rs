@@ -41,24 +41,38 @@ pub async fn list(
         model_orders::reload(&app, key.as_deref()).await?;
     }
     let view = app.fleet.view();
-    let listed = names(&view).into_iter().filter_map(|name| listed(&app, &view, name).ok()).collect();
+    let names = permitted_names(&view, key.as_deref()).into_iter();
+    let listed = names.filter_map(|name| listed(&app, &view, name).ok()).collect();
     Ok(models::list(listed, &headers, &uri)?)
 }
 
 /// Responds with the model of one name.
 pub async fn show(
     State(app): State<App>,
+    key: Option<Extension<Arc<ApiKey>>>,
     Name(name): Name,
     headers: HeaderMap,
     uri: Uri,
 ) -> Result<Json<Value>, RequestError> {
     app.first_contact().await?;
+    check_model(key.as_deref(), &name)?;
     Ok(models::show(listed(&app, &app.fleet.view(), name)?, &headers, &uri))
 }
 
-/// Returns the names that lists have.
-pub(super) fn names(view: &FleetView) -> Vec<String> {
-    view.names().into_iter().filter(|name| !is_pattern(name)).collect()
+/// Returns the names that lists have for the client with this key.
+pub(super) fn permitted_names(view: &FleetView, key: Option<&Arc<ApiKey>>) -> Vec<String> {
+    let is_permitted = |name: &String| key.is_none_or(|key| key.may_use(name));
+    view.names().into_iter().filter(|name| !is_pattern(name) && is_permitted(name)).collect()
+}
+
+/// Checks that a key, if one is required, may use a model.
+///
+/// Errors: `ForbiddenModel`.
+pub(super) fn check_model(key: Option<&Arc<ApiKey>>, name: &str) -> Result<(), RequestError> {
+    match key.filter(|key| !key.may_use(name)) {
+        Some(key) => Err(RequestError::ForbiddenModel { key: key.name().to_owned(), model: name.to_owned() }),
+        None => Ok(()),
+    }
 }
 
 pub(super) fn find(view: &FleetView, name: &str) -> Result<Arc<ModelInfo>, RequestError> {

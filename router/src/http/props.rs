@@ -2,21 +2,23 @@
 //!
 //! Not here: what only a worker knows, such as its default sampling and the path of its model (`/props` of a worker).
 
-use axum::Json;
+use std::sync::Arc;
+
 use axum::extract::{Query, State};
 use axum::http::Uri;
+use axum::{Extension, Json};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use warmpath_common::llama_server;
 use warmpath_common::model::ModelInfo;
-use warmpath_common::names::is_pattern;
 use warmpath_common::prompts::MEDIA_MARKER;
 use warmpath_router_core::fleet::FleetView;
 
-use super::models::find;
+use super::models::{check_model, find, permitted_names};
 use crate::app::App;
 use crate::error::RequestError;
 use crate::fleet::vocabulary::{TemplateUse, Vocabulary, VocabularyState};
+use crate::keys::ApiKey;
 
 #[derive(Deserialize)]
 struct PropsQuery {
@@ -26,12 +28,17 @@ struct PropsQuery {
 /// Responds with the properties of the named model, or of the router.
 ///
 /// Without a name, the response has the only model's properties as well, for clients that know one model only.
-pub async fn show(State(app): State<App>, uri: Uri) -> Result<Json<Value>, RequestError> {
+pub async fn show(
+    State(app): State<App>,
+    key: Option<Extension<Arc<ApiKey>>>,
+    uri: Uri,
+) -> Result<Json<Value>, RequestError> {
     app.first_contact().await?;
     let query = Query::<PropsQuery>::try_from_uri(&uri);
     let name_in_query = query.ok().and_then(|Query(query)| query.model).filter(|name| !name.is_empty());
     let view = app.fleet.view();
     if let Some(name) = name_in_query {
+        check_model(key.as_deref(), &name)?;
         return describe(&app, &view, &name).map(Json);
     }
     let mut props = json!({
@@ -39,7 +46,7 @@ pub async fn show(State(app): State<App>, uri: Uri) -> Result<Json<Value>, Reque
         "total_slots": 0,
         "build_info": concat!("warmpath-router ", env!("CARGO_PKG_VERSION")),
     });
-    if let Some(name) = only_model(&view) {
+    if let Some(name) = only_model(&view, key.as_deref()) {
         props = describe(&app, &view, &name)?;
     }
     props["role"] = json!("router");
@@ -47,9 +54,10 @@ pub async fn show(State(app): State<App>, uri: Uri) -> Result<Json<Value>, Reque
     Ok(Json(props))
 }
 
-/// Returns the first name of the fleet's only model; `None` if there are several models, or none.
-fn only_model(view: &FleetView) -> Option<String> {
-    let names: Vec<String> = view.names().into_iter().filter(|name| !is_pattern(name)).collect();
+/// Returns the first name of the only model that the client with this key may use; `None` if there are several models,
+/// or none.
+fn only_model(view: &FleetView, key: Option<&Arc<ApiKey>>) -> Option<String> {
+    let names = permitted_names(view, key);
     let model = find(view, names.first()?).ok()?;
     names.iter().all(|name| find(view, name).is_ok_and(|other| other == model)).then(|| names[0].clone())
 }

@@ -46,7 +46,7 @@ pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Valu
     let salt = Salt::of(&parts.headers, None)?;
     let (endpoint, any_model_name) = (endpoint_of(query.path.as_deref(), &body), app.requests.any_model_name);
     let body = app.with_images(body, endpoint, &sender).await?;
-    let draft = RawRequest { endpoint, body, salt, any_model_name, reports_prefix: false, session: None };
+    let draft = RawRequest { endpoint, body, salt, any_model_name, reports_prefix: false, session: None, key: None };
     let view = app.fleet.view();
     let prepared = app.preparing.prepare(&app.fleet, view.clone(), draft).await?;
     let matches = prepared.matches(app.fleet.index());

@@ -140,6 +140,44 @@ async fn only_a_key_with_admin_or_the_admin_listener_gives_orders() {
     assert_eq!(host.orders().len(), 2);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_is_limited_to_models_sees_and_loads_no_other() {
+    let host = FakeHost::start(vec![host_model("a", loadable()), host_model("b", loadable())]);
+    let (limited, entry) = key("limited", "models = [\"a\"]\nadmin = true");
+    let file = KeyFile::new(&entry);
+    let router = ready(&[&host], &file.flags()).await;
+    let get = async |path: &str| {
+        router.client.get(router.url(path)).bearer_auth(&limited).send().await.expect("the router answers")
+    };
+    let post = async |path: &str, body: Value| {
+        let request = router.client.post(router.url(path)).bearer_auth(&limited).body(body.to_string());
+        request.send().await.expect("the router answers")
+    };
+    let list: Value = get("/v1/models").await.json().await.expect("JSON");
+    let ids: Vec<_> = list["data"].as_array().expect("a list").iter().map(|model| &model["id"]).collect();
+    assert_eq!(ids, ["a"]);
+
+    let chat = |model: &str| json!({"model": model, "messages": [{"role": "user", "content": "hello"}]});
+    for response in [
+        get("/v1/models/b").await,
+        get("/props?model=b").await,
+        post("/models/load", json!({"model": "b"})).await,
+        post("/v1/chat/completions", chat("b")).await,
+        post("/v1/chat/completions", chat("nowhere")).await,
+        post("/v1/embeddings", json!({"model": "b", "input": "hello"})).await,
+        post("/tokenize", json!({"model": "b", "content": "hello"})).await,
+    ] {
+        let error = error_of(response, 403).await;
+        assert_eq!(error["code"], "model_forbidden", "{error}");
+    }
+    let nameless = json!({"messages": [{"role": "user", "content": "hello"}]});
+    let error = error_of(post("/v1/chat/completions", nameless).await, 400).await;
+    assert!(error["message"].as_str().is_some_and(|message| message.ends_with(": `a`")), "{error}");
+    assert!(host.orders().is_empty(), "nothing is loaded: {:?}", host.orders());
+
+    assert_eq!(post("/models/load", json!({"model": "a"})).await.status(), 200);
+}
+
 /// Returns the next event of a stream, without comments.
 async fn event(response: &mut reqwest::Response, text: &mut String) -> Value {
     loop {
