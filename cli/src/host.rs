@@ -4,6 +4,7 @@
 //! when is decided in `host/core`. Not here: requests of clients (the router).
 
 mod api;
+mod disk_room;
 mod flags;
 mod listing;
 mod owner;
@@ -22,6 +23,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use warmpath_common::host::HostSummary;
+use warmpath_host_core::disk::DiskBudget;
 use warmpath_host_core::swaps::{SwapLimits, Swaps};
 use warmpath_shell::hosts::AllowedHosts;
 use warmpath_shell::listen::{self, Connections, HEAD_BYTES_MAX, ListenerOptions};
@@ -29,6 +31,7 @@ use warmpath_shell::stop_signals::StopSignals;
 use warmpath_shell::{log, machine};
 
 use api::Api;
+use disk_room::DiskRoom;
 use flags::WorkerFlags;
 pub use flags::{ModelsFlags, Settings};
 use listing::CatalogueFiles;
@@ -82,11 +85,17 @@ impl Host {
         };
         let n_loaded_max = if models_max == 0 { MODELS_MAX_DEFAULT } else { models_max };
         let cache_ram = budget / CACHE_PART / n_loaded_max as u64;
+        let disk_budget = DiskBudget {
+            bytes: models.models_cache_size.saturating_mul(1 << 20),
+            models_max: if models_max == 0 { entries.len() } else { models_max } as u64,
+        };
+        let cache_dir = cache_dir(models.models_cache)?;
         let unused = available.unwrap_or(budget).saturating_sub(budget);
         let commands = WorkerCommands {
             program: worker,
             flags,
-            cache_dir: cache_dir(models.models_cache)?,
+            cache_dir: cache_dir.clone(),
+            cache_disk_mib: (disk_budget.of_loaded_model() >> 20).max(1),
             cache_ram_mib: (cache_ram >> 20).max(1),
             fit_target_mib: unused.saturating_add(PROCESS_BYTES) >> 20,
         };
@@ -94,7 +103,8 @@ impl Host {
         let autoload = if models.no_models_autoload { Autoload::Off } else { Autoload::On };
         let listener = TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
         let address = listener.local_addr()?;
-        let options = OwnerOptions { host: address.to_string(), files, commands, autoload };
+        let disk_room = Arc::new(DiskRoom::new(cache_dir, disk_budget));
+        let options = OwnerOptions { host: address.to_string(), files, commands, disk_room, autoload };
         let (owner, summaries) = Owner::new(options, Swaps::new(limits, budget, entries, 0))?;
         log::line(&format!("warmpath: host listening on http://{address}, {} MiB for models", budget >> 20));
         Ok(Self { listener, address, owner, summaries })

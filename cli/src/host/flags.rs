@@ -14,13 +14,14 @@ const REPOSITORY_FLAGS: [&str; 3] = ["-hf", "-hfr", "--hf-repo"];
 /// Flags of a worker that name its model.
 const MODEL_FLAGS: [&str; 7] = ["-m", "--model", "-mu", "--model-url", "-mm", "--mmproj", "--hf-file"];
 /// Flags of a worker that its host sets.
-const HOST_FLAGS: [&str; 9] = [
+const HOST_FLAGS: [&str; 10] = [
     "--listen",
     "--admin-listen",
     "--name",
     "--alias",
     "-a",
     "--cache-disk",
+    "--cache-disk-size",
     "--drain-timeout",
     "--fleet-token-file",
     "--tls-cert",
@@ -46,6 +47,10 @@ pub struct ModelsFlags {
     /// folder]
     #[arg(long, env = "WARMPATH_MODELS_CACHE", value_name = "DIR")]
     pub models_cache: Option<PathBuf>,
+    /// Disk space for the KV state of all models together
+    #[arg(long, env = "WARMPATH_MODELS_CACHE_SIZE", value_name = "MIB", default_value_t = 20480)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    pub models_cache_size: u64,
     /// Load a model only by hand, not for a request
     #[arg(long, env = "WARMPATH_NO_MODELS_AUTOLOAD")]
     pub no_models_autoload: bool,

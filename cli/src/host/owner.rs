@@ -14,6 +14,7 @@ use warmpath_host_core::memory::DeviceBytes;
 use warmpath_host_core::swaps::{Action, IDLE_GRACE_MS, Swaps};
 use warmpath_shell::log;
 
+use super::disk_room::DiskRoom;
 use super::listing::CatalogueFiles;
 use super::projection::{self, Download};
 use super::worker_command::{self, WorkerCommands};
@@ -73,6 +74,8 @@ pub struct OwnerOptions {
     pub files: CatalogueFiles,
     /// Commands of workers.
     pub commands: WorkerCommands,
+    /// Room on disk.
+    pub disk_room: Arc<DiskRoom>,
     /// Whether requests load models.
     pub autoload: Autoload,
 }
@@ -221,6 +224,7 @@ impl Owner {
                 Report::Measured(bytes) => self.swaps.measured(&model, DeviceBytes::ram(bytes)),
                 Report::Exited(reason) => {
                     self.workers.remove(&model);
+                    self.options.disk_room.leave(&worker_command::folder_name(&model));
                     log::line(&format!("warmpath: {model}: {reason}"));
                     self.swaps.exited(&model, clean_text::without_paths(&reason), now_ms);
                 }
@@ -295,7 +299,13 @@ impl Owner {
         let (url, http) = (format!("http://{address}"), self.http.clone());
         let worker = WorkerProcess { program, url, http, reports, orders: worker_orders };
         let (events, model) = (self.events.clone(), name.to_owned());
-        tokio::spawn(worker.run());
+        let disk_room = Arc::clone(&self.options.disk_room);
+        disk_room.enter(worker_command::folder_name(name));
+        tokio::spawn(async move {
+            // A panic there leaves the disk as it is.
+            let _ = tokio::task::spawn_blocking(move || disk_room.make()).await;
+            worker.run().await;
+        });
         tokio::spawn(async move {
             while let Some(report) = worker_reports.recv().await {
                 let _ = events.send(Event::Worker { model: model.clone(), report }).await;

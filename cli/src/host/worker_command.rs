@@ -22,6 +22,8 @@ pub struct WorkerCommands {
     pub flags: Vec<OsString>,
     /// Folder in which each model has its own for KV state.
     pub cache_dir: PathBuf,
+    /// Disk space of one model for KV state. Units: MiB.
+    pub cache_disk_mib: u64,
     /// Memory of one model for stored KV state. Units: MiB.
     pub cache_ram_mib: u64,
     /// Memory that the fitted context of a model leaves free. Units: MiB.
@@ -31,13 +33,14 @@ pub struct WorkerCommands {
 impl WorkerCommands {
     /// Returns the command that starts a model's worker; `ctx_size` is its context if the default one does not fit.
     pub fn serve(&self, entry: &Entry, address: SocketAddr, ctx_size: Option<u32>) -> Program {
-        let folder = file_name(&entry.name);
+        let folder = folder_name(&entry.name);
         let names = std::iter::once(&entry.name).chain(&entry.aliases).cloned().collect::<Vec<_>>().join(",");
         let mut args = self.flags_of(entry);
         args.extend(ctx_size.map(|tokens| format!("--ctx-size={tokens}").into()));
         args.extend([format!("--listen={address}"), format!("--name={folder}")].map(OsString::from));
         args.extend([format!("--alias={names}"), format!("--drain-timeout={DRAIN_TIMEOUT_S}")].map(OsString::from));
-        args.extend(["--cache-disk".into(), self.cache_dir.join(&folder).into_os_string(), "--no-kv-transfer".into()]);
+        args.extend(["--cache-disk".into(), self.cache_dir.join(&folder).into_os_string()]);
+        args.extend([format!("--cache-disk-size={}", self.cache_disk_mib).into(), "--no-kv-transfer".into()]);
         Program { name: entry.name.clone(), path: self.program.clone(), args }
     }
 
@@ -62,8 +65,8 @@ pub fn free_address() -> std::io::Result<SocketAddr> {
     std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }
 
-/// Returns a model's name as a file's: other characters than letters, digits and `-._` become `%` and two digits.
-fn file_name(model: &str) -> String {
+/// Returns the name of a model's folder, its own as a file's: other characters than letters, digits and `-._` become `%` and two digits.
+pub fn folder_name(model: &str) -> String {
     let mut name = String::new();
     for (idx, byte) in model.bytes().enumerate() {
         let is_plain = byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_' || (byte == b'.' && idx > 0);
@@ -89,6 +92,7 @@ mod tests {
             program: "warmpath-worker".into(),
             flags: vec!["--threads".into(), "2".into()],
             cache_dir: "/kv".into(),
+            cache_disk_mib: 9,
             cache_ram_mib: 64,
             fit_target_mib: 1024,
         };
@@ -98,14 +102,14 @@ mod tests {
             line,
             "--cache-ram=64 --fit-target=1024 --hf-repo=a/b:Q4 --cache-ram=5 --threads 2 --ctx-size=512 \
              --listen=127.0.0.1:7 --name=a%2Fb%3AQ4 --alias=a/b:Q4,small --drain-timeout=86400 --cache-disk \
-             /kv/a%2Fb%3AQ4 --no-kv-transfer"
+             /kv/a%2Fb%3AQ4 --cache-disk-size=9 --no-kv-transfer"
         );
     }
 
     #[test]
     fn different_models_have_different_files_inside_their_folder() {
         for (model, expected) in [("..", "%2E."), ("a.b", "a.b"), ("a b", "a%20b"), ("a%20b", "a%2520b")] {
-            assert_eq!(file_name(model), expected);
+            assert_eq!(folder_name(model), expected);
         }
     }
 }

@@ -31,13 +31,14 @@ const SHORT_FLAGS: &[&str] = &[
 const VARIABLES: [(&str, &str); 2] = [("LLAMA_ARG_N_PARALLEL", "parallel"), ("LLAMA_ARG_MODEL_DRAFT", "md")];
 
 /// Flags that a host gives its workers, with what to do instead.
-const HOST_FLAGS: [(&str, &str); 12] = [
+const HOST_FLAGS: [(&str, &str); 13] = [
     ("listen", "the host gives each worker a free port"),
     ("host", "the host gives each worker a free port"),
     ("port", "the host gives each worker a free port"),
     ("admin-listen", "the host gives each worker a free port"),
     ("name", "the host names its workers"),
     ("cache-disk", "--models-cache names the folder"),
+    ("cache-disk-size", "--models-cache-size is the limit of all models"),
     ("drain-timeout", "the host waits for every answer"),
     ("api-key", "give the router --api-keys-file"),
     ("api-key-file", "give the router --api-keys-file"),

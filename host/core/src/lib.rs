@@ -3,5 +3,6 @@
 //! Pure: no IO, no clock, no async. The shell reads files, runs workers and measures time (`cli/src/host`).
 
 pub mod catalogue;
+pub mod disk;
 pub mod memory;
 pub mod swaps;
