@@ -10,6 +10,8 @@ use comfy_table::{CellAlignment, Table, presets};
 use reqwest::Url;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use warmpath_common::host::{HostMemory, HostModel, ModelState};
+use warmpath_host_core::memory::Bytes;
 
 /// Default admin address of a router.
 pub const ADMIN_DEFAULT: &str = "http://127.0.0.1:9090";
@@ -43,6 +45,19 @@ pub struct Fleet {
     in_flight: i64,
     waiting: i64,
     workers: Vec<Worker>,
+    #[serde(default)]
+    hosts: Vec<Host>,
+}
+
+/// A host as a router sees it.
+#[derive(Debug, Clone, Deserialize)]
+struct Host {
+    url: String,
+    state: String,
+    trouble: Option<String>,
+    /// Absent until its first summary, like its models.
+    memory: Option<Vec<HostMemory>>,
+    models: Option<Vec<HostModel>>,
 }
 
 /// A worker as a router sees it.
@@ -243,7 +258,7 @@ async fn show(admin: &Admin, form: Form) -> anyhow::Result<String> {
     let counters: Counters = read(history["sum"].clone())?;
     let mut decisions: Vec<Decision> = read(decisions["decisions"].clone())?;
     decisions.truncate(DECISIONS_SHOWN);
-    let parts = [head(&fleet, &counters), workers(&fleet).to_string(), latest(&decisions)];
+    let parts = [head(&fleet, &counters), workers(&fleet).to_string(), hosts(&fleet), latest(&decisions)];
     Ok(parts.join("\n"))
 }
 
@@ -301,6 +316,47 @@ fn workers(fleet: &Fleet) -> Table {
     table
 }
 
+/// Returns the models of the hosts, with the hosts and their memory above; nothing if there are no hosts.
+fn hosts(fleet: &Fleet) -> String {
+    let mut text = String::new();
+    for host in &fleet.hosts {
+        let state = host.trouble.as_ref().map_or(host.state.clone(), |why| format!("{}: {why}", host.state));
+        text += &format!("\nHost {}, {state}", host.url);
+        for HostMemory { device, budget_bytes, free_bytes } in host.memory.iter().flatten() {
+            text += &format!("; {device}: {} of {} free", Bytes(*free_bytes), Bytes(*budget_bytes));
+        }
+        let mut table = table(&["model", "state", "pinned"]);
+        for model in host.models.iter().flatten() {
+            let pinned = if model.is_pinned { "yes" } else { "" };
+            table.add_row([model.name.clone(), describe(&model.state), pinned.to_owned()]);
+        }
+        text += &format!(".\n{table}\n");
+    }
+    text
+}
+
+/// Returns a model's state for people.
+fn describe(state: &ModelState) -> String {
+    let seconds = |ms: u64| format!("{:.1} s", ms as f64 / 1e3);
+    match state {
+        ModelState::Loaded { n_running: 0, idle_ms, .. } => format!("loaded, idle for {}", seconds(*idle_ms)),
+        ModelState::Loaded { n_running, .. } => format!("loaded, {n_running} requests"),
+        ModelState::Loading { worker_url: None, .. } => "waits for memory".to_owned(),
+        ModelState::Loading { progress, remaining_ms, .. } => {
+            format!("loading, {:.0} %, {} left", 100.0 * progress, seconds(*remaining_ms))
+        }
+        ModelState::Unloading { .. } => "unloading".to_owned(),
+        ModelState::Loadable { is_local: false, .. } => "not loaded, must be downloaded".to_owned(),
+        ModelState::Loadable { memory_bytes, load_ms, .. } => {
+            format!("not loaded, takes {} and {}", Bytes(*memory_bytes), seconds(*load_ms))
+        }
+        ModelState::Impossible { reason, retry_ms: None } => format!("cannot be loaded: {reason}"),
+        ModelState::Impossible { reason, retry_ms: Some(retry_ms) } => {
+            format!("cannot be loaded: {reason}; tried again in {}", seconds(*retry_ms))
+        }
+    }
+}
+
 fn latest(decisions: &[Decision]) -> String {
     if decisions.is_empty() {
         return "\nNo request yet.".to_owned();
@@ -341,6 +397,40 @@ mod tests {
         };
         let workers: Vec<_> = workers.iter().map(worker).collect();
         json!({"ready": true, "version": "1", "in_flight": 0, "waiting": 0, "workers": workers})
+    }
+
+    #[test]
+    fn each_host_is_shown_with_its_memory_and_the_state_of_its_models() {
+        let mut fleet = report(&[]);
+        let model = |name: &str, state: Value| {
+            let mut model = json!({"name": name, "is_autoloaded": true, "is_pinned": name == "a"});
+            let fields = model.as_object_mut().expect("an object");
+            fields.extend(state.as_object().expect("an object").clone());
+            model
+        };
+        fleet["hosts"] = json!([{
+            "url": "http://127.0.0.1:9190",
+            "state": "live",
+            "memory": [{"device": "ram", "budget_bytes": 3_u64 << 30, "free_bytes": 512 << 20}],
+            "models": [
+                model("a", json!({"state": "loaded", "worker_url": "u", "n_running": 2, "idle_ms": 0, "load_ms": 9})),
+                model("b", json!({"state": "loading", "worker_url": "u", "progress": 0.4, "remaining_ms": 1500})),
+                model("c", json!({"state": "loadable", "memory_bytes": 1 << 20, "load_ms": 2000, "is_local": true})),
+                model("d", json!({"state": "impossible", "reason": "no file", "retry_ms": null})),
+            ],
+        }, {"url": "http://127.0.0.1:9191", "state": "lost", "trouble": "refused"}]);
+        let text = hosts(&read(fleet).expect("a fleet"));
+        for expected in [
+            "Host http://127.0.0.1:9190, live; ram: 512 MiB of 3.0 GiB free.",
+            "| a     | loaded, 2 requests",
+            "| yes ",
+            "loading, 40 %, 1.5 s left",
+            "not loaded, takes 1 MiB and 2.0 s",
+            "cannot be loaded: no file",
+            "Host http://127.0.0.1:9191, lost: refused.",
+        ] {
+            assert!(text.contains(expected), "{expected}\n{text}");
+        }
     }
 
     #[test]

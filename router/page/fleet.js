@@ -214,6 +214,40 @@ const WORKER_COLUMNS = [
   { label: "Heard", number: true, by: (w) => w.age_seconds ?? Infinity, parts: (w) => [w.age_seconds == null ? "never" : `${seconds(w.age_seconds)} ago`] },
 ];
 
+// ---- Hosts ---------------------------------------------------------------------------------------------------------------------
+
+const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(1)} GiB`;
+
+function hostText(host) {
+  const free = (host.memory ?? []).map((m) => `${gib(m.free_bytes)} of ${gib(m.budget_bytes)} free on ${m.device}`);
+  const parts = [`${host.url} is ${host.state}`, ...(host.trouble ? [host.trouble] : []), ...free];
+  return parts.join(", ");
+}
+
+function modelStateParts({ model }) {
+  const details = {
+    loaded: () => (model.n_running > 0 ? plural(model.n_running, "request") : `idle for ${duration(model.idle_ms / 1000)}`),
+    loading: () => (model.worker_url ? `${percent(model.progress, 1)}, ${seconds(model.remaining_ms / 1000)} left` : "waits for memory"),
+    unloading: () => "finishes its answers",
+    loadable: () => (model.is_local ? `takes ${gib(model.memory_bytes)} and ${seconds(model.load_ms / 1000)}` : "must be downloaded"),
+    impossible: () => model.reason,
+  };
+  return [badge(model.state), small(details[model.state]?.() ?? "")];
+}
+
+const MODEL_COLUMNS = [
+  { label: "Model", by: ({ model }) => model.name, parts: ({ model }) => [model.name, small(model.aliases.join(", "))] },
+  { label: "Host", by: ({ host }) => host.url, parts: ({ host }) => [host.url] },
+  { label: "State", by: ({ model }) => model.state, parts: modelStateParts },
+  { label: "Pinned", by: ({ model }) => Number(model.is_pinned), parts: ({ model }) => [model.is_pinned ? "yes" : "no"] },
+];
+
+function showHosts(hosts) {
+  byId("hosts").hidden = hosts.length === 0;
+  say("hosts-memory", hosts.map(hostText).join("; "));
+  models.show(hosts.flatMap((host) => (host.models ?? []).map((model) => ({ host, model }))));
+}
+
 // ---- Decisions -----------------------------------------------------------------------------------------------------------------
 
 const OUTCOMES = { open: "waiting", left: "client left" };
@@ -384,6 +418,7 @@ function roundUp(value) {
 // ---- The page ------------------------------------------------------------------------------------------------------------------
 
 const workers = new Rows("workers", WORKER_COLUMNS, (worker) => worker.url);
+const models = new Rows("models", MODEL_COLUMNS, ({ host, model }) => `${host.url} ${model.name}`);
 const decisions = new Rows("decisions", DECISION_COLUMNS, (decision) => `${decision.at_ms} ${decision.request_id} ${decision.worker}`);
 const charts = CHARTS.map((spec, idx) => new Chart(spec, idx));
 byId("charts").append(...charts.map((chart) => chart.figure));
@@ -406,6 +441,7 @@ function showFleet(fleet, nowMs) {
   say("waiting", `${count(fleet.waiting)} waiting in the router`);
   page.names = new Map(fleet.workers.map((worker) => [worker.url, worker.name ?? worker.url]));
   workers.show(fleet.workers);
+  showHosts(fleet.hosts);
   tellNews(fleet);
 }
 

@@ -51,6 +51,27 @@ class FleetPage(unittest.TestCase):
         self.assertIsNone(self.page.evaluate("window.harm ?? null"))
         self.assertEqual(self.page.locator("table script, table img").count(), 0)
 
+    def test_hosts_are_shown_with_the_state_of_their_models_if_there_are_any(self):
+        expect(self.page.locator("#hosts")).to_be_hidden()
+        state = {"state": "loaded", "worker_url": "http://w", "n_running": 2, "idle_ms": 0, "load_ms": 900}
+        loaded = {"name": HOSTILE, "aliases": ["small"], "is_autoloaded": True, "is_pinned": True, **state}
+        state = {"state": "loadable", "memory_bytes": 3 * 2**30, "load_ms": 2500, "is_local": True}
+        loadable = {"name": "other", "aliases": [], "is_autoloaded": True, "is_pinned": False, **state}
+        memory = [{"device": "ram", "budget_bytes": 4 * 2**30, "free_bytes": 2**30}]
+        host = {"url": "http://h:1", "state": "live", "trouble": None, "memory": memory, "models": [loaded, loadable]}
+
+        def answer_with_host(route):
+            route.fulfill(json={**route.fetch().json(), "hosts": [host]})
+
+        self.page.route("**/internal/v1/fleet", answer_with_host)
+        rows = self.page.locator("#models-rows tr")
+        expect(rows).to_have_count(2)
+        expect(rows.first).to_contain_text(HOSTILE)
+        expect(rows.first).to_contain_text("2 requests")
+        expect(rows.last).to_contain_text("takes 3.0 GiB and 2.5")
+        expect(self.page.locator("#hosts-memory")).to_have_text("http://h:1 is live, 1.0 GiB of 4.0 GiB free on ram")
+        self.assertIsNone(self.page.evaluate("window.harm ?? null"))
+
     def test_every_control_is_reached_and_used_by_keyboard(self):
         reached = []
         for _ in range(24):
