@@ -32,7 +32,11 @@ struct Host {
 
 impl Host {
     async fn start(further_preset: &str) -> anyhow::Result<Self> {
-        let dir = tempfile::tempdir()?;
+        Self::start_in(tempfile::tempdir()?, further_preset).await
+    }
+
+    /// Starts a host with the KV state of an earlier one.
+    async fn start_in(dir: tempfile::TempDir, further_preset: &str) -> anyhow::Result<Self> {
         let listen = free_address()?;
         let mut command = warmpath("host", dir.path(), further_preset)?;
         command.args(["--host-listen", &listen]);
@@ -88,6 +92,12 @@ impl Host {
         ensure!(Command::new("kill").args(["-KILL", &pid]).status().await?.success());
         let is_gone = async |summary: &HostSummary| summary.model(model)?.state.worker_url().is_none().then_some(());
         self.until("the end of the worker", is_gone).await
+    }
+
+    /// Kills the host; returns its folder.
+    async fn kill(mut self) -> anyhow::Result<tempfile::TempDir> {
+        self.child.kill().await?;
+        Ok(self.dir)
     }
 
     /// Ends the host; returns its log.
@@ -193,6 +203,87 @@ async fn a_worker_that_crashes_is_reported_and_started_again() -> anyhow::Result
     let log = host.end().await?;
     ensure!(log.contains("warmpath: a: its worker ended: signal: 9"), "{log}");
     Ok(())
+}
+
+/// Waits until no worker answers at a URL.
+async fn until_gone(worker_url: &str) -> anyhow::Result<()> {
+    let http = reqwest::Client::builder().no_proxy().build()?;
+    let is_gone = async || http.get(format!("{worker_url}/health")).send().await.is_err().then_some(());
+    poll_until(DEADLINE, is_gone).await.context("the worker never ended")
+}
+
+#[tokio::test]
+async fn a_host_that_is_killed_leaves_no_worker_and_loses_no_conversation() -> anyhow::Result<()> {
+    // In the middle of a load.
+    let host = Host::start("").await?;
+    ensure!(host.post(LOAD_PATH, &json!(ModelName { model: "a".to_owned() })).await?.status().is_success());
+    let url = async |summary: &HostSummary| summary.model("a")?.state.worker_url().map(str::to_owned);
+    let worker_url = host.until("the start of a worker", url).await?;
+    let dir = host.kill().await?;
+    until_gone(&worker_url).await?;
+    // While the model is loaded.
+    let host = Host::start_in(dir, "").await?;
+    let mut messages = conversation("Bicycle");
+    let first = host.ask("a", &messages).await?;
+    let worker_url = host.loaded("a").await?;
+    let dir = host.kill().await?;
+    until_gone(&worker_url).await?;
+    let host = Host::start_in(dir, "").await?;
+    messages.push(Message::new("assistant", first.text));
+    messages.push(Message::new("user", "And the last one?"));
+    let second = host.ask("a", &messages).await?;
+    let reused = second.cached_tokens as f64 / first.prompt_tokens as f64;
+    ensure!(reused >= 0.95, "{} of {} tokens", second.cached_tokens, first.prompt_tokens);
+    host.end().await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_worker_that_is_killed_while_it_drains_makes_room_and_comes_again() -> anyhow::Result<()> {
+    let host = Host::start("").await?;
+    let messages = conversation("Bicycle");
+    let expected = host.ask("a", &messages).await?;
+    let client = ChatClient::new(&host.loaded("a").await?, Some("a".to_owned()))?;
+    let long_answer = tokio::spawn(async move { client.ask_exactly(&[Message::new("user", "Count.")], 3_000).await });
+    let is_running = async |summary: &HostSummary| {
+        matches!(summary.model("a")?.state, ModelState::Loaded { n_running: 1, .. }).then_some(())
+    };
+    host.until("the long answer", is_running).await?;
+    ensure!(host.post(UNLOAD_PATH, &json!(ModelName { model: "a".to_owned() })).await?.status().is_success());
+    ensure!(matches!(host.state("a").await?, ModelState::Unloading { .. }), "it drains");
+    host.crash("a").await?;
+    ensure!(long_answer.await?.is_err(), "the answer is lost with its worker");
+    host.ask("b", &messages).await?;
+    let again = host.ask("a", &messages).await?;
+    ensure!(again.text == expected.text, "{again:?} {expected:?}");
+    host.end().await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_disk_that_is_full_costs_the_kept_state_and_nothing_else() -> anyhow::Result<()> {
+    let (dir, disk) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    std::fs::create_dir(dir.path().join("kv"))?;
+    std::os::unix::fs::symlink(disk.path(), dir.path().join("kv/a"))?;
+    let mut mount = Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", "size=64k", "warmpath-test"]).arg(disk.path());
+    if !mount.output().await.is_ok_and(|output| output.status.success()) {
+        eprintln!("not run: a small disk needs root");
+        return Ok(());
+    }
+    let result = async {
+        let host = Host::start_in(dir, "").await?;
+        let messages = conversation("Bicycle");
+        let expected = host.ask("a", &messages).await?;
+        host.ask("b", &messages).await?;
+        let again = host.ask("a", &messages).await?;
+        ensure!(again.text == expected.text, "{again:?} {expected:?}");
+        ensure!(again.cached_tokens < expected.prompt_tokens / 2, "the state found room: {again:?}");
+        host.end().await
+    }
+    .await;
+    ensure!(Command::new("umount").arg("--lazy").arg(disk.path()).status().await?.success());
+    result.map(drop)
 }
 
 #[tokio::test]
