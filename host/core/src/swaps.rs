@@ -3,8 +3,8 @@
 //! The rules: a running answer is never ended; nothing is started that does not fit into the budget; the model whose
 //! request has waited for longest is served first, and memory that it needs is kept for it. A loaded model keeps its
 //! place while it has requests, so requests for A B A B are served as A A B B, until another has waited for
-//! `swap_wait_max_ms`. A model stays for at least the time that loading it took, so at most half of the time goes into
-//! loading. Pinned models never leave. Of the models that may leave, those leave whose memory is worth least: the
+//! `swap_wait_max_ms`. Once loads have taken a minute, a model stays for at least the time that loading it took, so at
+//! most half of the time goes into loading. Pinned models never leave. Of the models that may leave, those leave whose memory is worth least: the
 //! expected time of loading it again, by how often it is used, for each byte.
 //!
 //! The caller reports what happens, calls [`Swaps::step`] after it and at least every second, and does what it
@@ -31,6 +31,11 @@ pub const SWAP_WAIT_MAX_DEFAULT_MS: u64 = 30_000;
 /// Idle time after which a model may leave for another. Source: own choice: a client in a loop sends its next request
 /// earlier, and a person does not notice the delay.
 pub const IDLE_GRACE_MS: u64 = 50;
+
+/// Time that loads may take together before a model has to stay. Units: milliseconds. Source: own choice: a person who
+/// goes to and fro between models waits for loads only, and swaps that follow one another without an end are slowed
+/// down within a minute.
+const LOAD_BURST_MS: u64 = 60_000;
 
 /// Limits of swaps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +66,26 @@ pub struct Swaps {
     limits: SwapLimits,
     budget: DeviceBytes,
     models: Vec<Model>,
+    loads: RecentLoads,
+}
+
+/// Time that loads have taken, less the time in which there was none.
+#[derive(Debug, Clone, Copy, Default)]
+struct RecentLoads {
+    took_ms: u64,
+    at_ms: u64,
+}
+
+impl RecentLoads {
+    /// Adds a load that has just ended.
+    fn add(&mut self, load_ms: u64, now_ms: u64) {
+        let before_ms = self.at(now_ms.saturating_sub(load_ms));
+        *self = Self { took_ms: before_ms.saturating_add(load_ms), at_ms: now_ms };
+    }
+
+    fn at(&self, now_ms: u64) -> u64 {
+        self.took_ms.saturating_sub(now_ms.saturating_sub(self.at_ms))
+    }
 }
 
 /// Room for models: memory, and places under the limit of their number.
@@ -97,7 +122,7 @@ impl Swaps {
             model.want = loads_on_startup.then_some(Want { since_ms: now_ms, evicts: is_pinned });
             model
         });
-        Self { limits, budget: DeviceBytes::ram(ram_bytes), models: models.collect() }
+        Self { limits, budget: DeviceBytes::ram(ram_bytes), models: models.collect(), loads: RecentLoads::default() }
     }
 
     /// Takes another catalogue: a model that is no longer in it, or has other flags, leaves.
@@ -203,8 +228,9 @@ impl Swaps {
     /// Takes that a model is loaded, and what its process takes if that is known.
     pub fn ready(&mut self, name: &str, measured: Option<DeviceBytes>, now_ms: u64) {
         let Some(model) = self.model_mut(name) else { return };
-        model.ready(now_ms);
+        let load_ms = model.ready(now_ms);
         model.measure(measured);
+        self.loads.add(load_ms, now_ms);
     }
 
     /// Takes what a model's process takes.
@@ -306,7 +332,8 @@ impl Swaps {
             let is_overdue = self.is_overdue(model, now_ms);
             let room = free.plus(&coming);
             if !need.fits_in(&room) && !is_blocked {
-                let may_leave = |model: &Model| model.may_leave(now_ms);
+                let has_burst = self.loads.at(now_ms) <= LOAD_BURST_MS;
+                let may_leave = |model: &Model| model.may_leave() && (has_burst || model.has_stayed(now_ms));
                 let idle = self.victims(&need, &room, |model| may_leave(model) && model.is_idle(now_ms), now_ms);
                 let victims = match idle {
                     None if is_overdue => self.victims(&need, &room, may_leave, now_ms),

@@ -153,9 +153,14 @@ impl Model {
     }
 
     /// Returns whether it may leave for another, apart from its requests.
-    pub(super) fn may_leave(&self, now_ms: u64) -> bool {
+    pub(super) fn may_leave(&self) -> bool {
+        !self.entry.is_pinned && matches!(self.state, State::Loaded { .. })
+    }
+
+    /// Returns whether it has been loaded for as long as loading it took.
+    pub(super) fn has_stayed(&self, now_ms: u64) -> bool {
         let State::Loaded { since_ms, .. } = self.state else { return false };
-        !self.entry.is_pinned && now_ms.saturating_sub(since_ms) >= self.load_ms.unwrap_or(0)
+        now_ms.saturating_sub(since_ms) >= self.load_ms.unwrap_or(0)
     }
 
     /// Returns whether it is loaded and has no requests, neither here nor on their way.
@@ -228,11 +233,14 @@ impl Model {
         Some(Action::Kill(self.entry.name.clone()))
     }
 
-    pub(super) fn ready(&mut self, now_ms: u64) {
-        let State::Loading { since_ms, url, .. } = &mut self.state else { return };
+    /// Records that it is loaded; returns the time that this took.
+    pub(super) fn ready(&mut self, now_ms: u64) -> u64 {
+        let State::Loading { since_ms, url, .. } = &mut self.state else { return 0 };
         let url = url.take().unwrap_or_default();
-        self.load_ms = Some(now_ms.saturating_sub(*since_ms));
+        let load_ms = now_ms.saturating_sub(*since_ms);
+        self.load_ms = Some(load_ms);
         self.state = State::Loaded { since_ms: now_ms, url, n_running: 0, idle_since_ms: now_ms, was_used: false };
+        load_ms
     }
 
     pub(super) fn measure(&mut self, measured: Option<DeviceBytes>) {

@@ -135,15 +135,11 @@ fn a_model_with_requests_keeps_its_place_until_another_has_waited_for_long() {
 }
 
 #[test]
-fn a_model_stays_for_as_long_as_it_loaded_and_while_its_requests_are_on_their_way() {
+fn a_model_stays_while_its_requests_are_on_their_way() {
     let mut host = Host::new(10, vec![entry("a"), entry("b")]);
-    host.load("a", 1_000);
     host.demand("b", 0);
-    assert_eq!(host.after(IDLE_GRACE_MS), "drain a", "it was busy for that time");
-    host.exited("a", "");
     assert_eq!(host.after(0), "start b");
     host.swaps.listening("b", "http://b".to_owned());
-    host.now_ms += 1_000;
     host.swaps.ready("b", None, host.now_ms);
     host.demand("a", 0);
     host.demand("b", 1_000);
@@ -152,6 +148,32 @@ fn a_model_stays_for_as_long_as_it_loaded_and_while_its_requests_are_on_their_wa
     host.running("b", 0);
     host.demand("a", 2_000);
     assert_eq!(host.after(IDLE_GRACE_MS), "drain b");
+}
+
+#[test]
+fn a_model_stays_for_as_long_as_it_loaded_once_loads_have_taken_a_minute() {
+    let load_ms = LOAD_BURST_MS / 3;
+    let mut host = Host::new(10, vec![entry("a"), entry("b")]);
+    let mut stays_ms = Vec::new();
+    let (mut loaded, mut waiting) = ("a", "b");
+    host.load(loaded, load_ms);
+    for _ in 0..8 {
+        let since_ms = host.now_ms;
+        host.demand(waiting, 0);
+        while host.after(IDLE_GRACE_MS) != format!("drain {loaded}") {
+            host.demand(waiting, host.now_ms - since_ms);
+        }
+        stays_ms.push(host.now_ms - since_ms);
+        host.exited(loaded, "");
+        (loaded, waiting) = (waiting, loaded);
+        assert_eq!(host.after(0), format!("start {loaded}"));
+        host.swaps.listening(loaded, format!("http://{loaded}"));
+        host.now_ms += load_ms;
+        host.swaps.ready(loaded, None, host.now_ms);
+    }
+    let first_stay = stays_ms.iter().position(|stay_ms| *stay_ms > IDLE_GRACE_MS);
+    assert!(first_stay.is_some_and(|nth| nth >= 2), "{stays_ms:?}");
+    assert!(stays_ms.iter().all(|stay_ms| *stay_ms <= load_ms), "{stays_ms:?}");
 }
 
 #[test]
