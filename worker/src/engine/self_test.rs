@@ -7,6 +7,7 @@
 //! Source: docs/decisions/0011-buffer-self-test.md.
 //!
 //! A busy machine gives no result; then the usual setting is used, and `retry` measures again once the machine is calm.
+//! A worker that starts within the next minutes does not try before.
 //!
 //! Not here: measuring one setting (`measure`), the cost by which settings are compared (`measurements`).
 
@@ -107,9 +108,7 @@ fn measure_and_keep(
     let report = run(model, config, is_needed);
     if report.is_calm() && report.costs.is_none() {
         warn!("the self-test could not measure the chosen setting; the next start measures again");
-    } else if report.is_calm()
-        && let Err(error) = result_file.store(key, &report)
-    {
+    } else if let Err(error) = result_file.store(key, &report) {
         warn!(%error, "the self-test's result cannot be stored; the next start measures again");
     }
     report

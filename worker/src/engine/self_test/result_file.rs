@@ -31,6 +31,9 @@ const LOCK_POLL: Duration = Duration::from_millis(20);
 const ENTRIES_MAX: usize = 64;
 /// Largest file that is read. Units: bytes. Source: 16 kB for each of [`ENTRIES_MAX`], which have some 2 kB.
 const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Time for which a machine that was busy counts as busy still. Source: own choice: models that a host swaps start every
+/// few seconds or minutes, and each try takes half a second.
+const BUSY_FOR: Duration = Duration::from_secs(10 * 60);
 /// Version of the measurement, increased when it changes.
 const VERSION: u32 = 7;
 
@@ -83,6 +86,10 @@ struct Entries {
     entries: BTreeMap<String, (u64, SelfTestReport)>,
 }
 
+fn since_1970() -> Duration {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
+}
+
 impl Remembered {
     pub(super) fn new(folder: Option<&Path>) -> Self {
         Self { path: folder.map(|folder| folder.join(FILE)) }
@@ -104,19 +111,25 @@ impl Remembered {
         }
     }
 
+    /// Returns the result of an earlier self-test; that of a busy machine only for some minutes.
     pub(super) fn load(&self, key: &ResultKey) -> Option<SelfTestReport> {
-        let (_, report) = self.read().entries.remove(&key.0)?;
+        let (written_at, report) = self.read().entries.remove(&key.0)?;
+        if !report.is_calm() && since_1970().as_secs().abs_diff(written_at) > BUSY_FOR.as_secs() {
+            return None;
+        }
         Some(SelfTestReport { origin: FiguresOrigin::Remembered, ..report })
     }
 
-    /// Adds a result to the file.
+    /// Adds a result to the file; that of a busy machine replaces no other.
     ///
     /// Errors: if the folder or file cannot be written.
     pub(super) fn store(&self, key: &ResultKey, report: &SelfTestReport) -> io::Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
-        let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let mut all = self.read();
-        all.entries.insert(key.0.clone(), (since_1970.as_secs(), report.clone()));
+        if !report.is_calm() && all.entries.get(&key.0).is_some_and(|(_, known)| known.is_calm()) {
+            return Ok(());
+        }
+        all.entries.insert(key.0.clone(), (since_1970().as_secs(), report.clone()));
         while all.entries.len() > ENTRIES_MAX {
             let others = all.entries.iter().filter(|(name, _)| **name != key.0);
             let oldest = others.min_by_key(|(_, (written_at, _))| *written_at).map(|(name, _)| name.clone());

@@ -212,6 +212,30 @@ fn remembers_by_key_and_keeps_the_newest() {
 }
 
 #[test]
+fn a_busy_machine_is_remembered_for_minutes_and_replaces_no_measurement() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, key) = (folder.path().join("self-test.json"), ResultKey("key".to_owned()));
+    let remembered = Remembered::new(Some(folder.path()));
+    let busy = || SelfTestReport {
+        candidates: vec![candidate((true, false), 1.5, MeasureOutcome::Disturbed)],
+        costs: None,
+        ..report()
+    };
+    remembered.store(&key, &busy()).unwrap();
+    assert!(remembered.load(&key).is_some_and(|known| !known.is_calm()));
+    // As if it had been written eleven minutes ago.
+    let mut content: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let written_at = &mut content["entries"]["key"][0];
+    *written_at = (written_at.as_u64().unwrap() - 660).into();
+    std::fs::write(&file, content.to_string()).unwrap();
+    assert_eq!(remembered.load(&key), None);
+
+    remembered.store(&key, &report()).unwrap();
+    remembered.store(&key, &busy()).unwrap();
+    assert!(remembered.load(&key).is_some_and(|known| known.is_calm()));
+}
+
+#[test]
 fn a_damaged_or_unreadable_file_counts_as_empty() {
     let folder = tempfile::tempdir().unwrap();
     let (file, key) = (folder.path().join("self-test.json"), ResultKey("key".to_owned()));
