@@ -23,6 +23,7 @@ use warmpath_worker_core::reports::summary_writer::{
     EngineUpdate, FrameBytes, REPLAY_LIMITS, StreamStart, SummaryWriter,
 };
 
+use crate::engine::EngineError;
 use crate::error::RequestError;
 use crate::metrics::Metrics;
 
@@ -92,14 +93,14 @@ impl SummaryPublisher {
 
     /// Returns the present view.
     ///
-    /// Errors: `Internal` once the engine has stopped.
+    /// Errors: `Engine` once the engine has stopped.
     pub async fn snapshot(&self) -> Result<Snapshot, RequestError> {
         self.ask(PublisherCommand::Snapshot).await
     }
 
     /// Returns a stream of the updates after the view of `after`, or of the whole view and all later updates.
     ///
-    /// Errors: `SubscribersFull`; `Internal` once the engine has stopped.
+    /// Errors: `SubscribersFull`; `Engine` once the engine has stopped.
     pub async fn subscribe(&self, after: Option<Stamp>) -> Result<Subscription, RequestError> {
         let place = Arc::clone(&self.places).try_acquire_owned();
         let place = place.map_err(|_| RequestError::SubscribersFull { subscribers_max: SUBSCRIBERS_MAX })?;
@@ -125,9 +126,9 @@ impl SummaryPublisher {
 
     async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> PublisherCommand) -> Result<T, RequestError> {
         let (reply, answer) = oneshot::channel();
-        let stopped_error = || RequestError::Internal { reason: "the summary publisher has stopped".to_owned() };
-        self.commands.send(command(reply)).await.map_err(|_| stopped_error())?;
-        answer.await.map_err(|_| stopped_error())
+        // It stops with the engine, after the last answer of a worker that drains.
+        self.commands.send(command(reply)).await.map_err(|_| EngineError::Draining)?;
+        Ok(answer.await.map_err(|_| EngineError::Draining)?)
     }
 }
 
