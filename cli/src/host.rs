@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use warmpath_common::host::HostSummary;
 use warmpath_host_core::disk::DiskBudget;
 use warmpath_host_core::swaps::{SwapLimits, Swaps};
+use warmpath_shell::fleet_token::FleetTokens;
 use warmpath_shell::hosts::AllowedHosts;
 use warmpath_shell::listen::{self, Connections, HEAD_BYTES_MAX, ListenerOptions};
 use warmpath_shell::stop_signals::StopSignals;
@@ -59,6 +60,8 @@ const CLIENT_TIMEOUT: Duration = Duration::from_secs(60);
 pub struct Host {
     listener: TcpListener,
     address: SocketAddr,
+    /// Tokens that routers need, and their file.
+    tokens: Option<(Arc<FleetTokens>, PathBuf)>,
     owner: Owner,
     summaries: watch::Receiver<Arc<HostSummary>>,
 }
@@ -66,11 +69,18 @@ pub struct Host {
 impl Host {
     /// Reads the catalogue and binds the address; `worker_flags` are the user's flags of every worker.
     ///
-    /// Errors: flags that contradict each other, an error in the catalogue, an address that is not on the loopback
-    /// interface or cannot be bound, an unknown size of the machine.
+    /// Errors: flags that contradict each other, an error in the catalogue, an address that others reach without a
+    /// token or that cannot be bound, a wrong file of tokens, an unknown size of the machine.
     pub async fn bind(models: ModelsFlags, worker_flags: &[OsString], worker: PathBuf) -> anyhow::Result<Self> {
         let listen = models.host_listen;
-        ensure!(listen.ip().is_loopback(), "--host-listen must be a loopback address: the host has no access control");
+        ensure!(
+            listen.ip().is_loopback() || models.host_token_file.is_some(),
+            "--host-listen at an address that other machines reach needs --host-token-file"
+        );
+        ensure!(!listen.ip().is_unspecified(), "--host-listen needs the address at which routers reach this machine");
+        let tokens =
+            models.host_token_file.as_deref().map(FleetTokens::open).transpose().context("--host-token-file")?;
+        let tokens = tokens.map(Arc::new);
         let WorkerFlags { flags, repositories } = WorkerFlags::split(worker_flags)?;
         let ModelsFlags { models_dir, models_preset, models_max, .. } = models;
         let ttl_ms = u64::try_from(models.sleep_idle_seconds).ok().map(|seconds| seconds.saturating_mul(1000));
@@ -94,6 +104,7 @@ impl Host {
         let commands = WorkerCommands {
             program: worker,
             flags,
+            token_file: models.host_token_file.clone(),
             cache_dir: cache_dir.clone(),
             cache_disk_mib: (disk_budget.of_loaded_model() >> 20).max(1),
             cache_ram_mib: (cache_ram >> 20).max(1),
@@ -104,10 +115,11 @@ impl Host {
         let listener = TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
         let address = listener.local_addr()?;
         let disk_room = Arc::new(DiskRoom::new(cache_dir, disk_budget));
-        let options = OwnerOptions { host: address.to_string(), files, commands, disk_room, autoload };
+        let options = OwnerOptions { address, tokens: tokens.clone(), files, commands, disk_room, autoload };
         let (owner, summaries) = Owner::new(options, Swaps::new(limits, budget, entries, 0))?;
         log::line(&format!("warmpath: host listening on http://{address}, {} MiB for models", budget >> 20));
-        Ok(Self { listener, address, owner, summaries })
+        let tokens = tokens.zip(models.host_token_file);
+        Ok(Self { listener, address, tokens, owner, summaries })
     }
 
     /// Returns the host's URL.
@@ -122,11 +134,18 @@ impl Host {
 
     /// Serves until `ends`, and then until the last worker has ended; `kill` ends these at once.
     pub async fn serve(self, ends: CancellationToken, kill: CancellationToken) -> anyhow::Result<()> {
-        let Self { listener, address, owner, summaries } = self;
+        let Self { listener, address, tokens, owner, summaries } = self;
         let hosts = AllowedHosts::of_clients(&[], address)?;
         let (requests, inbox) = mpsc::channel(REQUESTS_MAX);
         let streams_end = CancellationToken::new();
-        let routes = api::routes(Api { owner: requests, summary: summaries, hosts, ends: streams_end.clone() });
+        let api = Api {
+            owner: requests,
+            summary: summaries,
+            hosts,
+            tokens: tokens.as_ref().map(|(tokens, _)| Arc::clone(tokens)),
+            ends: streams_end.clone(),
+        };
+        let routes = api::routes(api);
         let options = ListenerOptions {
             tls: None,
             head_timeout: CLIENT_TIMEOUT,
@@ -140,7 +159,16 @@ impl Host {
             streams_end.cancel();
             close.send_replace(true);
         };
-        tokio::join!(listen::serve(listener, routes, options, closed), owned);
+        let watch = async {
+            match tokens {
+                Some((tokens, file)) => tokens.watch(file, || ()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = async { tokio::join!(listen::serve(listener, routes, options, closed), owned) } => {}
+            () = watch => {}
+        }
         Ok(())
     }
 }
@@ -182,4 +210,35 @@ fn cache_dir(named: Option<PathBuf>) -> anyhow::Result<PathBuf> {
     let dir = named.or_else(|| cache.map(|cache| cache.join("warmpath").join("kv")));
     let dir = dir.context("there is no home folder for KV state: set --models-cache")?;
     std::path::absolute(Path::new(&dir)).context("--models-cache")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct CommandLine {
+        #[command(flatten)]
+        models: ModelsFlags,
+    }
+
+    #[tokio::test]
+    async fn an_address_that_other_machines_reach_needs_a_token_and_must_be_one() {
+        let refusal = async |flags: &str| {
+            let words = ["host", "--models-dir", "/nowhere"].into_iter().chain(flags.split_whitespace());
+            let CommandLine { models } = CommandLine::parse_from(words);
+            match Host::bind(models, &[], "warmpath-worker".into()).await {
+                Ok(_) => String::new(),
+                Err(error) => format!("{error:#}"),
+            }
+        };
+        let open = refusal("--host-listen 192.0.2.1:9190").await;
+        assert!(open.contains("needs --host-token-file"), "{open}");
+        let every = refusal("--host-listen 0.0.0.0:9190 --host-token-file /nowhere/token").await;
+        assert!(every.contains("the address at which routers reach"), "{every}");
+        let missing = refusal("--host-listen 192.0.2.1:9190 --host-token-file /nowhere/token").await;
+        assert!(missing.contains("--host-token-file") && missing.contains("cannot be read"), "{missing}");
+    }
 }

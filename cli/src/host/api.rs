@@ -1,4 +1,4 @@
-//! The HTTP interface of a host, for routers and people of the same machine.
+//! The HTTP interface of a host, for routers, and for people of the same machine.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -22,6 +22,8 @@ use warmpath_common::host::{
 };
 use warmpath_common::openai::PromptExcess;
 use warmpath_shell::api_error::{ApiError, Class};
+use warmpath_shell::bearer;
+use warmpath_shell::fleet_token::FleetTokens;
 use warmpath_shell::hosts::AllowedHosts;
 use warmpath_shell::refusal::Refusal;
 
@@ -42,6 +44,8 @@ pub struct Api {
     pub summary: watch::Receiver<Arc<HostSummary>>,
     /// Names by which clients may address the host.
     pub hosts: AllowedHosts,
+    /// Tokens of which every request needs one; `None` for none.
+    pub tokens: Option<Arc<FleetTokens>>,
     /// Cancelled when streams must end.
     pub ends: CancellationToken,
 }
@@ -52,6 +56,9 @@ pub enum HostError {
     /// The request is refused as any server would.
     #[error(transparent)]
     Refusal(#[from] Refusal),
+    /// The request has no valid token.
+    #[error("no token of this fleet: send one of --host-token-file as `Authorization: Bearer TOKEN`")]
+    Unauthorized,
     /// The body is not the expected JSON.
     #[error("{reason}")]
     Body {
@@ -87,6 +94,7 @@ impl ApiError for HostError {
     fn class(&self) -> Class {
         match self {
             Self::Refusal(refusal) => refusal.class(),
+            Self::Unauthorized => Class::Unauthorized,
             Self::Body { .. } | Self::Catalogue { .. } => Class::Client,
             Self::ModelUnknown { .. } => Class::NotFound,
             Self::ModelImpossible { .. } | Self::Ending => Class::Unavailable,
@@ -97,13 +105,14 @@ impl ApiError for HostError {
         match self {
             Self::Refusal(refusal) => refusal.param(),
             Self::ModelUnknown { .. } | Self::ModelImpossible { .. } => Some("model".to_owned()),
-            Self::Body { .. } | Self::Catalogue { .. } | Self::Ending => None,
+            Self::Unauthorized | Self::Body { .. } | Self::Catalogue { .. } | Self::Ending => None,
         }
     }
 
     fn code(&self) -> Option<&'static str> {
         match self {
             Self::Refusal(refusal) => refusal.code(),
+            Self::Unauthorized => Some("invalid_api_key"),
             Self::ModelUnknown { .. } => Some("model_not_found"),
             Self::ModelImpossible { .. } => Some("model_impossible"),
             Self::Catalogue { .. } => Some("catalogue_invalid"),
@@ -140,13 +149,18 @@ pub fn routes(api: Api) -> Router {
         .fallback(async |uri: Uri| HostError::from(Refusal::path(&uri)))
         .method_not_allowed_fallback(async |uri: Uri, method: Method| HostError::from(Refusal::method(&uri, &method)))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
-        .layer(from_fn_with_state(api.clone(), check_host))
+        .layer(from_fn_with_state(api.clone(), check_access))
         .with_state(api)
 }
 
-/// Passes a request on if its host is allowed: a web page of another site could reach the loopback interface.
-async fn check_host(State(api): State<Api>, request: Request, next: Next) -> Result<Response, HostError> {
+/// Passes a request on if its host is allowed, since a web page of another site could reach the loopback interface, and
+/// its token is valid.
+async fn check_access(State(api): State<Api>, request: Request, next: Next) -> Result<Response, HostError> {
     api.hosts.check(&request).map_err(Refusal::from)?;
+    let is_known = |tokens: &Arc<FleetTokens>| bearer::presented(request.headers()).is_some_and(|t| tokens.accept(t));
+    if !api.tokens.as_ref().is_none_or(is_known) {
+        return Err(HostError::Unauthorized);
+    }
     Ok(next.run(request).await)
 }
 

@@ -62,9 +62,13 @@ pub struct ModelsFlags {
     /// Seconds for which a request waits at most while the model whose memory it needs has requests
     #[arg(long, env = "WARMPATH_SWAP_WAIT_MAX", value_name = "SECONDS", default_value_t = 30)]
     pub swap_wait_max: u64,
-    /// Address at which routers of this machine reach the host
+    /// Address at which routers reach the host; workers use the same address with other ports. Routers of other
+    /// machines need --host-token-file
     #[arg(long, env = "WARMPATH_HOST_LISTEN", value_name = "ADDR:PORT", default_value = "127.0.0.1:9190")]
     pub host_listen: SocketAddr,
+    /// File of the fleet's tokens, one of which the host and its workers then require of routers
+    #[arg(long, env = "WARMPATH_HOST_TOKEN_FILE", value_name = "FILE")]
+    pub host_token_file: Option<PathBuf>,
 }
 
 /// Flags of `warmpath host`.

@@ -2,6 +2,7 @@
 //! summary.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use warmpath_common::host::{Demand, HostModel, HostSummary, MemoryProjection, Mo
 use warmpath_host_core::catalogue::Entry;
 use warmpath_host_core::memory::DeviceBytes;
 use warmpath_host_core::swaps::{Action, IDLE_GRACE_MS, Swaps};
+use warmpath_shell::fleet_token::FleetTokens;
 use warmpath_shell::log;
 
 use super::disk_room::DiskRoom;
@@ -68,8 +70,10 @@ enum Event {
 
 /// What a host is started with.
 pub struct OwnerOptions {
-    /// Name of the host, for people.
-    pub host: String,
+    /// Address of the host: its name for people, and the address of its workers, with other ports.
+    pub address: SocketAddr,
+    /// Tokens that workers require; `None` for none.
+    pub tokens: Option<Arc<FleetTokens>>,
     /// Origins of the catalogue.
     pub files: CatalogueFiles,
     /// Commands of workers.
@@ -114,7 +118,8 @@ impl Owner {
     pub fn new(options: OwnerOptions, swaps: Swaps) -> anyhow::Result<(Self, watch::Receiver<Arc<HostSummary>>)> {
         let http = reqwest::Client::builder().no_proxy().build()?;
         let (events, inbox) = mpsc::channel(REQUESTS_MAX);
-        let empty = HostSummary { host: options.host.clone(), sequence: 0, memory: Vec::new(), models: Vec::new() };
+        let empty =
+            HostSummary { host: options.address.to_string(), sequence: 0, memory: Vec::new(), models: Vec::new() };
         let (summary, summaries) = watch::channel(Arc::new(empty));
         let start = Instant::now();
         let projections = Arc::new(Semaphore::new(PROJECTIONS_MAX));
@@ -286,7 +291,7 @@ impl Owner {
 
     fn start(&mut self, name: &str) {
         let Some(entry) = self.swaps.entry(name) else { return };
-        let address = match worker_command::free_address() {
+        let address = match worker_command::free_address(self.options.address.ip()) {
             Ok(address) => address,
             Err(error) => {
                 let reason = format!("there is no free port: {error}");
@@ -297,7 +302,8 @@ impl Owner {
         let (orders, worker_orders) = mpsc::channel(ORDERS_MAX);
         let (reports, mut worker_reports) = mpsc::channel(ORDERS_MAX);
         let (url, http) = (format!("http://{address}"), self.http.clone());
-        let worker = WorkerProcess { program, url, http, reports, orders: worker_orders };
+        let tokens = self.options.tokens.clone();
+        let worker = WorkerProcess { program, url, http, tokens, reports, orders: worker_orders };
         let (events, model) = (self.events.clone(), name.to_owned());
         let disk_room = Arc::clone(&self.options.disk_room);
         disk_room.enter(worker_command::folder_name(name));
@@ -329,7 +335,7 @@ impl Owner {
     fn summary_now(&self) -> HostSummary {
         let is_autoloaded = |_: &Entry| self.options.autoload == Autoload::On;
         HostSummary {
-            host: self.options.host.clone(),
+            host: self.options.address.to_string(),
             sequence: self.sequence,
             memory: self.swaps.memory(),
             models: self.swaps.models(is_autoloaded, self.now_ms()),

@@ -2,7 +2,7 @@
 //! the host decides. Of a flag that is given twice the worker takes the last.
 
 use std::ffi::OsString;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use warmpath_host_core::catalogue::Entry;
@@ -20,6 +20,8 @@ pub struct WorkerCommands {
     pub program: PathBuf,
     /// Flags that the user gives every worker.
     pub flags: Vec<OsString>,
+    /// File of the tokens that workers require; `None` for none.
+    pub token_file: Option<PathBuf>,
     /// Folder in which each model has its own for KV state.
     pub cache_dir: PathBuf,
     /// Disk space of one model for KV state. Units: MiB.
@@ -41,6 +43,7 @@ impl WorkerCommands {
         args.extend([format!("--alias={names}"), format!("--drain-timeout={DRAIN_TIMEOUT_S}")].map(OsString::from));
         args.extend(["--cache-disk".into(), self.cache_dir.join(&folder).into_os_string()]);
         args.extend([format!("--cache-disk-size={}", self.cache_disk_mib).into(), "--no-kv-transfer".into()]);
+        args.extend(self.token_file.iter().flat_map(|file| ["--fleet-token-file".into(), file.into()]));
         Program { name: entry.name.clone(), path: self.program.clone(), args }
     }
 
@@ -58,11 +61,11 @@ impl WorkerCommands {
     }
 }
 
-/// Returns a free port on the loopback interface.
+/// Returns a free port at an address of this machine.
 ///
 /// Another program may take it before the worker does; then the load fails and is repeated. Errors: there is none.
-pub fn free_address() -> std::io::Result<SocketAddr> {
-    std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
+pub fn free_address(ip: IpAddr) -> std::io::Result<SocketAddr> {
+    std::net::TcpListener::bind((ip, 0))?.local_addr()
 }
 
 /// Returns the name of a model's folder, its own as a file's: other characters than letters, digits and `-._` become `%` and two digits.
@@ -91,6 +94,7 @@ mod tests {
         let commands = WorkerCommands {
             program: "warmpath-worker".into(),
             flags: vec!["--threads".into(), "2".into()],
+            token_file: Some("/token".into()),
             cache_dir: "/kv".into(),
             cache_disk_mib: 9,
             cache_ram_mib: 64,
@@ -102,7 +106,8 @@ mod tests {
             line,
             "--cache-ram=64 --fit-target=1024 --hf-repo=a/b:Q4 --cache-ram=5 --threads 2 --ctx-size=512 \
              --listen=127.0.0.1:7 --name=a%2Fb%3AQ4 --alias=a/b:Q4,small --drain-timeout=86400 --cache-disk \
-             /kv/a%2Fb%3AQ4 --cache-disk-size=9 --no-kv-transfer"
+             /kv/a%2Fb%3AQ4 --cache-disk-size=9 --no-kv-transfer \
+             --fleet-token-file /token"
         );
     }
 

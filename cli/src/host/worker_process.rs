@@ -2,12 +2,15 @@
 //!
 //! While it loads, its readiness is polled; afterwards its summary stream tells how many requests it computes.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use axum::http::header::AUTHORIZATION;
 use futures::StreamExt as _;
 use serde::Deserialize;
 use tokio::sync::mpsc;
 use warmpath_common::summary::{Frame, FrameBody, LENGTH_BYTES, Load, STREAM_PATH, frame_length};
+use warmpath_shell::fleet_token::FleetTokens;
 use warmpath_shell::machine;
 
 use crate::child::{self, Program, Running};
@@ -62,6 +65,8 @@ pub struct WorkerProcess {
     pub url: String,
     /// Client of workers.
     pub http: reqwest::Client,
+    /// Tokens that the worker requires; `None` for none.
+    pub tokens: Option<Arc<FleetTokens>>,
     /// Receiver of what happens, the last of which is [`Report::Exited`].
     pub reports: mpsc::Sender<Report>,
     /// What it must do.
@@ -82,7 +87,9 @@ impl WorkerProcess {
     /// Waits for the end of the process, and returns its reason.
     async fn watch_process(&mut self, mut running: Running) -> String {
         let Some(pid) = running.pid() else { return "its process ended at once".to_owned() };
-        let watch = Watch { url: self.url.clone(), pid, http: self.http.clone(), reports: self.reports.clone() };
+        let Self { url, http, tokens, reports, .. } = &*self;
+        let watch =
+            Watch { url: url.clone(), pid, http: http.clone(), tokens: tokens.clone(), reports: reports.clone() };
         let mut watching = tokio::spawn(watch.run());
         let mut has_orders = false;
         let status = loop {
@@ -121,6 +128,7 @@ struct Watch {
     url: String,
     pid: u32,
     http: reqwest::Client,
+    tokens: Option<Arc<FleetTokens>>,
     reports: mpsc::Sender<Report>,
 }
 
@@ -170,7 +178,12 @@ impl Watch {
     ///
     /// Errors: the stream breaks, or is none of this version.
     async fn follow_load(&self) -> anyhow::Result<()> {
-        let response = self.http.get(format!("{}{STREAM_PATH}", self.url)).send().await?.error_for_status()?;
+        let mut request = self.http.get(format!("{}{STREAM_PATH}", self.url));
+        // The worker reads the same file.
+        if let Some(token) = self.tokens.iter().flat_map(|tokens| tokens.shown()).next() {
+            request = request.header(AUTHORIZATION, token);
+        }
+        let response = request.send().await?.error_for_status()?;
         let mut parts = response.bytes_stream();
         let mut bytes = Vec::new();
         while let Some(part) = parts.next().await {

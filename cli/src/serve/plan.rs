@@ -69,7 +69,7 @@ impl Plan {
         host_url: Option<&str>,
     ) -> anyhow::Result<Self> {
         // Addresses: each is used once, and keeps its port when its program is restarted.
-        let Settings { workers, listen, admin_listen, worker_listen, no_ui, .. } = settings;
+        let Settings { workers, listen, admin_listen, worker_listen, no_ui, models, .. } = settings;
         let n_workers = if host_url.is_some() { 0 } else { workers };
         let addresses = (0..n_workers).map(|n| address(worker_listen, n)).collect::<anyhow::Result<Vec<_>>>()?;
         for router_address in [listen, admin_listen] {
@@ -99,6 +99,10 @@ impl Plan {
             router_args.extend(["--worker".into(), url.into()]);
         }
         router_args.extend(host_url.into_iter().flat_map(|url| ["--host".into(), url.into()]));
+        if host_url.is_some() && !program_settings.router.contains_key("fleet-token-file") {
+            router_args
+                .extend(models.host_token_file.iter().flat_map(|file| ["--fleet-token-file".into(), file.into()]));
+        }
         if !program_settings.router.contains_key("wait") {
             router_args.extend(["--wait".into(), WAIT_S.into()]);
         }
@@ -252,12 +256,15 @@ mod tests {
     fn a_host_starts_the_workers_and_the_router_follows_it() {
         let programs = Programs { worker: "warmpath-worker".into(), router: "warmpath-router".into() };
         let (flags, host) = (Flags::default(), Some("http://127.0.0.1:9190"));
-        let plan = Plan::of(settings(1), programs, &flags, &ProgramSettings::default(), &MACHINE, host);
+        let mut settings = settings(1);
+        settings.models.host_token_file = Some("/token".into());
+        let plan = Plan::of(settings, programs, &flags, &ProgramSettings::default(), &MACHINE, host);
         let plan = plan.expect("a fleet");
         assert!(plan.workers.is_empty() && plan.worker_urls.is_empty());
         assert_eq!(
             text(&plan.router.args),
-            "--listen 127.0.0.1:8080 --admin-listen 127.0.0.1:9090 --host http://127.0.0.1:9190 --wait 600 --ui"
+            "--listen 127.0.0.1:8080 --admin-listen 127.0.0.1:9090 --host http://127.0.0.1:9190 \
+             --fleet-token-file /token --wait 600 --ui"
         );
         let greeting = plan.greeting(&Fleet::default(), &["a".to_owned(), "b".to_owned()]);
         assert!(greeting.contains("a, b are served at") && greeting.contains(r#"'{"model": "a", "messages""#));

@@ -42,9 +42,9 @@ const HOST_FLAGS: [(&str, &str); 13] = [
     ("drain-timeout", "the host waits for every answer"),
     ("api-key", "give the router --api-keys-file"),
     ("api-key-file", "give the router --api-keys-file"),
-    ("fleet-token-file", "workers of a host are reached from this machine only"),
-    ("tls-cert", "workers of a host are reached from this machine only"),
-    ("tls-key", "workers of a host are reached from this machine only"),
+    ("fleet-token-file", "--host-token-file names it"),
+    ("tls-cert", "workers of a host have no TLS"),
+    ("tls-key", "workers of a host have no TLS"),
 ];
 
 /// A GGUF file in a folder of models.

@@ -349,6 +349,10 @@ async fn a_router_loads_what_clients_request_and_a_conversation_is_warm_after_a_
     let (listen, admin, host) = (free_address()?, free_address()?, free_address()?);
     let mut command = warmpath("serve", dir.path(), "")?;
     command.args(["--listen", &listen, "--admin-listen", &admin, "--host-listen", &host]);
+    // A host and workers that routers of other machines could reach.
+    let token_file = dir.path().join("token");
+    std::fs::write(&token_file, "0123456789abcdef0123456789abcdef")?;
+    command.arg("--host-token-file").arg(&token_file);
     let mut serving = command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
     let mut lines = BufReader::new(serving.stdout.take().context("a stdout")?).lines();
     let mut greeting = String::new();
@@ -369,6 +373,14 @@ async fn a_router_loads_what_clients_request_and_a_conversation_is_warm_after_a_
     let second = ask("a", &messages).await?;
     let reused = second.cached_tokens as f64 / first.prompt_tokens as f64;
     ensure!(reused >= 0.95, "{} of {} tokens", second.cached_tokens, first.prompt_tokens);
+    // Without the token neither the host nor a worker shows anything.
+    let http = reqwest::Client::builder().no_proxy().build()?;
+    let summary_url = format!("http://{host}{SUMMARY_PATH}");
+    ensure!(http.get(&summary_url).send().await?.status() == 401);
+    let token = std::fs::read_to_string(&token_file)?;
+    let summary: HostSummary = http.get(&summary_url).bearer_auth(&token).send().await?.json().await?;
+    let worker_url = summary.model("a").and_then(|model| model.state.worker_url()).context("it is loaded")?.to_owned();
+    ensure!(http.get(format!("{worker_url}/v1/models")).send().await?.status() == 401);
     let pid = serving.id().context("it has ended")?.to_string();
     ensure!(Command::new("kill").args(["-TERM", &pid]).status().await?.success());
     let status = tokio::time::timeout(DEADLINE, serving.wait()).await??;
