@@ -347,8 +347,8 @@ fn describe(state: &ModelState) -> String {
         }
         ModelState::Unloading { .. } => "unloading".to_owned(),
         ModelState::Loadable { is_local: false, .. } => "not loaded, must be downloaded".to_owned(),
-        ModelState::Loadable { memory_bytes, load_ms, .. } => {
-            format!("not loaded, takes {} and {}", Bytes(*memory_bytes), seconds(*load_ms))
+        ModelState::Loadable { memory_bytes, load_ms, wait_ms, .. } => {
+            format!("not loaded, takes {} and {}", Bytes(*memory_bytes), seconds(wait_ms.saturating_add(*load_ms)))
         }
         ModelState::Impossible { reason, retry_ms: None } => format!("cannot be loaded: {reason}"),
         ModelState::Impossible { reason, retry_ms: Some(retry_ms) } => {

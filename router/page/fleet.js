@@ -224,12 +224,18 @@ function hostText(host) {
   return parts.join(", ");
 }
 
+// What a load would take now: memory, time, and the time of loading again what leaves for it.
+function costText(model) {
+  const evicts = model.evicts_ms > 0 ? `, displaces ${seconds(model.evicts_ms / 1000)}` : "";
+  return `takes ${gib(model.memory_bytes)} and ${seconds((model.wait_ms + model.load_ms) / 1000)}${evicts}`;
+}
+
 function modelStateParts({ model }) {
   const details = {
     loaded: () => (model.n_running > 0 ? plural(model.n_running, "request") : `idle for ${duration(model.idle_ms / 1000)}`),
     loading: () => (model.worker_url ? `${percent(model.progress, 1)}, ${seconds(model.remaining_ms / 1000)} left` : "waits for memory"),
     unloading: () => "finishes its answers",
-    loadable: () => (model.is_local ? `takes ${gib(model.memory_bytes)} and ${seconds(model.load_ms / 1000)}` : "must be downloaded"),
+    loadable: () => (model.is_local ? costText(model) : "must be downloaded"),
     impossible: () => model.reason,
   };
   return [badge(model.state), small(details[model.state]?.() ?? "")];

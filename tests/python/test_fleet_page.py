@@ -55,7 +55,7 @@ class FleetPage(unittest.TestCase):
         expect(self.page.locator("#hosts")).to_be_hidden()
         state = {"state": "loaded", "worker_url": "http://w", "n_running": 2, "idle_ms": 0, "load_ms": 900}
         loaded = {"name": HOSTILE, "aliases": ["small"], "is_autoloaded": True, "is_pinned": True, **state}
-        state = {"state": "loadable", "memory_bytes": 3 * 2**30, "load_ms": 2500, "is_local": True}
+        state = {"state": "loadable", "memory_bytes": 3 * 2**30, "load_ms": 2300, "wait_ms": 200, "evicts_ms": 900, "is_local": True}
         loadable = {"name": "other", "aliases": [], "is_autoloaded": True, "is_pinned": False, **state}
         memory = [{"device": "ram", "budget_bytes": 4 * 2**30, "free_bytes": 2**30}]
         host = {"url": "http://h:1", "state": "live", "trouble": None, "memory": memory, "models": [loaded, loadable]}
@@ -68,7 +68,7 @@ class FleetPage(unittest.TestCase):
         expect(rows).to_have_count(2)
         expect(rows.first).to_contain_text(HOSTILE)
         expect(rows.first).to_contain_text("2 requests")
-        expect(rows.last).to_contain_text("takes 3.0 GiB and 2.5")
+        expect(rows.last).to_contain_text("takes 3.0 GiB and 2.50 s, displaces 900 ms")
         expect(self.page.locator("#hosts-memory")).to_have_text("http://h:1 is live, 1.0 GiB of 4.0 GiB free on ram")
         self.assertIsNone(self.page.evaluate("window.harm ?? null"))
 

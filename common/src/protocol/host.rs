@@ -101,6 +101,15 @@ pub enum ModelState {
         memory_bytes: u64,
         /// Milliseconds that loading it is expected to take.
         load_ms: u64,
+        /// Milliseconds until there is memory for it.
+        #[serde(default)]
+        wait_ms: u64,
+        /// Milliseconds that loading the models that leave for it again would take, by the chance of their use.
+        #[serde(default)]
+        evicts_ms: u64,
+        /// Milliseconds of computing that the KV state which it has here saves its next request.
+        #[serde(default)]
+        kept_ms: u64,
         /// Whether its file is on this machine; otherwise it must be downloaded first.
         is_local: bool,
     },

@@ -3,7 +3,7 @@
 //!
 //! A host runs one worker for each loaded model. Its workers are followed like all others; its summary adds the names
 //! that no worker serves yet. A request for such a name is held, and the router demands the model at the best host: one
-//! that has loaded it, else one that loads it, else the one that predicts the shortest load.
+//! that has loaded it, else one that loads it, else the one where a load costs least.
 //!
 //! Not here: following a host and posting demands (the router's `fleet::hosts`), workers (`fleet`).
 
@@ -169,7 +169,8 @@ fn seconds(time: Duration) -> u64 {
     time.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX)
 }
 
-/// Rank of a host for a demand, the best first: its state, then the time until it serves.
+/// Rank of a host for a demand, the best first: its state, then the time until it serves, with what a load costs other
+/// requests and without what the state there saves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     link: LinkRank,
@@ -208,7 +209,10 @@ impl HostView {
         let (state, time_ms) = match model.state {
             ModelState::Loaded { .. } => (StateRank::Loaded, 0),
             ModelState::Loading { remaining_ms, .. } => (StateRank::Loading, remaining_ms),
-            ModelState::Loadable { load_ms, .. } => (StateRank::Loadable, load_ms),
+            ModelState::Loadable { load_ms, wait_ms, evicts_ms, kept_ms, .. } => {
+                let cost_ms = wait_ms.saturating_add(load_ms).saturating_add(evicts_ms);
+                (StateRank::Loadable, cost_ms.saturating_sub(kept_ms))
+            }
             ModelState::Unloading { .. } => (StateRank::Unloading, 0),
             ModelState::Impossible { .. } => return None,
         };
@@ -348,7 +352,7 @@ impl HostsView {
             ModelState::Loaded { .. } => loading(100, 0),
             ModelState::Loading { progress, remaining_ms, .. } => loading((progress * 100.0) as u8, remaining_ms),
             _ if !autoload.applies_to(model) => ModelRefusal::Unloaded { name: name_owned },
-            ModelState::Loadable { load_ms, .. } => loading(0, load_ms),
+            ModelState::Loadable { load_ms, wait_ms, .. } => loading(0, wait_ms.saturating_add(load_ms)),
             ModelState::Unloading { .. } | ModelState::Impossible { .. } => loading(0, 0),
         })
     }

@@ -49,7 +49,12 @@ pub(super) struct Model {
     pub(super) failure: Option<Failure>,
     /// Requests, of which older ones count less.
     uses: f64,
+    /// Milliseconds in which it had requests; older ones count less.
+    busy_ms: f64,
+    /// Time for which both are given.
     uses_ms: u64,
+    /// Time since which it has requests; `None` while it has none.
+    busy_since_ms: Option<u64>,
     /// Time that the last load took.
     load_ms: Option<u64>,
 }
@@ -108,7 +113,9 @@ impl Model {
             is_unloading: false,
             failure: None,
             uses: 0.0,
+            busy_ms: 0.0,
             uses_ms: 0,
+            busy_since_ms: None,
             load_ms: None,
         }
     }
@@ -133,9 +140,32 @@ impl Model {
         self.recent_uses(now_ms) * self.expected_load_ms() as f64 / self.charged().total().max(1) as f64
     }
 
+    /// Returns the expected time of loading it again: that of a load, by the chance that it is used.
+    pub(super) fn reload_ms(&self, now_ms: u64) -> u64 {
+        (self.expected_load_ms() as f64 * self.recent_uses(now_ms).min(1.0)) as u64
+    }
+
     fn recent_uses(&self, now_ms: u64) -> f64 {
-        let age_ms = now_ms.saturating_sub(self.uses_ms) as f64;
-        self.uses * (-age_ms / USE_HALF_LIFE_MS).exp2()
+        self.uses * self.weight(now_ms)
+    }
+
+    /// Returns the weight of what was counted last.
+    fn weight(&self, now_ms: u64) -> f64 {
+        (-(now_ms.saturating_sub(self.uses_ms) as f64) / USE_HALF_LIFE_MS).exp2()
+    }
+
+    /// Counts requests and time with requests.
+    fn count(&mut self, n_requests: u32, busy_ms: u64, now_ms: u64) {
+        let weight = self.weight(now_ms);
+        self.uses = self.uses * weight + f64::from(n_requests);
+        self.busy_ms = self.busy_ms * weight + busy_ms as f64;
+        self.uses_ms = now_ms;
+    }
+
+    /// Returns the time that a request took here on average. As long may its prompt take without the state that is kept
+    /// here, because most of a conversation's prompt was computed before.
+    fn kept_ms(&self) -> u64 {
+        if self.uses > 0.0 { (self.busy_ms / self.uses) as u64 } else { 0 }
     }
 
     /// Returns since when it waits to be loaded; `None` if nobody waits, or it has a worker.
@@ -261,9 +291,10 @@ impl Model {
                     *was_used = true;
                     // The requests that waited are here.
                     self.demands.clear();
-                    self.uses = self.recent_uses(now_ms) + f64::from(n_new);
-                    self.uses_ms = now_ms;
                 }
+                let busy_ms = self.busy_since_ms.map_or(0, |since_ms| now_ms.saturating_sub(since_ms));
+                self.busy_since_ms = (n_now > 0).then_some(now_ms);
+                self.count(n_new, busy_ms, now_ms);
             }
             State::Draining { n_running, quiet_since_ms, .. } => {
                 *n_running = n_now;
@@ -332,6 +363,9 @@ impl Model {
                 None => ModelState::Loadable {
                     memory_bytes: self.projection.as_ref().map_or(self.entry.file_bytes, DeviceBytes::total),
                     load_ms,
+                    wait_ms: 0,
+                    evicts_ms: 0,
+                    kept_ms: self.kept_ms(),
                     is_local: self.is_local,
                 },
             },

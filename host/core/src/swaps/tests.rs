@@ -116,7 +116,7 @@ fn an_idle_model_leaves_for_another_and_the_other_starts_when_it_has_ended() {
     assert_eq!(host.after(IDLE_GRACE_MS), "", "nothing starts while the memory is taken");
     host.exited("a", "");
     assert_eq!(host.after(0), "start b");
-    assert!(matches!(host.state("a"), ModelState::Loadable { memory_bytes: 10, load_ms: 100, is_local: true }));
+    assert!(matches!(host.state("a"), ModelState::Loadable { memory_bytes: 10, load_ms: 100, is_local: true, .. }));
 }
 
 #[test]
@@ -234,6 +234,47 @@ fn pinned_models_never_leave_and_others_must_fit_beside_them() {
     assert_eq!(retry_ms, None);
     host.exited("pinned", "killed");
     assert_eq!(host.after(0), "start pinned", "it comes back by itself");
+}
+
+#[test]
+fn a_model_that_could_be_loaded_says_what_room_for_it_costs() {
+    let cost = |host: &Host, name: &str| match host.state(name) {
+        ModelState::Loadable { wait_ms, evicts_ms, .. } => (wait_ms, evicts_ms),
+        state => panic!("{name} is {state:?}"),
+    };
+    let mut host = Host::new(20, vec![entry("a"), entry("b"), entry("c")]);
+    host.load("a", 1_000);
+    assert_eq!(cost(&host, "b"), (0, 0), "there is room");
+    host.load("b", 4_000);
+    assert_eq!(host.after(IDLE_GRACE_MS), "");
+    let (wait_ms, evicts_ms) = cost(&host, "c");
+    assert_eq!(wait_ms, DRAIN_MS);
+    assert!((990..=1_000).contains(&evicts_ms), "that of the model which loads sooner: {evicts_ms}");
+    host.running("a", 1);
+    host.running("b", 1);
+    assert_eq!(cost(&host, "c").0, LIMITS.swap_wait_max_ms, "both have requests");
+    host.swaps.unload("a");
+    assert_eq!(host.after(0), "drain a");
+    assert_eq!(cost(&host, "c"), (DRAIN_MS, 0), "a leaves anyway");
+}
+
+#[test]
+fn the_state_that_a_model_left_is_worth_a_request_s_time() {
+    let kept_ms = |host: &Host| match host.state("a") {
+        ModelState::Loadable { kept_ms, .. } => kept_ms,
+        state => panic!("a is {state:?}"),
+    };
+    let mut host = Host::new(10, vec![entry("a"), entry("b")]);
+    assert_eq!(kept_ms(&host), 0);
+    host.load("a", 1_000);
+    host.running("a", 1);
+    host.now_ms += 3_000;
+    host.running("a", 0);
+    host.demand("b", 0);
+    assert_eq!(host.after(IDLE_GRACE_MS), "drain a");
+    host.exited("a", "");
+    // Older ones count a little less.
+    assert!((1_990..2_010).contains(&kept_ms(&host)), "two requests took four seconds: {}", kept_ms(&host));
 }
 
 #[test]

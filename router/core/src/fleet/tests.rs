@@ -236,7 +236,7 @@ fn host_model(name: &str, state: ModelState) -> HostModel {
 }
 
 fn loadable() -> ModelState {
-    ModelState::Loadable { memory_bytes: 1, load_ms: 4_000, is_local: true }
+    ModelState::Loadable { memory_bytes: 1, load_ms: 4_000, wait_ms: 0, evicts_ms: 0, kept_ms: 0, is_local: true }
 }
 
 fn loaded_by(worker: &WorkerView) -> ModelState {

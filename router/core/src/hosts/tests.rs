@@ -21,7 +21,7 @@ fn loading(progress: f32, remaining_ms: u64) -> ModelState {
 }
 
 fn loadable(load_ms: u64) -> ModelState {
-    ModelState::Loadable { memory_bytes: 1, load_ms, is_local: true }
+    ModelState::Loadable { memory_bytes: 1, load_ms, wait_ms: 0, evicts_ms: 0, kept_ms: 0, is_local: true }
 }
 
 fn unloading() -> ModelState {
@@ -56,7 +56,7 @@ fn is_loading(percent: u8, remaining_ms: u64) -> Option<ModelRefusal> {
 }
 
 #[test]
-fn the_best_host_has_the_model_or_loads_it_or_predicts_the_shortest_load() {
+fn the_best_host_has_the_model_or_loads_it_or_is_where_a_load_costs_least() {
     let check = |states: Vec<ModelState>, expected: Option<usize>| {
         let best = hosts(states.clone()).best("m", Instant::now(), any).map(|prospect| prospect.host_idx);
         assert_eq!(best, expected, "{states:?}");
@@ -67,6 +67,17 @@ fn the_best_host_has_the_model_or_loads_it_or_predicts_the_shortest_load() {
     check(vec![impossible("no", None), loadable(50)], Some(1));
     check(vec![unloading(), impossible("no", None)], Some(0));
     check(vec![loadable(5), loadable(5)], Some(0));
+    let costly = |wait_ms, evicts_ms, kept_ms| ModelState::Loadable {
+        memory_bytes: 1,
+        load_ms: 5,
+        wait_ms,
+        evicts_ms,
+        kept_ms,
+        is_local: true,
+    };
+    check(vec![costly(50, 0, 0), loadable(50)], Some(1));
+    check(vec![costly(0, 50, 0), loadable(50)], Some(1));
+    check(vec![costly(30, 50, 40), loadable(50)], Some(0));
     check(vec![impossible("no", None)], None);
     check(vec![], None);
 }

@@ -133,7 +133,7 @@ pub fn host_model(name: &str, state: ModelState) -> HostModel {
 }
 
 pub fn loadable() -> ModelState {
-    ModelState::Loadable { memory_bytes: 1 << 20, load_ms: 7_000, is_local: true }
+    ModelState::Loadable { memory_bytes: 1 << 20, load_ms: 7_000, wait_ms: 0, evicts_ms: 0, kept_ms: 0, is_local: true }
 }
 
 pub fn loading(worker_url: Option<String>) -> ModelState {
