@@ -17,7 +17,7 @@ use warmpath_router_core::fleet::FleetView;
 use warmpath_router_core::hosts::ListedState;
 use warmpath_shell::event_stream;
 
-use super::models::{permitted_names, state, status_value};
+use super::models::{permitted_names, shown_share, state, status_value};
 use crate::app::{App, RequestPlace};
 use crate::config::COMMENT_INTERVAL;
 use crate::error::RequestError;
@@ -108,7 +108,7 @@ fn states(view: &FleetView, key: Option<&Arc<ApiKey>>) -> BTreeMap<String, Value
         let state = state(view, name);
         let mut data = json!({"status": status_value(state)});
         if let ListedState::Loading { progress } = state {
-            let value = f64::from((progress * 1000.0).round()) / 1000.0;
+            let value = shown_share(progress);
             data["progress"] = json!({"stages": ["text_model"], "current": "text_model", "value": value});
         }
         if state == ListedState::Failed {

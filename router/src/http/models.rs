@@ -93,12 +93,20 @@ pub(super) fn status_value(state: ListedState) -> &'static str {
     }
 }
 
-/// Returns llama-server's `status` of a listed model.
+/// Returns llama-server's `status` of a listed model; `progress` is the share of a load that is done.
 fn status(state: ListedState) -> Value {
+    let mut status = json!({"value": status_value(state)});
     match state {
-        ListedState::Failed => json!({"value": status_value(state), "failed": true}),
-        _ => json!({"value": status_value(state)}),
+        ListedState::Loading { progress } => status["progress"] = shown_share(progress),
+        ListedState::Failed => status["failed"] = json!(true),
+        ListedState::Loaded | ListedState::Unloaded => {}
     }
+    status
+}
+
+/// Returns a share from 0 to 1 with three decimals.
+pub(super) fn shown_share(share: f32) -> Value {
+    json!(f64::from((share * 1000.0).round()) / 1000.0)
 }
 
 /// Returns a model that no worker has loaded, so that little is known of it.

@@ -41,7 +41,7 @@ async fn lists_have_every_model_of_the_catalogues_with_its_state_and_no_path() {
         ("tiny", value("loaded")),
         ("alias", value("loaded")),
         ("a", value("unloaded")),
-        ("b", value("loading")),
+        ("b", json!({"value": "loading", "progress": 0.4})),
         ("c", json!({"value": "unloaded", "failed": true})),
     ];
     for path in ["/v1/models", "/models"] {
@@ -51,6 +51,8 @@ async fn lists_have_every_model_of_the_catalogues_with_its_state_and_no_path() {
     assert!(!router.get("/models").await.1.to_string().contains("/home"));
     let (status, model) = router.get("/v1/models/a").await;
     assert_eq!((status, &model["id"], &model["status"]), (200, &json!("a"), &value("unloaded")));
+    let (_, model) = router.get("/v1/models/b").await;
+    assert_eq!(model["status"]["progress"], 0.4, "the chat page shows it");
     assert_eq!(router.get("/v1/models/x").await.0, 404);
     assert_eq!(router.get("/props").await.1["models_autoload"], true);
     // Operators see what the host says.

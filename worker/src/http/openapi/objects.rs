@@ -164,7 +164,7 @@ fn models() -> Named {
                 "capabilities": ["string"],
                 "modalities": object(json!({"vision": "boolean", "audio": "boolean"})),
                 "architecture": object(json!({"input_modalities": ["string"], "output_modalities": ["string"]})),
-                "status": object(json!({"value": "string", "failed?": "boolean"})),
+                "status": object(json!({"value": "string", "progress?": "number", "failed?": "boolean"})),
                 "aliases?": ["string"],
                 "meta": "object",
             }),
