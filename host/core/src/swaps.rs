@@ -4,8 +4,9 @@
 //! request has waited for longest is served first, and memory that it needs is kept for it. A loaded model keeps its
 //! place while it has requests, so requests for A B A B are served as A A B B, until another has waited for
 //! `swap_wait_max_ms`. Once loads have taken a minute, a model stays for at least the time that loading it took, so at
-//! most half of the time goes into loading. Pinned models never leave. Of the models that may leave, those leave whose memory is worth least: the
-//! expected time of loading it again, by how often it is used, for each byte.
+//! most half of the time goes into loading. Pinned models never leave. Of the models that may leave, those leave whose
+//! memory is worth least: the expected time of loading it again, by how often it is used, for each byte; of equal ones,
+//! the one that is idle for longest.
 //!
 //! The caller reports what happens, calls [`Swaps::step`] after it and at least every second, and does what it
 //! returns. Times are milliseconds of one clock.
@@ -414,7 +415,9 @@ impl Swaps {
         let mut candidates: Vec<usize> = (0..self.models.len()).filter(|idx| may_leave(&self.models[*idx])).collect();
         let by_value = |a: &usize, b: &usize| -> Ordering {
             let (a, b) = (&self.models[*a], &self.models[*b]);
-            a.value(now_ms).total_cmp(&b.value(now_ms)).then_with(|| a.entry.name.cmp(&b.entry.name))
+            let by_idle_time = || a.idle_since_ms().cmp(&b.idle_since_ms());
+            let by_value = a.value(now_ms).total_cmp(&b.value(now_ms));
+            by_value.then_with(by_idle_time).then_with(|| a.entry.name.cmp(&b.entry.name))
         };
         candidates.sort_by(by_value);
         let with = |victims: &[usize]| {

@@ -199,6 +199,14 @@ impl Model {
         n_running == 0 && self.demands.is_empty() && now_ms.saturating_sub(idle_since_ms) >= IDLE_GRACE_MS
     }
 
+    /// Returns since when it has no requests; [`u64::MAX`] if it has some, or is not loaded.
+    pub(super) fn idle_since_ms(&self) -> u64 {
+        match self.state {
+            State::Loaded { n_running: 0, idle_since_ms, .. } => idle_since_ms,
+            _ => u64::MAX,
+        }
+    }
+
     pub(super) fn demand(&mut self, demand: &Demand, now_ms: u64) {
         let was_used = matches!(self.state, State::Loaded { was_used: true, .. });
         if demand.n_waiting == 0 || was_used {

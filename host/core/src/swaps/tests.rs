@@ -200,6 +200,19 @@ fn the_least_valuable_model_leaves_and_no_more_than_necessary() {
 }
 
 #[test]
+fn of_models_that_nobody_has_used_the_one_that_was_loaded_first_leaves() {
+    let mut host = Host::new(20, vec![entry("a"), entry("b"), entry("c")]);
+    for name in ["b", "a"] {
+        host.swaps.load(name, host.now_ms);
+        assert_eq!(host.after(0), format!("start {name}"));
+        host.now_ms += 100;
+        host.swaps.ready(name, None, host.now_ms);
+    }
+    host.swaps.load("c", host.now_ms);
+    assert_eq!(host.after(100), "drain b");
+}
+
+#[test]
 fn the_longest_wait_is_served_first_and_its_memory_is_kept() {
     let mut host = Host::new(20, vec![entry("a"), entry("small"), entry("large")]);
     host.swaps.projected("large", DeviceBytes::ram(20));
