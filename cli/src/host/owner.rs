@@ -118,8 +118,7 @@ impl Owner {
     pub fn new(options: OwnerOptions, swaps: Swaps) -> anyhow::Result<(Self, watch::Receiver<Arc<HostSummary>>)> {
         let http = reqwest::Client::builder().no_proxy().build()?;
         let (events, inbox) = mpsc::channel(REQUESTS_MAX);
-        let empty =
-            HostSummary { host: options.address.to_string(), sequence: 0, memory: Vec::new(), models: Vec::new() };
+        let empty = HostSummary { host: options.address.to_string(), ..HostSummary::default() };
         let (summary, summaries) = watch::channel(Arc::new(empty));
         let start = Instant::now();
         let projections = Arc::new(Semaphore::new(PROJECTIONS_MAX));
@@ -337,6 +336,7 @@ impl Owner {
         HostSummary {
             host: self.options.address.to_string(),
             sequence: self.sequence,
+            models_max: u32::try_from(self.swaps.models_max()).unwrap_or(u32::MAX),
             memory: self.swaps.memory(),
             models: self.swaps.models(is_autoloaded, self.now_ms()),
         }

@@ -23,12 +23,15 @@ pub const RELOAD_PATH: &str = "/host/v1/reload";
 pub const DEMAND_TTL_MS: u64 = 3_000;
 
 /// Everything that a router needs to know of a host.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct HostSummary {
     /// Name of the host, for people.
     pub host: String,
     /// Number of this summary since the host started; a larger one is newer.
     pub sequence: u64,
+    /// Most models that are loaded at a time; 0 for no limit but memory.
+    #[serde(default)]
+    pub models_max: u32,
     /// Memory by device.
     pub memory: Vec<HostMemory>,
     /// Models of the catalogue, in its order.
@@ -172,6 +175,11 @@ impl HostSummary {
 }
 
 impl HostModel {
+    /// Returns a model without aliases that requests load and that may leave.
+    pub fn new(name: impl Into<String>, state: ModelState) -> Self {
+        Self { name: name.into(), aliases: Vec::new(), is_autoloaded: true, is_pinned: false, state }
+    }
+
     /// Returns whether this is the model's name or one of its aliases.
     pub fn answers_to(&self, name: &str) -> bool {
         self.name == name || self.aliases.iter().any(|alias| alias == name)
@@ -197,9 +205,10 @@ mod tests {
     fn a_summary_is_read_as_it_was_written_and_its_state_stands_beside_the_name() {
         let state = ModelState::Loading { worker_url: None, progress: 0.25, remaining_ms: 1_500 };
         let aliases = vec!["small".to_owned()];
-        let model = HostModel { name: "qwen".into(), aliases, is_autoloaded: true, is_pinned: false, state };
+        let model = HostModel { aliases, ..HostModel::new("qwen", state) };
         let memory = HostMemory { device: "ram".into(), budget_bytes: 8 << 30, free_bytes: 1 << 30 };
-        let summary = HostSummary { host: "desk".into(), sequence: 7, memory: vec![memory], models: vec![model] };
+        let (memory, models) = (vec![memory], vec![model]);
+        let summary = HostSummary { host: "desk".into(), sequence: 7, models_max: 4, memory, models };
         let text = serde_json::to_string(&summary).expect("a summary has a JSON form");
         assert!(text.contains(r#""name":"qwen","aliases":["small"],"is_autoloaded":true"#), "{text}");
         assert!(text.contains(r#""state":"loading","worker_url":null,"progress":0.25"#), "{text}");

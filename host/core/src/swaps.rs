@@ -287,6 +287,11 @@ impl Swaps {
         actions
     }
 
+    /// Returns the most models that are loaded at a time; 0 for no limit but memory.
+    pub fn models_max(&self) -> usize {
+        self.limits.models_max
+    }
+
     /// Returns the memory of each device.
     pub fn memory(&self) -> Vec<HostMemory> {
         let charged = self.sum(Model::has_worker).memory;
@@ -301,19 +306,23 @@ impl Swaps {
     /// Returns the models of the catalogue.
     pub fn models(&self, is_autoloaded: impl Fn(&Entry) -> bool, now_ms: u64) -> Vec<HostModel> {
         let describe = |model: &Model| HostModel {
-            name: model.entry.name.clone(),
             aliases: model.entry.aliases.clone(),
             is_autoloaded: is_autoloaded(&model.entry),
             is_pinned: model.entry.is_pinned,
-            state: match model.describe(self.obstacle(model, now_ms), now_ms) {
-                ModelState::Loadable { memory_bytes, load_ms, kept_ms, is_local, .. } => {
-                    let RoomCost { wait_ms, evicts_ms } = self.room_cost(model, now_ms);
-                    ModelState::Loadable { memory_bytes, load_ms, wait_ms, evicts_ms, kept_ms, is_local }
-                }
-                state => state,
-            },
+            ..HostModel::new(&model.entry.name, self.described(model, now_ms))
         };
         self.models.iter().filter(|model| model.is_listed).map(describe).collect()
+    }
+
+    /// Returns a model's state for routers.
+    fn described(&self, model: &Model, now_ms: u64) -> ModelState {
+        match model.describe(self.obstacle(model, now_ms), now_ms) {
+            ModelState::Loadable { memory_bytes, load_ms, kept_ms, is_local, .. } => {
+                let RoomCost { wait_ms, evicts_ms } = self.room_cost(model, now_ms);
+                ModelState::Loadable { memory_bytes, load_ms, wait_ms, evicts_ms, kept_ms, is_local }
+            }
+            state => state,
+        }
     }
 
     /// Returns what it would cost to make room for a model now.

@@ -287,6 +287,18 @@ impl HostsView {
         self.hosts.iter().filter(|host| host.summary.is_none()).count()
     }
 
+    /// Returns the most models that all hosts together load at a time; 0 for no limit but memory.
+    pub fn models_max(&self) -> u32 {
+        let mut limits = self.hosts.iter().filter_map(|host| host.summary.as_deref()).map(|summary| summary.models_max);
+        let add = |sum: u32, limit: u32| if limit == 0 { None } else { Some(sum.saturating_add(limit)) };
+        limits.try_fold(0, add).unwrap_or(0)
+    }
+
+    /// Returns whether requests load a model.
+    pub fn autoloads(&self) -> bool {
+        self.hosts.iter().flat_map(|host| host.models()).any(|model| model.is_autoloaded)
+    }
+
     /// Returns whether a host runs the worker with this URL.
     pub fn runs(&self, worker_url: &str) -> bool {
         let models = self.hosts.iter().flat_map(|host| host.models());

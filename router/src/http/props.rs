@@ -13,6 +13,7 @@ use warmpath_common::llama_server;
 use warmpath_common::model::ModelInfo;
 use warmpath_common::prompts::MEDIA_MARKER;
 use warmpath_router_core::fleet::FleetView;
+use warmpath_router_core::hosts::ListedState;
 
 use super::models::{check_model, find, permitted_names};
 use crate::app::App;
@@ -25,7 +26,7 @@ struct PropsQuery {
     model: Option<String>,
 }
 
-/// Responds with the properties of the named model, or of the router.
+/// Responds with the properties of the named model, or of the router. A look loads no model.
 ///
 /// Without a name, the response has the only model's properties as well, for clients that know one model only.
 pub async fn show(
@@ -41,16 +42,13 @@ pub async fn show(
         check_model(key.as_deref(), &name)?;
         return describe(&app, &view, &name).map(Json);
     }
-    let mut props = json!({
-        "default_generation_settings": {"n_ctx": 0, "params": {}},
-        "total_slots": 0,
-        "build_info": concat!("warmpath-router ", env!("CARGO_PKG_VERSION")),
-    });
-    if let Some(name) = only_model(&view, key.as_deref()) {
-        props = describe(&app, &view, &name)?;
-    }
+    let mut props = match only_model(&view, key.as_deref()) {
+        Some(name) => describe(&app, &view, &name)?,
+        None => unknown(),
+    };
     props["role"] = json!("router");
-    props["models_autoload"] = json!(!view.hosts.hosts.is_empty());
+    props["models_autoload"] = json!(view.hosts.autoloads());
+    props["max_instances"] = json!(view.hosts.models_max());
     Ok(Json(props))
 }
 
@@ -58,22 +56,43 @@ pub async fn show(
 /// or none.
 fn only_model(view: &FleetView, key: Option<&Arc<ApiKey>>) -> Option<String> {
     let names = permitted_names(view, key);
-    let model = find(view, names.first()?).ok()?;
-    names.iter().all(|name| find(view, name).is_ok_and(|other| other == model)).then(|| names[0].clone())
+    let is_only = match find(view, names.first()?) {
+        Ok(model) => names.iter().all(|name| find(view, name).is_ok_and(|other| other == model)),
+        // A model that no worker serves is only in a catalogue.
+        Err(_) => {
+            let listed_models =
+                view.hosts.distinct().into_iter().filter(|model| names.iter().any(|name| name == model));
+            listed_models.count() == 1 && names.iter().all(|name| view.hosts.knows(name))
+        }
+    };
+    is_only.then(|| names[0].clone())
+}
+
+/// Returns the properties of a model of which nothing is known.
+fn unknown() -> Value {
+    json!({
+        "default_generation_settings": {"n_ctx": 0, "params": {}},
+        "total_slots": 0,
+        "build_info": concat!("warmpath-router ", env!("CARGO_PKG_VERSION")),
+    })
 }
 
 fn describe(app: &App, view: &FleetView, name: &str) -> Result<Value, RequestError> {
-    let model = find(view, name)?;
+    // A model that is not loaded sleeps until a request: it leaves by itself after its time to live.
+    let is_sleeping = view.hosts.listed_state(name) == Some(ListedState::Unloaded);
+    let mut props = unknown();
+    props["model_alias"] = json!(name);
+    props["is_sleeping"] = json!(is_sleeping);
+    let model = match find(view, name) {
+        Ok(model) => model,
+        Err(_) if is_sleeping => return Ok(props),
+        Err(error) => return Err(error),
+    };
     let serving = view.workers.iter().filter_map(|worker| worker.model_of_pool(name, &model));
-    let mut props = json!({
-        "default_generation_settings": {"n_ctx": model.context_tokens, "params": {}},
-        "total_slots": serving.map(|model| u64::from(model.n_slots)).sum::<u64>(),
-        "model_alias": name,
-        "modalities": model.modalities(),
-        "media_marker": MEDIA_MARKER,
-        "is_sleeping": false,
-        "build_info": concat!("warmpath-router ", env!("CARGO_PKG_VERSION")),
-    });
+    props["total_slots"] = json!(serving.map(|model| u64::from(model.n_slots)).sum::<u64>());
+    props["default_generation_settings"]["n_ctx"] = json!(model.context_tokens);
+    props["modalities"] = json!(model.modalities());
+    props["media_marker"] = json!(MEDIA_MARKER);
     if let Some(VocabularyState::Ready(vocabulary)) = app.fleet.vocabulary(&model) {
         add_texts(&mut props, &vocabulary, &model);
     }

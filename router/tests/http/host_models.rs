@@ -1,9 +1,9 @@
 //! The models of hosts in lists, and loads and unloads by hand, as in llama-server's router mode.
 
 use serde_json::{Value, json};
-use warmpath_common::host::{LOAD_PATH, RELOAD_PATH, UNLOAD_PATH};
+use warmpath_common::host::{HostModel, LOAD_PATH, ModelState, RELOAD_PATH, UNLOAD_PATH};
 
-use crate::support::host::{FakeHost, host_model, impossible, loadable, loaded, loading};
+use crate::support::host::{FakeHost, impossible, loadable, loaded, loading};
 use crate::support::keys::{KeyFile, key};
 use crate::support::worker::FakeWorker;
 use crate::support::{TestRouter, config, error_of, eventually};
@@ -29,10 +29,11 @@ fn order(model: &str) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn lists_have_every_model_of_the_catalogues_with_its_state_and_no_path() {
     let worker = FakeWorker::start(1);
-    let mut tiny = host_model("tiny", loaded(worker.url()));
+    let mut tiny = HostModel::new("tiny", loaded(worker.url()));
     tiny.aliases = vec!["alias".to_owned()];
     let broken = impossible("failed to open /home/ann/c.gguf");
-    let models = vec![tiny, host_model("a", loadable()), host_model("b", loading(None)), host_model("c", broken)];
+    let models =
+        vec![tiny, HostModel::new("a", loadable()), HostModel::new("b", loading(None)), HostModel::new("c", broken)];
     let host = FakeHost::start(models);
     let router = ready(&[&host], &[]).await;
     eventually("it serves", || async { router.state_of(0).await == "ready" }).await;
@@ -54,6 +55,8 @@ async fn lists_have_every_model_of_the_catalogues_with_its_state_and_no_path() {
     let (_, model) = router.get("/v1/models/b").await;
     assert_eq!(model["status"]["progress"], 0.4, "the chat page shows it");
     assert_eq!(router.get("/v1/models/x").await.0, 404);
+    host.with(|script| script.summary.models_max = 3);
+    eventually("it is told", || async { router.get("/props").await.1["max_instances"] == 3 }).await;
     assert_eq!(router.get("/props").await.1["models_autoload"], true);
     // Operators see what the host says.
     let fleet = router.fleet().await;
@@ -62,17 +65,34 @@ async fn lists_have_every_model_of_the_catalogues_with_its_state_and_no_path() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_is_not_loaded_sleeps_and_a_look_at_its_properties_does_not_load_it() {
+    let worker = FakeWorker::start(1);
+    let host = FakeHost::start(vec![HostModel::new("tiny", loadable())]);
+    let router = ready(&[&host], &["--wait", "600"]).await;
+    for path in ["/props", "/props?model=tiny"] {
+        let (status, props) = router.get(path).await;
+        assert_eq!((status, &props["is_sleeping"], &props["model_alias"]), (200, &json!(true), &json!("tiny")));
+    }
+    assert!(host.demands().is_empty());
+    host.set("tiny", loaded(worker.url()));
+    eventually("it is awake", || async { router.get("/props").await.1["is_sleeping"] == false }).await;
+    eventually("it serves", || async { router.get("/props?model=tiny").await.1["total_slots"] != 0 }).await;
+    host.set("tiny", ModelState::Unloading { worker_url: worker.url() });
+    eventually("it sleeps again", || async { router.get("/props").await.1["is_sleeping"] == true }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn models_are_loaded_and_unloaded_by_hand_at_their_hosts() {
     let worker = FakeWorker::start(1);
-    let mut by_hand = host_model("a", loadable());
+    let mut by_hand = HostModel::new("a", loadable());
     by_hand.is_autoloaded = false;
     let hosts = [
         FakeHost::start(vec![
             by_hand,
-            host_model("tiny", loaded(worker.url())),
-            host_model("c", impossible("no memory")),
+            HostModel::new("tiny", loaded(worker.url())),
+            HostModel::new("c", impossible("no memory")),
         ]),
-        FakeHost::start(vec![host_model("tiny", loadable())]),
+        FakeHost::start(vec![HostModel::new("tiny", loadable())]),
     ];
     let router = ready(&hosts.each_ref(), &[]).await;
     let post = async |path: &str, model: &str| router.post(path, order(model)).await;
@@ -107,9 +127,9 @@ async fn models_are_loaded_and_unloaded_by_hand_at_their_hosts() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reload_has_the_hosts_read_their_catalogues_before_the_list_is_made() {
-    let host = FakeHost::start(vec![host_model("a", loadable())]);
+    let host = FakeHost::start(vec![HostModel::new("a", loadable())]);
     let router = ready(&[&host], &[]).await;
-    host.with(|script| script.reloaded = Some(vec![host_model("b", loadable())]));
+    host.with(|script| script.reloaded = Some(vec![HostModel::new("b", loadable())]));
     assert_eq!(statuses(&router, "/models").await[0].0, "a");
     assert_eq!(statuses(&router, "/models?reload=1").await[0].0, "b");
     assert_eq!(host.orders(), [(RELOAD_PATH.to_owned(), String::new())]);
@@ -117,7 +137,7 @@ async fn a_reload_has_the_hosts_read_their_catalogues_before_the_list_is_made() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_a_key_with_admin_or_the_admin_listener_gives_orders() {
-    let host = FakeHost::start(vec![host_model("a", loadable())]);
+    let host = FakeHost::start(vec![HostModel::new("a", loadable())]);
     let ((plain, first), (boss, second)) = (key("plain", ""), key("boss", "admin = true"));
     let file = KeyFile::new(&(first + &second));
     let router = ready(&[&host], &file.flags()).await;
@@ -144,7 +164,7 @@ async fn only_a_key_with_admin_or_the_admin_listener_gives_orders() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_that_is_limited_to_models_sees_and_loads_no_other() {
-    let host = FakeHost::start(vec![host_model("a", loadable()), host_model("b", loadable())]);
+    let host = FakeHost::start(vec![HostModel::new("a", loadable()), HostModel::new("b", loadable())]);
     let (limited, entry) = key("limited", "models = [\"a\"]\nadmin = true");
     let file = KeyFile::new(&entry);
     let router = ready(&[&host], &file.flags()).await;
@@ -197,7 +217,7 @@ async fn event(response: &mut reqwest::Response, text: &mut String) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_of_states_begins_with_all_of_them_and_ends_with_the_router() {
-    let host = FakeHost::start(vec![host_model("a", loadable()), host_model("b", loadable())]);
+    let host = FakeHost::start(vec![HostModel::new("a", loadable()), HostModel::new("b", loadable())]);
     let router = ready(&[&host], &["--drain-timeout", "600"]).await;
     let mut response = router.client.get(router.url("/models/sse")).send().await.expect("an answer");
     assert_eq!(response.headers()["content-type"], "text/event-stream");

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
-use warmpath_common::host::ModelState;
+use warmpath_common::host::{HostModel, ModelState};
 use warmpath_common::model::{Fingerprint, ModelInfo};
 
-use crate::support::host::{FakeHost, host_model, impossible, loadable, loaded, loading};
+use crate::support::host::{FakeHost, impossible, loadable, loaded, loading};
 use crate::support::logged::Logged;
 use crate::support::opening::Opening;
 use crate::support::worker::{Behaviour, FakeWorker, idle, model};
@@ -55,7 +55,7 @@ async fn status(answer: JoinHandle<reqwest::Response>) -> u16 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_for_a_loadable_model_are_held_have_one_demand_and_are_answered_once_a_worker_serves_it() {
-    let host = FakeHost::start(vec![host_model("a", loadable()), host_model("b", loadable())]);
+    let host = FakeHost::start(vec![HostModel::new("a", loadable()), HostModel::new("b", loadable())]);
     let router = ready(&[&host], &["--wait", "600"]).await;
     let held: Vec<_> = (0..3).map(|_| chat(&router, "a")).collect();
     eventually("all are in the demand", || async { host.demands().iter().any(|demand| demand.n_waiting == 3) }).await;
@@ -88,7 +88,7 @@ async fn requests_for_a_loadable_model_are_held_have_one_demand_and_are_answered
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_gets_its_head_and_a_comment_while_its_model_is_loaded() {
-    let host = FakeHost::start(vec![host_model("a", loadable())]);
+    let host = FakeHost::start(vec![HostModel::new("a", loadable())]);
     let router = ready(&[&host], &["--wait", "600"]).await;
     let mut body = chat_of("a");
     body["stream"] = json!(true);
@@ -104,7 +104,7 @@ async fn a_stream_gets_its_head_and_a_comment_while_its_model_is_loaded() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wait_that_is_over_ends_with_the_share_and_the_seconds_and_a_request_without_one_demands_once() {
-    let host = FakeHost::start(vec![host_model("a", loading(None)), host_model("b", loadable())]);
+    let host = FakeHost::start(vec![HostModel::new("a", loading(None)), HostModel::new("b", loadable())]);
     let late = ready(&[&host], &["--wait", "0.05"]).await;
     let response = late.post("/v1/chat/completions", chat_of("a").to_string()).await;
     assert_eq!(header(&response, "retry-after"), "12");
@@ -126,8 +126,8 @@ async fn a_wait_that_is_over_ends_with_the_share_and_the_seconds_and_a_request_w
 async fn a_model_that_no_host_can_load_is_refused_with_the_reason_and_without_a_path() {
     let reason = "failed to open /home/ann/models/a.gguf";
     let hosts = [
-        FakeHost::start(vec![host_model("a", impossible(reason)), host_model("b", impossible("no memory"))]),
-        FakeHost::start(vec![host_model("b", loadable())]),
+        FakeHost::start(vec![HostModel::new("a", impossible(reason)), HostModel::new("b", impossible("no memory"))]),
+        FakeHost::start(vec![HostModel::new("b", loadable())]),
     ];
     let router = ready(&hosts.each_ref(), &["--wait", "600"]).await;
     let response = router.post("/v1/chat/completions", chat_of("a").to_string()).await;
@@ -147,7 +147,7 @@ async fn a_model_that_no_host_can_load_is_refused_with_the_reason_and_without_a_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unknown_name_is_answered_with_the_nearest_names() {
-    let host = FakeHost::start(vec![host_model("gemma-3-4b", loadable()), host_model("qwen3-8b", loadable())]);
+    let host = FakeHost::start(vec![HostModel::new("gemma-3-4b", loadable()), HostModel::new("qwen3-8b", loadable())]);
     let router = ready(&[&host], &["--wait", "600"]).await;
     let error = error_of(router.post("/v1/chat/completions", chat_of("gema-3-4b").to_string()).await, 404).await;
     assert_eq!(error["code"], "model_not_found");
@@ -163,7 +163,7 @@ async fn an_unknown_name_is_answered_with_the_nearest_names() {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_request_is_lost_while_a_worker_leaves_for_another_model_and_comes_back() {
     let (worker, second) = (serving(1, "a"), serving(2, "b"));
-    let host = FakeHost::start(vec![host_model("a", loaded(worker.url())), host_model("b", loadable())]);
+    let host = FakeHost::start(vec![HostModel::new("a", loaded(worker.url())), HostModel::new("b", loadable())]);
     let router = ready(&[&host], &["--wait", "600"]).await;
     eventually("it serves", || async { router.state_of(0).await == "ready" }).await;
     assert_eq!(status(chat(&router, "a")).await, 200);
@@ -199,7 +199,7 @@ async fn no_request_is_lost_while_a_worker_leaves_for_another_model_and_comes_ba
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_that_is_down_leaves_its_workers_in_use_and_its_names_known_and_may_return_with_any_number() {
     let worker = serving(1, "a");
-    let mut host = FakeHost::start(vec![host_model("a", loaded(worker.url())), host_model("b", loadable())]);
+    let mut host = FakeHost::start(vec![HostModel::new("a", loaded(worker.url())), HostModel::new("b", loadable())]);
     host.with(|script| script.summary.sequence = 900);
     let router = ready(&[&host], &["--wait", "600"]).await;
     eventually("it serves", || async { router.state_of(0).await == "ready" }).await;
@@ -222,7 +222,7 @@ async fn a_host_that_is_down_leaves_its_workers_in_use_and_its_names_known_and_m
 #[tokio::test]
 async fn invalid_summaries_are_refused_with_a_line_in_the_log_and_harm_nothing() {
     let worker = serving(1, "a");
-    let host = FakeHost::start(vec![host_model("a", loaded(worker.url())), host_model("b", loadable())]);
+    let host = FakeHost::start(vec![HostModel::new("a", loaded(worker.url())), HostModel::new("b", loadable())]);
     let router = ready(&[&host], &[]).await;
     eventually("it serves", || async { router.state_of(0).await == "ready" }).await;
     let foreign = json!({"host": "x", "sequence": 1_000_000, "memory": [], "models": [{"name": "a",
@@ -249,7 +249,7 @@ async fn invalid_summaries_are_refused_with_a_line_in_the_log_and_harm_nothing()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_router_with_hosts_alone_is_ready_after_the_first_summary_and_says_what_is_missing() {
-    let host = FakeHost::start(vec![host_model("a", loadable())]);
+    let host = FakeHost::start(vec![HostModel::new("a", loadable())]);
     host.with(|script| script.is_silent = true);
     let router = start(&[&host], &[]).await;
     let (status, body) = router.get("/readyz").await;
@@ -268,7 +268,7 @@ async fn a_router_with_hosts_alone_is_ready_after_the_first_summary_and_says_wha
 
 #[tokio::test(flavor = "multi_thread")]
 async fn early_requests_wait_for_the_first_summary() {
-    let (host, worker) = (FakeHost::start(vec![host_model("a", loadable())]), serving(1, "a"));
+    let (host, worker) = (FakeHost::start(vec![HostModel::new("a", loadable())]), serving(1, "a"));
     host.with(|script| script.is_silent = true);
     let router = start(&[&host], &["--wait", "600"]).await;
     let early = chat(&router, "a");
@@ -281,9 +281,9 @@ async fn early_requests_wait_for_the_first_summary() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_loads_no_model_against_its_own_or_the_catalogue_s_will() {
-    let mut by_hand = host_model("hand", loadable());
+    let mut by_hand = HostModel::new("hand", loadable());
     by_hand.is_autoloaded = false;
-    let host = FakeHost::start(vec![host_model("a", loadable()), by_hand]);
+    let host = FakeHost::start(vec![HostModel::new("a", loadable()), by_hand]);
     let router = ready(&[&host], &["--wait", "600"]).await;
     for (path, name) in [("/v1/chat/completions?autoload=false", "a"), ("/v1/chat/completions", "hand")] {
         let error = error_of(router.post(path, chat_of(name).to_string()).await, 400).await;
@@ -303,7 +303,7 @@ async fn a_request_loads_no_model_against_its_own_or_the_catalogue_s_will() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_demand_goes_to_another_host_if_one_refuses_it_and_either_serves() {
-    let hosts = [0, 1].map(|_| FakeHost::start(vec![host_model("a", loadable())]));
+    let hosts = [0, 1].map(|_| FakeHost::start(vec![HostModel::new("a", loadable())]));
     hosts[0].with(|script| script.refuses = Some(503));
     let router = ready(&hosts.each_ref(), &["--wait", "600"]).await;
     let held = chat(&router, "a");
@@ -319,7 +319,7 @@ async fn hosts_get_the_fleet_s_token() {
     let token = "0123456789abcdef0123456789abcdef";
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     std::fs::write(file.path(), format!("{token}\n")).expect("it can be written");
-    let host = FakeHost::start(vec![host_model("a", loadable())]);
+    let host = FakeHost::start(vec![HostModel::new("a", loadable())]);
     host.with(|script| script.token = Some(token.to_owned()));
     let refused = start(&[&host], &[]).await;
     refused.wait_for_metric("warmpath_router_host_stream_ends_total{reason=\"refused\"}", 1.0).await;
@@ -332,7 +332,7 @@ async fn hosts_get_the_fleet_s_token() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_is_no_longer_in_the_demand() {
-    let host = FakeHost::start(vec![host_model("a", loadable()), host_model("b", loadable())]);
+    let host = FakeHost::start(vec![HostModel::new("a", loadable()), HostModel::new("b", loadable())]);
     let router = ready(&[&host], &["--wait", "600"]).await;
     let held = [chat(&router, "a"), chat(&router, "a")];
     eventually("both are demanded", || async { host.demands().iter().any(|demand| demand.n_waiting == 2) }).await;
@@ -355,7 +355,7 @@ async fn a_model_that_is_loaded_again_needs_no_second_download_of_its_vocabulary
     for worker in &workers {
         worker.with(|script| script.summary.snapshot.model.fingerprint = Fingerprint([5; 32]));
     }
-    let host = FakeHost::start(vec![host_model("a", loaded(workers[0].url()))]);
+    let host = FakeHost::start(vec![HostModel::new("a", loaded(workers[0].url()))]);
     let mut config = config(&[], &["--host", &host.url(), "--wait", "600"]);
     config.fleet.membership.linger = Duration::ZERO;
     let router = TestRouter::start_with(config).await.wait_until_ready().await;

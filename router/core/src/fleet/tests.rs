@@ -231,10 +231,6 @@ fn a_worker_is_unavailable_for_the_first_reason_that_holds() {
     check(&|worker| worker.excluded = Some(out.clone()), Some(Unavailable::Excluded));
 }
 
-fn host_model(name: &str, state: ModelState) -> HostModel {
-    HostModel { name: name.into(), aliases: Vec::new(), is_autoloaded: true, is_pinned: false, state }
-}
-
 fn loadable() -> ModelState {
     ModelState::Loadable { memory_bytes: 1, load_ms: 4_000, wait_ms: 0, evicts_ms: 0, kept_ms: 0, is_local: true }
 }
@@ -245,7 +241,7 @@ fn loaded_by(worker: &WorkerView) -> ModelState {
 
 /// Returns a fleet with these workers and a host with these models.
 fn hosted(workers: Vec<WorkerView>, models: Vec<HostModel>) -> FleetView {
-    let summary = HostSummary { host: "desk".into(), sequence: 1, memory: Vec::new(), models };
+    let summary = HostSummary { host: "desk".into(), sequence: 1, models, ..HostSummary::default() };
     let host =
         HostView { name: "http://h".into(), link: HostLink::Live, summary: Some(Arc::new(summary)), trouble: None };
     FleetView { hosts: Arc::new(HostsView { hosts: vec![Arc::new(host)] }), ..fleet(workers) }
@@ -260,17 +256,19 @@ fn a_name_of_a_catalogue_is_never_unknown_and_is_awaited_until_a_worker_serves_i
         assert_eq!(fleet.awaits_host(name, Autoload::ByModel, now, &[]), is_awaited, "{expected}");
     };
     let loads = "the model `a` is not ready yet: 0 % loaded, about 4 s left";
-    check(hosted(vec![], vec![host_model("a", loadable())]), Some("a"), true, loads);
-    check(hosted(vec![], vec![host_model("a", loadable())]), None, true, loads);
-    check(hosted(vec![], vec![host_model("a", loadable())]), Some("b"), false, "the model `b` does not exist");
+    check(hosted(vec![], vec![HostModel::new("a", loadable())]), Some("a"), true, loads);
+    check(hosted(vec![], vec![HostModel::new("a", loadable())]), None, true, loads);
+    check(hosted(vec![], vec![HostModel::new("a", loadable())]), Some("b"), false, "the model `b` does not exist");
     let served = named(0, "a", 1);
-    let loaded = host_model("a", loaded_by(&served));
+    let loaded = HostModel::new("a", loaded_by(&served));
     check(hosted(vec![served.clone()], vec![loaded.clone()]), Some("a"), false, "");
     check(hosted(vec![served.clone()], vec![loaded.clone()]), Some("x"), false, "the model `x` does not exist");
     // A worker of a host that has not reported yet is no reason to hold requests for other names.
     let silent = WorkerView { model: None, link: ConnectionState::Connecting, ..worker(1) };
-    let loading =
-        host_model("b", ModelState::Loading { worker_url: Some(silent.name.clone()), progress: 0.5, remaining_ms: 9 });
+    let loading = HostModel::new(
+        "b",
+        ModelState::Loading { worker_url: Some(silent.name.clone()), progress: 0.5, remaining_ms: 9 },
+    );
     let fleet = || hosted(vec![served.clone(), silent.clone()], vec![loaded.clone(), loading.clone()]);
     check(fleet(), Some("x"), false, "the model `x` does not exist");
     check(fleet(), Some("b"), true, "the model `b` is not ready yet: 50 % loaded");
@@ -278,16 +276,18 @@ fn a_name_of_a_catalogue_is_never_unknown_and_is_awaited_until_a_worker_serves_i
     assert!(!fleet().is_awaited(Some("x"), None, now));
     // While a worker leaves, its name means its model, and requests wait for the next worker.
     let leaving = WorkerView { is_leaving: true, ..served.clone() };
-    check(hosted(vec![leaving.clone()], vec![host_model("a", loadable())]), Some("a"), true, "");
+    check(hosted(vec![leaving.clone()], vec![HostModel::new("a", loadable())]), Some("a"), true, "");
     assert!(
-        hosted(vec![leaving], vec![host_model("a", loadable())]).host_refusal(Some("a"), Autoload::Off, now).is_some()
+        hosted(vec![leaving], vec![HostModel::new("a", loadable())])
+            .host_refusal(Some("a"), Autoload::Off, now)
+            .is_some()
     );
 }
 
 #[test]
 fn a_worker_that_has_refused_a_request_does_not_serve_it_again() {
     let (now, served) = (Instant::now(), named(0, "a", 1));
-    let fleet = hosted(vec![served.clone()], vec![host_model("a", loaded_by(&served))]);
+    let fleet = hosted(vec![served.clone()], vec![HostModel::new("a", loaded_by(&served))]);
     let awaits = |tried: &[WorkerIdx]| fleet.awaits_host(Some("a"), Autoload::ByModel, now, tried);
     assert_eq!((awaits(&[]), awaits(&[WorkerIdx(0)])), (false, true));
 }
@@ -296,7 +296,7 @@ fn a_worker_that_has_refused_a_request_does_not_serve_it_again() {
 fn a_worker_that_is_excluded_is_no_reason_to_wait_for_its_host() {
     let now = Instant::now();
     let excluded = WorkerView { excluded: Some(Mismatch::HashVersion { worker: 9 }), ..named(0, "a", 1) };
-    let fleet = hosted(vec![excluded.clone()], vec![host_model("a", loaded_by(&excluded))]);
+    let fleet = hosted(vec![excluded.clone()], vec![HostModel::new("a", loaded_by(&excluded))]);
     assert!(!fleet.awaits_host(Some("a"), Autoload::ByModel, now, &[]));
     assert!(fleet.demanded(Some("a"), Autoload::ByModel, now, &[]).is_none());
     assert_eq!(fleet.lookup(Some("a"), None, now), Err(LookupError::Loading { name: Some("a".into()) }));
@@ -304,7 +304,7 @@ fn a_worker_that_is_excluded_is_no_reason_to_wait_for_its_host() {
 
 #[test]
 fn a_host_that_refused_a_demand_gets_none() {
-    let fleet = hosted(vec![], vec![host_model("a", loadable())]);
+    let fleet = hosted(vec![], vec![HostModel::new("a", loadable())]);
     let demanded =
         |refusing: &[usize]| fleet.demanded(Some("a"), Autoload::ByModel, Instant::now(), refusing).is_some();
     assert_eq!((demanded(&[]), demanded(&[0])), (true, false));

@@ -3,13 +3,7 @@
 use super::*;
 
 fn model(name: &str, state: ModelState) -> HostModel {
-    HostModel {
-        name: name.into(),
-        aliases: vec![format!("{name}-alias")],
-        is_autoloaded: true,
-        is_pinned: false,
-        state,
-    }
+    HostModel { aliases: vec![format!("{name}-alias")], ..HostModel::new(name, state) }
 }
 
 fn loaded() -> ModelState {
@@ -33,7 +27,7 @@ fn impossible(reason: &str, retry_ms: Option<u64>) -> ModelState {
 }
 
 fn host(link: HostLink, models: Vec<HostModel>) -> HostView {
-    let summary = HostSummary { host: "desk".into(), sequence: 1, memory: Vec::new(), models };
+    let summary = HostSummary { host: "desk".into(), sequence: 1, models, ..HostSummary::default() };
     HostView { name: "http://host".into(), link, summary: Some(Arc::new(summary)), trouble: None }
 }
 
@@ -80,6 +74,23 @@ fn the_best_host_has_the_model_or_loads_it_or_is_where_a_load_costs_least() {
     check(vec![costly(30, 50, 40), loadable(50)], Some(0));
     check(vec![impossible("no", None)], None);
     check(vec![], None);
+}
+
+#[test]
+fn the_hosts_together_have_a_limit_of_models_if_each_has_one() {
+    let check = |limits: &[u32], expected: u32| {
+        let mut hosts = hosts(limits.iter().map(|_| loadable(5)));
+        for (host_idx, models_max) in limits.iter().enumerate() {
+            let summary = HostSummary { models_max: *models_max, ..HostSummary::default() };
+            let view = HostView { summary: Some(Arc::new(summary)), ..HostView::clone(&hosts.hosts[host_idx]) };
+            hosts.set(host_idx, view);
+        }
+        assert_eq!(hosts.models_max(), expected, "{limits:?}");
+    };
+    check(&[], 0);
+    check(&[2, 3], 5);
+    check(&[2, 0], 0);
+    check(&[u32::MAX, 3], u32::MAX);
 }
 
 #[test]

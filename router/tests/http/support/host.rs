@@ -51,7 +51,7 @@ pub struct FakeHost {
 impl FakeHost {
     /// Starts a host with these models.
     pub fn start(models: Vec<HostModel>) -> Self {
-        let summary = HostSummary { host: "desk".to_owned(), sequence: 1, memory: Vec::new(), models };
+        let summary = HostSummary { host: "desk".to_owned(), sequence: 1, models, ..HostSummary::default() };
         let script = HostScript {
             summary,
             raw: None,
@@ -125,11 +125,6 @@ impl FakeHost {
     fn script(&self) -> MutexGuard<'_, HostScript> {
         self.shared.script.lock().expect("no test panics here")
     }
-}
-
-/// Returns a model in a catalogue.
-pub fn host_model(name: &str, state: ModelState) -> HostModel {
-    HostModel { name: name.to_owned(), aliases: Vec::new(), is_autoloaded: true, is_pinned: false, state }
 }
 
 pub fn loadable() -> ModelState {

@@ -187,6 +187,7 @@ fn models() -> Named {
                 "build_info": "string",
                 "role?": "string",
                 "models_autoload?": "boolean",
+                "max_instances?": "integer",
                 "model_info?": "object",
                 "memory?": "object|null",
                 "flash_attn?": "boolean",
