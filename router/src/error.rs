@@ -35,8 +35,8 @@ pub enum RequestError {
     /// The request has no known API key.
     #[error("the API key is missing or unknown: send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`")]
     Unauthorized,
-    /// The API key may not give orders to hosts.
-    #[error("loading and unloading models by hand needs an API key with `admin = true`")]
+    /// The API key may neither give orders to hosts nor read reports of workers.
+    #[error("orders to hosts and reports of workers need an API key with `admin = true`")]
     AdminKey,
     /// The API key may not use the model, which may not exist either.
     #[error("the API key `{key}` may not use the model `{model}`")]

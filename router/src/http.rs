@@ -11,6 +11,7 @@ mod decisions_api;
 mod health;
 mod model_events;
 mod model_orders;
+mod model_reports;
 mod models;
 mod openapi;
 mod pages;
@@ -73,6 +74,9 @@ pub fn client_routes(app: App, web: &WebConfig) -> Router {
         .route("/models/unload", post(model_orders::unload))
         .route("/models/sse", get(model_events::stream))
         .route("/props", get(props::show))
+        .route("/slots", get(model_reports::show))
+        .route("/metrics", get(model_reports::show))
+        .route("/lora-adapters", get(model_reports::show))
         .route("/embeddings", post(completions::embeddings))
         .route("/embedding", post(completions::embeddings))
         .route("/rerank", post(completions::rerank))

@@ -118,11 +118,12 @@ struct LoadQuery {
     autoload: Option<String>,
 }
 
-/// Returns whether a request loads its model (`?autoload=`, as llama-server in router mode reads it).
-fn autoload(uri: &Uri) -> Result<Autoload, RequestError> {
+/// Returns whether a request loads its model (`?autoload=`, as llama-server in router mode reads it). A look loads none
+/// by itself, so that a monitor does not keep models loaded.
+fn autoload(method: &Method, uri: &Uri) -> Result<Autoload, RequestError> {
     // Other parameters are the worker's.
     let Ok(Query(LoadQuery { autoload: Some(autoload) })) = Query::try_from_uri(uri) else {
-        return Ok(Autoload::ByModel);
+        return Ok(if method == Method::POST { Autoload::ByModel } else { Autoload::Off });
     };
     match autoload.as_str() {
         "true" | "1" => Ok(Autoload::On),
@@ -131,7 +132,10 @@ fn autoload(uri: &Uri) -> Result<Autoload, RequestError> {
     }
 }
 
-async fn answer(
+/// Responds to a request by the path that all of them take.
+///
+/// Errors: every [`RequestError`].
+pub(super) async fn answer(
     app: App,
     context: RequestContext,
     request: Request,
@@ -156,10 +160,10 @@ async fn answer(
         id: context.id,
         at: context.arrived,
         queued_from: context.arrived,
+        autoload: autoload(&parts.method, &parts.uri)?,
         method: parts.method,
         path: parts.uri.path().to_owned(),
         query: parts.uri.query().map(str::to_owned),
-        autoload: autoload(&parts.uri)?,
         headers: parts.headers,
         body,
         endpoint,

@@ -115,7 +115,7 @@ async fn ordered_name(app: &App, key: Option<&Arc<ApiKey>>, request: Request) ->
 /// Checks that a key, if one is required, may give orders.
 ///
 /// Errors: `AdminKey`.
-fn check_rights(key: Option<&Arc<ApiKey>>) -> Result<(), RequestError> {
+pub(super) fn check_rights(key: Option<&Arc<ApiKey>>) -> Result<(), RequestError> {
     if key.is_some_and(|key| !key.is_admin()) { Err(RequestError::AdminKey) } else { Ok(()) }
 }
 

@@ -7,7 +7,7 @@
 use std::time::{Duration, SystemTime};
 
 use axum::body::{Body, BodyDataStream};
-use axum::http::StatusCode;
+use axum::http::{Method, StatusCode};
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
 use tokio::time::{Instant, timeout_at};
@@ -212,8 +212,11 @@ impl Upstream<'_> {
         Ok((status, read_part(body)))
     }
 
-    /// Returns the request's body, followed by the journal if a response is continued.
+    /// Returns the request's body, followed by the journal if a response is continued; a look has none.
     fn body(&self, request: &IncomingRequest) -> Bytes {
+        if request.method != Method::POST {
+            return Bytes::new();
+        }
         match self.past {
             None => request.body.clone(),
             Some(past) => [&request.body[..], &past.lines].concat().into(),

@@ -82,6 +82,31 @@ async fn a_model_that_is_not_loaded_sleeps_and_a_look_at_its_properties_does_not
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_report_of_a_model_s_worker_needs_the_model_loaded_and_does_not_load_it_by_itself() {
+    let worker = FakeWorker::start(1);
+    let models = vec![HostModel::new("tiny", loaded(worker.url())), HostModel::new("a", loadable())];
+    let host = FakeHost::start(models);
+    let router = ready(&[&host], &["--wait", "600"]).await;
+    eventually("it serves", || async { router.state_of(0).await == "ready" }).await;
+    assert_eq!(router.get("/slots?model=tiny").await, (200, json!({"answer": 42})));
+    let seen = worker.seen().pop().expect("the worker was asked");
+    assert_eq!((seen.target.as_str(), seen.body.len()), ("/slots?model=tiny", 0));
+    for (path, status, code) in [
+        ("/slots?model=a", 400, "model_not_loaded"),
+        ("/metrics?model=a", 400, "model_not_loaded"),
+        ("/slots", 400, "model_required"),
+        ("/slots?model=x", 404, "model_not_found"),
+    ] {
+        let (found, body) = router.get(path).await;
+        assert_eq!((found, &body["error"]["code"]), (status, &json!(code)), "{path}");
+    }
+    assert!(host.demands().is_empty());
+    let held = tokio::spawn(router.client.get(router.url("/slots?model=a&autoload=true")).send());
+    eventually("it is demanded", || async { !host.demands().is_empty() }).await;
+    held.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn models_are_loaded_and_unloaded_by_hand_at_their_hosts() {
     let worker = FakeWorker::start(1);
     let mut by_hand = HostModel::new("a", loadable());
@@ -149,6 +174,7 @@ async fn only_a_key_with_admin_or_the_admin_listener_gives_orders() {
         (reqwest::Method::POST, "/models/load"),
         (reqwest::Method::POST, "/models/unload"),
         (reqwest::Method::GET, "/models?reload=1"),
+        (reqwest::Method::GET, "/slots?model=a"),
     ] {
         let error = error_of(send(method, path, &plain).await, 403).await;
         assert_eq!(error["code"], "admin_key_required", "{path}");

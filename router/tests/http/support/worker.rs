@@ -305,6 +305,7 @@ fn routes(shared: Arc<Shared>) -> Router {
         .route("/v1/messages/count_tokens", post(answer))
         .route("/v1/responses", post(answer))
         .route("/tokenize", post(answer))
+        .route("/slots", get(answer))
         .layer(from_fn_with_state(Arc::clone(&shared), decorate))
         .layer(from_fn_with_state(Arc::clone(&shared), guard))
         .with_state(shared)

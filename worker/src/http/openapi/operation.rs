@@ -116,7 +116,7 @@ impl Operation {
 
     /// Returns whether a server has the operation.
     pub fn is_served_by(&self, server: DescribedServer) -> bool {
-        let of_workers = matches!(self.tag, Tag::Cache | Tag::Internal) || self.path == "/metrics";
+        let of_workers = matches!(self.tag, Tag::Cache | Tag::Internal) && !self.is_report();
         match server {
             DescribedServer::Worker => self.tag != Tag::Hosts,
             DescribedServer::Router => !of_workers,
@@ -135,7 +135,7 @@ impl Operation {
             let content = json!({"application/json": {"schema": reference(request)}});
             description["requestBody"] = json!({"required": true, "content": content});
         }
-        if self.is_open() {
+        if self.is_open(server) {
             description["security"] = json!([]);
         }
         if !self.parameters.is_empty() {
@@ -144,9 +144,14 @@ impl Operation {
         description
     }
 
+    /// Returns whether a router passes the operation to a worker of the named model.
+    fn is_report(&self) -> bool {
+        self.method == "get" && ["/slots", "/metrics", "/lora-adapters"].contains(&self.path)
+    }
+
     /// Returns whether the operation needs no key even if others do.
-    fn is_open(&self) -> bool {
-        self.tag == Tag::Health
+    fn is_open(&self, server: DescribedServer) -> bool {
+        self.tag == Tag::Health && !(server == DescribedServer::Router && self.is_report())
     }
 
     fn id(&self) -> String {
@@ -166,7 +171,7 @@ impl Operation {
         if self.path.ends_with("/vocabulary") {
             add("304", json!({"description": "The router has the file already."}));
         }
-        let unauthorized_status: &[u16] = if self.is_open() { &[] } else { &[401] };
+        let unauthorized_status: &[u16] = if self.is_open(server) { &[] } else { &[401] };
         for status in self.errors.iter().chain(unauthorized_status).chain(self.errors_of_router(server)) {
             let schema = match (self.tag, self.path) {
                 (Tag::Anthropic, _) => reference("AnthropicError"),
@@ -194,6 +199,7 @@ impl Operation {
             (DescribedServer::Router, Tag::Generation | Tag::Tokens) if self.request.is_some() => {
                 &[404, 408, 429, 502, 503, 504]
             }
+            (DescribedServer::Router, _) if self.is_report() => &[400, 403, 404, 429, 502, 503, 504],
             (DescribedServer::Router, Tag::Anthropic) => &[404, 408, 429, 502, 504],
             _ => &[],
         }

@@ -8,6 +8,10 @@ use super::vectors;
 const MODEL: Parameter = path("model", "A name of the model.", r#"{"type": "string", "minLength": 1}"#);
 const MODEL_OF_PROPS: Parameter =
     query("model", "A name of the model; at a router absent for the only one.", r#"{"type": "string"}"#);
+pub(super) const MODEL_OF_REPORT: Parameter =
+    query("model", "At a router a name of the model; absent for the only one.", r#"{"type": "string"}"#);
+pub(super) const AUTOLOAD: Parameter =
+    query("autoload", "At a router `true` has the request load the model.", r#"{"type": "string"}"#);
 const VERSION: Parameter = header("anthropic-version", "Requests Anthropic's format, also for errors.");
 const LIMIT: Parameter = query(
     "limit",
@@ -218,6 +222,7 @@ fn cache() -> Vec<Operation> {
     vec![
         Operation {
             summary: "Returns the request and the state of each slot.",
+            parameters: &[MODEL_OF_REPORT, AUTOLOAD],
             ..get("/slots", SuccessBody::Json("Slots"))
         },
         Operation {
@@ -267,6 +272,7 @@ fn health() -> Vec<Operation> {
         Operation {
             summary: "Returns the metrics in Prometheus' text format.",
             errors: &[],
+            parameters: &[MODEL_OF_REPORT, AUTOLOAD],
             ..get("/metrics", SuccessBody::Bytes("text/plain"))
         },
         Operation {

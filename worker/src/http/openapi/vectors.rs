@@ -29,6 +29,7 @@ pub(super) fn operations() -> Vec<Operation> {
     let adapters = Operation {
         summary: "Returns the adapters.",
         errors: &[501, 503],
+        parameters: &[super::paths::MODEL_OF_REPORT, super::paths::AUTOLOAD],
         ..get("/lora-adapters", SuccessBody::Json("Adapters"))
     };
     let set = Operation {
