@@ -114,11 +114,11 @@ async fn prepare(
             }
             prepared => {
                 let mut prepared = prepared?;
-                if let Some(renamed_body) = prepared.renamed_body.take() {
+                if let Some(changed_body) = prepared.changed_body.take() {
                     // The changed body takes its place, also in the account of memory.
                     request.body = Bytes::new();
-                    let renamed_body = BodyRoom::claimed(&app.bodies.room, &request.sender, renamed_body);
-                    request.body = renamed_body.map_err(Refusal::from)?;
+                    let changed_body = BodyRoom::claimed(&app.bodies.room, &request.sender, changed_body);
+                    request.body = changed_body.map_err(Refusal::from)?;
                 }
                 return Ok(prepared);
             }

@@ -19,8 +19,9 @@ use bytes::Bytes;
 use tokio::sync::Semaphore;
 use warmpath_common::block_hash::ChainRoot;
 use warmpath_common::dialects::Spelling;
+use warmpath_common::host::RequestFields;
 use warmpath_common::lora;
-use warmpath_common::model::ModelInfo;
+use warmpath_common::model::{Capability, ModelInfo};
 use warmpath_common::whole::Whole;
 use warmpath_prompt::{DroppedReasoning, PromptTokens, Scope, unless_cancelled};
 use warmpath_router_core::diagnostics::prefix_breaks::ChatHashes;
@@ -192,8 +193,8 @@ impl PromptPool {
 struct UntokenizedRequest {
     raw_request: RawRequest,
     options: Options,
-    /// Body with the model's own name in place of one that no worker has.
-    renamed_body: Option<Bytes>,
+    /// Body with the parameters that its name sets, or with the model's own name in place of one that no worker has.
+    changed_body: Option<Bytes>,
     /// Salt of the prompt's chain.
     salt: String,
     /// Converts a chat's field names to those of the client's dialect.
@@ -212,10 +213,18 @@ struct UntokenizedRequest {
 }
 
 impl UntokenizedRequest {
-    fn read(view: &FleetView, raw_request: RawRequest) -> Result<Self, RequestError> {
+    fn read(view: &FleetView, mut raw_request: RawRequest) -> Result<Self, RequestError> {
         let mut phases = Phases::default();
-        let ParsedBody { mut options, mut parsed, spelling } =
-            timed(&mut phases.parse, || body::parse(raw_request.endpoint, &raw_request.body))?;
+        let parse = |raw_request: &RawRequest| body::parse(raw_request.endpoint, &raw_request.body);
+        let mut parsed_body = timed(&mut phases.parse, || parse(&raw_request))?;
+        // The parameters that a name sets may change the prompt, too.
+        let mut changed_body = None;
+        if let Some(fields) = set_params(view, &raw_request, &parsed_body) {
+            raw_request.body = body::with_fields(&raw_request.body, fields)?;
+            parsed_body = timed(&mut phases.parse, || parse(&raw_request))?;
+            changed_body = Some(raw_request.body.clone());
+        }
+        let ParsedBody { mut options, mut parsed, spelling } = parsed_body;
         // An empty name counts as absent: llama.vim sends it.
         options.model.take_if(|name| name.is_empty());
         let salt = raw_request.salt.with_body(options.cache_salt.as_deref())?.to_owned();
@@ -233,10 +242,10 @@ impl UntokenizedRequest {
         if !model.names.iter().any(|name| raw_request.may_use(name)) {
             return Err(raw_request.forbidden(options.model.as_deref()));
         }
-        let mut renamed_body = None;
         if let Some(name) = options.model.as_mut().filter(|name| !model.answers_to(name)) {
             name.clone_from(&model.names[0]);
-            renamed_body = Some(body::with_model(&raw_request.body, name)?);
+            let model_field = [("model".to_owned(), name.as_str().into())].into_iter().collect();
+            changed_body = Some(body::with_fields(&raw_request.body, &model_field)?);
         }
         let session =
             raw_request.session.or_else(|| options.prompt_cache_key.as_ref().and_then(hashes::session_of_key));
@@ -259,7 +268,7 @@ impl UntokenizedRequest {
         Ok(Self {
             raw_request,
             options,
-            renamed_body,
+            changed_body,
             salt,
             spelling,
             model,
@@ -289,7 +298,7 @@ impl UntokenizedRequest {
 
     /// Tokenizes and hashes the rendered prompt.
     fn finish(self, chains: &BlockKeyCache) -> Prepared {
-        let Self { raw_request, options, renamed_body, salt, model, chat, tools, n_sequences, .. } = self;
+        let Self { raw_request, options, changed_body, salt, model, chat, tools, n_sequences, .. } = self;
         let dropped_reasoning = self.dropped_reasoning;
         let (stage, mut phases) = (self.stage, self.phases);
         let tools = tools.filter(|_| stage.has_tools_behind_system_text());
@@ -321,7 +330,7 @@ impl UntokenizedRequest {
         let (wanted, model_name) = (raw_request.endpoint.wanted(), options.model);
         Prepared {
             model_name,
-            renamed_body,
+            changed_body,
             model,
             wanted,
             delivery: options.delivery,
@@ -334,6 +343,12 @@ impl UntokenizedRequest {
             phases,
         }
     }
+}
+
+/// Returns the fields that the name in a request about a prompt sets; `None` if it sets none.
+fn set_params<'a>(view: &'a FleetView, raw_request: &RawRequest, body: &ParsedBody) -> Option<&'a RequestFields> {
+    let is_about_prompt = raw_request.endpoint.wanted() == Some(Capability::Completion);
+    view.hosts.set_params(body.options.model.as_deref()?).filter(|_| is_about_prompt)
 }
 
 fn timed<T>(took: &mut Duration, work: impl FnOnce() -> T) -> T {

@@ -3,7 +3,10 @@
 //! A host runs one worker for each loaded model of its catalogue. Its summary is small (some hundred bytes for each
 //! model), so every event of its stream is a whole one: a router that missed some needs only the last.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 /// Path of the summary: `GET` returns a [`HostSummary`] as JSON.
 pub const SUMMARY_PATH: &str = "/host/v1/summary";
@@ -52,6 +55,16 @@ pub struct HostMemory {
     pub free_bytes: u64,
 }
 
+/// Fields of a request's body with their values.
+pub type RequestFields = Map<String, Value>;
+
+/// Returns the fields that a text in JSON has.
+///
+/// Errors: it is no JSON object.
+pub fn request_fields(text: &str) -> Result<RequestFields, serde_json::Error> {
+    serde_json::from_str(text)
+}
+
 /// A model of a host's catalogue.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HostModel {
@@ -60,6 +73,9 @@ pub struct HostModel {
     /// Further names for clients.
     #[serde(default)]
     pub aliases: Vec<String>,
+    /// Fields that requests for an alias get in place of their own, by alias.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub set_params: BTreeMap<String, RequestFields>,
     /// Whether a request for the model loads it.
     pub is_autoloaded: bool,
     /// Whether the model never leaves.
@@ -177,7 +193,8 @@ impl HostSummary {
 impl HostModel {
     /// Returns a model without aliases that requests load and that may leave.
     pub fn new(name: impl Into<String>, state: ModelState) -> Self {
-        Self { name: name.into(), aliases: Vec::new(), is_autoloaded: true, is_pinned: false, state }
+        let (aliases, set_params) = (Vec::new(), BTreeMap::new());
+        Self { name: name.into(), aliases, set_params, is_autoloaded: true, is_pinned: false, state }
     }
 
     /// Returns whether this is the model's name or one of its aliases.

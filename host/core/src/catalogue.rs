@@ -8,7 +8,10 @@ pub mod preset;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
+
 use preset::{EVERY_MODEL, Section, Setting};
+use warmpath_common::host::{RequestFields, request_fields};
 
 /// Longest name of a model. Units: bytes. Source: a worker's limit of names in headers.
 const NAME_BYTES_MAX: usize = 128;
@@ -87,6 +90,8 @@ pub struct Entry {
     pub name: String,
     /// Further names for clients.
     pub aliases: Vec<String>,
+    /// Fields that requests for an alias get in place of their own, by alias.
+    pub set_params: BTreeMap<String, RequestFields>,
     /// Flags of its worker.
     pub flags: Vec<String>,
     /// Size of its files; 0 if it is unknown. Units: bytes.
@@ -177,11 +182,14 @@ pub enum CatalogueError {
 /// Errors: every [`CatalogueError`].
 pub fn read(sources: &Sources) -> Result<Vec<Entry>, CatalogueError> {
     let mut entries = of_folder(&sources.files)?;
-    let mut every = Vec::new();
-    let mut sections = Vec::new();
+    let (mut every, mut sections, mut variants) = (Vec::new(), Vec::new(), Vec::new());
     if let Some(PresetFile { path, text }) = &sources.preset {
         for section in preset::parse(path, text)? {
-            if section.name == EVERY_MODEL { every = section.settings } else { sections.push(section) }
+            match section.setting(BASE) {
+                _ if section.name == EVERY_MODEL => every = section.settings,
+                Some(_) => variants.push(section),
+                None => sections.push(section),
+            }
         }
     }
     for section in &sections {
@@ -198,17 +206,50 @@ pub fn read(sources: &Sources) -> Result<Vec<Entry>, CatalogueError> {
     for entry in &mut entries {
         let section = sections.iter().find(|section| section.name == entry.name);
         for (section, setting) in in_force(&every, section) {
-            let refuse = |reason: String| CatalogueError::Setting {
-                file: file.to_owned(),
-                section: section.to_owned(),
-                key: setting.key.clone(),
-                reason,
-            };
-            entry.apply(setting).map_err(refuse)?;
+            entry.apply(setting).map_err(|reason| refused(file, section, &setting.key, reason))?;
         }
+    }
+    for variant in variants {
+        add_variant(&mut entries, file, variant)?;
     }
     check_names(&entries)?;
     Ok(entries)
+}
+
+/// Key of a section that is a further name of another model.
+const BASE: &str = "base";
+/// Key of the parameters that such a name sets.
+const SET_PARAMS: &str = "set-params";
+/// Fields that no name sets: they say to whom a request goes, and in which form its answer comes.
+const UNSETTABLE: [&str; 2] = ["model", "stream"];
+
+/// Adds a name that sets parameters of requests for another model, as llama-swap's `setParamsByID`.
+///
+/// Errors: `Setting`.
+fn add_variant(entries: &mut [Entry], file: &str, variant: Section) -> Result<(), CatalogueError> {
+    let refuse = |key: &str, reason: String| Err(refused(file, &variant.name, key, reason));
+    let base = variant.setting(BASE).unwrap_or_default();
+    let Some(entry) = entries.iter_mut().find(|entry| entry.name == base) else {
+        return refuse(BASE, format!("there is no model `{base}`"));
+    };
+    let of_worker = |setting: &&Setting| ![BASE, SET_PARAMS].contains(&setting.key.as_str());
+    if let Some(Setting { key, .. }) = variant.settings.iter().find(of_worker) {
+        return refuse(key, format!("it cannot be set beside `{BASE}`: the model has one worker for all of its names"));
+    }
+    let fields = match request_fields(variant.setting(SET_PARAMS).unwrap_or("{}")) {
+        Ok(fields) => fields,
+        Err(error) => return refuse(SET_PARAMS, format!("it must be a JSON object with fields of requests: {error}")),
+    };
+    if let Some(name) = UNSETTABLE.into_iter().find(|name| fields.contains_key(*name)) {
+        return refuse(SET_PARAMS, format!("it cannot have `{name}`"));
+    }
+    entry.aliases.push(variant.name.clone());
+    entry.set_params.insert(variant.name, fields);
+    Ok(())
+}
+
+fn refused(file: &str, section: &str, key: &str, reason: String) -> CatalogueError {
+    CatalogueError::Setting { file: file.to_owned(), section: section.to_owned(), key: key.to_owned(), reason }
 }
 
 /// Returns the settings of a model, each with the name of its section; those of its own section replace equal ones of
@@ -322,6 +363,7 @@ impl Entry {
         Self {
             name: name.to_owned(),
             aliases: Vec::new(),
+            set_params: BTreeMap::new(),
             flags: Vec::new(),
             file_bytes: 0,
             is_pinned: false,

@@ -144,7 +144,8 @@ impl Swaps {
             let model = match former.iter().position(|model| model.entry.name == entry.name) {
                 Some(idx) => {
                     let mut model = former.remove(idx);
-                    if model.entry.flags != entry.flags {
+                    // A worker answers to the names that it was started with.
+                    if model.entry.flags != entry.flags || model.entry.aliases != entry.aliases {
                         model.is_outdated = true;
                         model.failure = None;
                     }
@@ -307,6 +308,7 @@ impl Swaps {
     pub fn models(&self, is_autoloaded: impl Fn(&Entry) -> bool, now_ms: u64) -> Vec<HostModel> {
         let describe = |model: &Model| HostModel {
             aliases: model.entry.aliases.clone(),
+            set_params: model.entry.set_params.clone(),
             is_autoloaded: is_autoloaded(&model.entry),
             is_pinned: model.entry.is_pinned,
             ..HostModel::new(&model.entry.name, self.described(model, now_ms))

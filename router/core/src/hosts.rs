@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use warmpath_common::clean_text;
-use warmpath_common::host::{HostModel, HostSummary, ModelState};
+use warmpath_common::host::{HostModel, HostSummary, ModelState, RequestFields};
 
 /// Time after the loss of a host's stream in which its models still count as loadable. Later they keep their names, and
 /// requests for them are refused, because the host is assumed to be down.
@@ -275,6 +275,11 @@ impl HostsView {
         };
         let models = self.hosts.iter().flat_map(|host| host.models());
         models.filter(|model| is_new(model)).map(|model| model.name.as_str()).collect()
+    }
+
+    /// Returns the fields that requests for a name get in place of their own; `None` if there are none.
+    pub fn set_params(&self, name: &str) -> Option<&RequestFields> {
+        self.named(name).find_map(|prospect| prospect.model.set_params.get(name))
     }
 
     /// Returns whether a catalogue has a model.

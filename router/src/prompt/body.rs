@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use warmpath_common::dialects::{Converted, DialectError, Spelling, anthropic, responses};
 use warmpath_common::empty_maps;
 use warmpath_common::fields::{self, ReadError};
+use warmpath_common::host::RequestFields;
 use warmpath_common::lora::RequestedAdapter;
 use warmpath_common::openai::{self, ChatPrompt};
 use warmpath_common::prompts::{CompletionPrompt, InfillPrompt, RawPrompt, SuffixOfTokens};
@@ -216,12 +217,12 @@ pub fn parse(endpoint: EndpointKind, body: &[u8]) -> Result<ParsedBody, RequestE
     Ok(ParsedBody { options, parsed, spelling: Spelling::default() })
 }
 
-/// Returns a body with another model name.
+/// Returns a body with these fields in place of its own ones.
 ///
 /// Errors: `Unreadable` if it is no JSON object.
-pub(super) fn with_model(body: &[u8], name: &str) -> Result<Bytes, RequestError> {
-    let mut fields: Map<String, Value> = fields::read_untyped(body)?;
-    fields.insert("model".to_owned(), name.into());
+pub(super) fn with_fields(body: &[u8], changes: &RequestFields) -> Result<Bytes, RequestError> {
+    let mut fields: RequestFields = fields::read_untyped(body)?;
+    fields.extend(changes.iter().map(|(name, value)| (name.clone(), value.clone())));
     Ok(Value::Object(fields).to_string().into())
 }
 

@@ -22,8 +22,9 @@ use super::body::{Delivery, Purpose};
 pub struct Prepared {
     /// Name of the requested model; its own name if no worker has the one in the request.
     pub model_name: Option<String>,
-    /// Body with the model's own name; absent if a worker has the name in the request.
-    pub renamed_body: Option<Bytes>,
+    /// Body with the parameters that its name sets, or with the model's own name if no worker has the requested one;
+    /// absent if it is the request's own.
+    pub changed_body: Option<Bytes>,
     /// The model of that name.
     pub model: Arc<ModelInfo>,
     /// Capability that its worker needs; `None` if any worker will do.

@@ -2,10 +2,11 @@
 
 use serde_json::{Value, json};
 use warmpath_common::host::{HostModel, LOAD_PATH, ModelState, RELOAD_PATH, UNLOAD_PATH};
+use warmpath_common::model::ModelInfo;
 
 use crate::support::host::{FakeHost, impossible, loadable, loaded, loading};
 use crate::support::keys::{KeyFile, key};
-use crate::support::worker::FakeWorker;
+use crate::support::worker::{FakeWorker, model};
 use crate::support::{TestRouter, config, error_of, eventually};
 
 async fn ready(hosts: &[&FakeHost], flags: &[&str]) -> TestRouter {
@@ -79,6 +80,33 @@ async fn a_model_that_is_not_loaded_sleeps_and_a_look_at_its_properties_does_not
     eventually("it serves", || async { router.get("/props?model=tiny").await.1["total_slots"] != 0 }).await;
     host.set("tiny", ModelState::Unloading { worker_url: worker.url() });
     eventually("it sleeps again", || async { router.get("/props").await.1["is_sleeping"] == true }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_sets_parameters_of_its_requests_at_the_worker_of_its_model() {
+    let worker = FakeWorker::start(1);
+    let names = vec!["tiny".to_owned(), "tiny:high".to_owned()];
+    worker.with(|script| script.summary.snapshot.model = ModelInfo { names, ..model() });
+    let fields = json!({"temperature": 0.1, "chat_template_kwargs": {"effort": "high"}});
+    let set_params = [("tiny:high".to_owned(), fields.as_object().expect("fields").clone())].into();
+    let aliases = vec!["tiny:high".to_owned()];
+    let tiny = HostModel { aliases, set_params, ..HostModel::new("tiny", loaded(worker.url())) };
+    let host = FakeHost::start(vec![tiny]);
+    let router = ready(&[&host], &[]).await;
+    eventually("it serves", || async { router.state_of(0).await == "ready" }).await;
+    let sent = async |path: &str, name: &str| {
+        let body = json!({"model": name, "messages": [{"role": "user", "content": "hello"}], "temperature": 0.9});
+        assert_eq!(router.post(path, body.to_string()).await.status(), 200);
+        let seen = worker.seen().pop().expect("the worker was asked");
+        serde_json::from_slice::<Value>(&seen.body).expect("JSON")
+    };
+    for path in ["/v1/chat/completions", "/v1/messages/count_tokens"] {
+        let body = sent(path, "tiny:high").await;
+        assert_eq!((&body["temperature"], &body["model"]), (&json!(0.1), &json!("tiny:high")), "{path}");
+        assert_eq!(body["chat_template_kwargs"]["effort"], "high", "{path}");
+        assert_eq!(body["messages"][0]["content"], "hello", "{path}");
+        assert_eq!(sent(path, "tiny").await["temperature"], 0.9, "{path}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -23,23 +23,32 @@ use warmpath_tests::rig::{bin_dir, made_model, poll_until};
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A running host of the models `a` and `b`, of which one is loaded at a time.
-struct Host {
+pub struct Host {
     child: Child,
     url: String,
     http: reqwest::Client,
-    dir: tempfile::TempDir,
+    pub dir: tempfile::TempDir,
 }
 
 impl Host {
     async fn start(further_preset: &str) -> anyhow::Result<Self> {
-        Self::start_in(tempfile::tempdir()?, further_preset).await
+        Self::start_with(tempfile::tempdir()?, further_preset, &[]).await
     }
 
     /// Starts a host with the KV state of an earlier one.
     async fn start_in(dir: tempfile::TempDir, further_preset: &str) -> anyhow::Result<Self> {
+        Self::start_with(dir, further_preset, &[]).await
+    }
+
+    /// Starts a host in a folder with these environment variables.
+    pub async fn start_with(
+        dir: tempfile::TempDir,
+        further_preset: &str,
+        variables: &[(&str, &str)],
+    ) -> anyhow::Result<Self> {
         let listen = free_address()?;
         let mut command = warmpath("host", dir.path(), further_preset)?;
-        command.args(["--host-listen", &listen]);
+        command.args(["--host-listen", &listen]).envs(variables.iter().copied());
         let child = command.stdin(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true).spawn()?;
         let http = reqwest::Client::builder().no_proxy().timeout(DEADLINE).build()?;
         let host = Self { child, url: format!("http://{listen}"), http, dir };
@@ -51,12 +60,12 @@ impl Host {
         Ok(self.http.get(format!("{}{SUMMARY_PATH}", self.url)).send().await?.error_for_status()?.json().await?)
     }
 
-    async fn post(&self, path: &str, body: &Value) -> anyhow::Result<reqwest::Response> {
+    pub async fn post(&self, path: &str, body: &Value) -> anyhow::Result<reqwest::Response> {
         Ok(self.http.post(format!("{}{path}", self.url)).json(body).send().await?)
     }
 
     /// Waits until the summary has what is looked for.
-    async fn until<T>(&self, what: &str, look: impl AsyncFn(&HostSummary) -> Option<T>) -> anyhow::Result<T> {
+    pub async fn until<T>(&self, what: &str, look: impl AsyncFn(&HostSummary) -> Option<T>) -> anyhow::Result<T> {
         let found = poll_until(DEADLINE, async || look(&self.summary().await.ok()?).await).await;
         found.with_context(|| format!("{what} never happened"))
     }
@@ -78,7 +87,7 @@ impl Host {
         self.until("the load", demand).await
     }
 
-    async fn ask(&self, model: &str, messages: &[Message]) -> anyhow::Result<Answer> {
+    pub async fn ask(&self, model: &str, messages: &[Message]) -> anyhow::Result<Answer> {
         let client = ChatClient::new(&self.loaded(model).await?, Some(model.to_owned()))?;
         client.ask(messages, 8).await
     }
@@ -101,7 +110,7 @@ impl Host {
     }
 
     /// Ends the host; returns its log.
-    async fn end(mut self) -> anyhow::Result<String> {
+    pub async fn end(mut self) -> anyhow::Result<String> {
         let id = self.child.id().context("it has ended")?.to_string();
         ensure!(Command::new("kill").args(["-TERM", &id]).status().await?.success());
         let mut log = String::new();
@@ -347,7 +356,8 @@ async fn models_are_loaded_and_unloaded_by_hand_and_the_catalogue_is_read_again(
 async fn a_router_loads_what_clients_request_and_a_conversation_is_warm_after_a_swap() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let (listen, admin, host) = (free_address()?, free_address()?, free_address()?);
-    let mut command = warmpath("serve", dir.path(), "")?;
+    let brief = "[a:brief]\nbase = a\nset-params = {\"max_tokens\": 3}";
+    let mut command = warmpath("serve", dir.path(), brief)?;
     command.args(["--listen", &listen, "--admin-listen", &admin, "--host-listen", &host]);
     // A host and workers that routers of other machines could reach.
     let token_file = dir.path().join("token");
@@ -370,9 +380,11 @@ async fn a_router_loads_what_clients_request_and_a_conversation_is_warm_after_a_
     ask("b", &conversation("Library")).await?;
     messages.push(Message::new("assistant", first.text));
     messages.push(Message::new("user", "And the last one?"));
-    let second = ask("a", &messages).await?;
+    // A name that sets parameters shares the model's worker and cache.
+    let second = ask("a:brief", &messages).await?;
     let reused = second.cached_tokens as f64 / first.prompt_tokens as f64;
     ensure!(reused >= 0.95, "{} of {} tokens", second.cached_tokens, first.prompt_tokens);
+    ensure!(second.completion_tokens <= 3, "{second:?}");
     // Without the token neither the host nor a worker shows anything.
     let http = reqwest::Client::builder().no_proxy().build()?;
     let summary_url = format!("http://{host}{SUMMARY_PATH}");

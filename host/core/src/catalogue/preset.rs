@@ -19,6 +19,13 @@ pub struct Section {
     pub settings: Vec<Setting>,
 }
 
+impl Section {
+    /// Returns the value of a key.
+    pub fn setting(&self, key: &str) -> Option<&str> {
+        self.settings.iter().find(|setting| setting.key == key).map(|setting| setting.value.as_str())
+    }
+}
+
 /// Line of a section.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {

@@ -77,6 +77,23 @@ fn a_section_may_be_named_after_a_repository() {
 }
 
 #[test]
+fn a_section_with_a_base_is_a_name_that_sets_parameters() {
+    let preset = "[qwen:high]\nbase = qwen\nset-params = {\"temperature\": 0, \"chat_template_kwargs\": {\"a\": 1}}\n\
+                  [*]\nc = 1\n[qwen]\nalias = q\n[qwen:low]\nbase = qwen";
+    let entries = entries(&["qwen.gguf"], preset);
+    let [qwen] = &entries[..] else { panic!("{entries:?}") };
+    assert_eq!(qwen.aliases, ["q", "qwen:high", "qwen:low"]);
+    assert_eq!(qwen.flags, ["--model=/models/qwen.gguf", "-c=1"]);
+    assert_eq!(qwen.set_params["qwen:high"]["chat_template_kwargs"]["a"], 1);
+    assert!(qwen.set_params["qwen:low"].is_empty());
+    check_refused(&["a.gguf"], "[x]\nbase = y", "section [x], key `base`: there is no model `y`");
+    check_refused(&["a.gguf"], "[x]\nbase = a\nc = 1", "key `c`: it cannot be set beside `base`");
+    check_refused(&["a.gguf"], "[x]\nbase = a\nset-params = 5", "key `set-params`: it must be a JSON object");
+    check_refused(&["a.gguf"], "[x]\nbase = a\nset-params = {\"model\": 1}", "it cannot have `model`");
+    check_refused(&["a.gguf", "b.gguf"], "[b]\nbase = a", "two models have the name `b`");
+}
+
+#[test]
 fn an_error_names_file_section_and_key() {
     check_refused(&[], "[a]\nc = 1", "p.ini, section [a]: it has neither `model` nor `hf-repo`");
     check_refused(&["a.gguf"], "[a]\nttl = soon", "p.ini, section [a], key `ttl`: it must be a number of seconds");

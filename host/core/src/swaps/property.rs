@@ -83,6 +83,7 @@ impl<'a> Run<'a> {
         let entry = |(idx, model): (usize, &RandomModel)| Entry {
             name: idx.to_string(),
             aliases: Vec::new(),
+            set_params: std::collections::BTreeMap::new(),
             flags: Vec::new(),
             file_bytes: 0,
             is_pinned: model.is_pinned,

@@ -1,5 +1,7 @@
 //! Each rule of the swaps by an example.
 
+use std::collections::BTreeMap;
+
 use warmpath_common::host::ModelState;
 
 use super::*;
@@ -14,6 +16,7 @@ fn entry(name: &str) -> Entry {
     Entry {
         name: name.to_owned(),
         aliases: vec![format!("{name}-alias")],
+        set_params: BTreeMap::new(),
         flags: Vec::new(),
         file_bytes: 0,
         is_pinned: false,
@@ -435,14 +438,16 @@ fn each_device_has_its_budget() {
 
 #[test]
 fn a_changed_or_removed_model_leaves_and_a_new_one_can_be_loaded() {
-    let mut host = Host::new(100, vec![entry("a"), entry("b"), entry("c")]);
+    let mut host = Host::new(100, vec![entry("a"), entry("b"), entry("c"), entry("e")]);
     host.load("a", 100);
     host.load("b", 100);
     host.load("c", 100);
+    host.load("e", 100);
     let changed = Entry { flags: vec!["--slots=1".to_owned()], ..entry("b") };
-    host.swaps.replace_catalogue(vec![entry("c"), changed, entry("d")]);
+    let renamed = Entry { aliases: vec!["other".to_owned()], ..entry("e") };
+    host.swaps.replace_catalogue(vec![entry("c"), changed, entry("d"), renamed]);
     assert!(host.swaps.entry("a").is_none() && host.swaps.entry("d-alias").is_some());
-    assert_eq!(host.after(0), "drain b, drain a");
+    assert_eq!(host.after(0), "drain b, drain e, drain a");
     host.exited("a", "");
     host.exited("b", "");
     host.demand("b", 0);

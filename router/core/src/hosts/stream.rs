@@ -156,6 +156,8 @@ pub fn check(summary: &HostSummary) -> Result<(), HostFault> {
             require(is_name(name), "a model without a valid name")?;
             require(names.insert(name), "two models of one name")?;
         }
+        let are_aliases = model.set_params.keys().all(|name| model.aliases.contains(name));
+        require(are_aliases, "parameters for a name that is no alias")?;
         match &model.state {
             ModelState::Loading { progress, .. } => {
                 require((0.0..=1.0).contains(progress), "a progress that is not from 0 to 1")?;
@@ -218,6 +220,7 @@ mod tests {
         assert_eq!(broken(&|summary| summary["models"][0]["name"] = json!("")), "rule");
         assert_eq!(broken(&|summary| summary["models"][0]["name"] = json!("b")), "rule");
         assert_eq!(broken(&|summary| summary["models"][0]["aliases"] = json!(["a\nb"])), "rule");
+        assert_eq!(broken(&|summary| summary["models"][0]["set_params"] = json!({"c": {}})), "rule");
         assert_eq!(broken(&|summary| summary["models"][0]["name"] = json!("x".repeat(NAME_BYTES_MAX + 1))), "rule");
         assert_eq!(broken(&|summary| summary["host"] = json!("")), "rule");
         let names = (0..=ALIASES_MAX).map(|nth| format!("n{nth}")).collect::<Vec<_>>();
