@@ -212,6 +212,7 @@ pub fn read(sources: &Sources) -> Result<Vec<Entry>, CatalogueError> {
     for variant in variants {
         add_variant(&mut entries, file, variant)?;
     }
+    add_spellings(&mut entries);
     check_names(&entries)?;
     Ok(entries)
 }
@@ -246,6 +247,31 @@ fn add_variant(entries: &mut [Entry], file: &str, variant: Section) -> Result<()
     entry.aliases.push(variant.name.clone());
     entry.set_params.insert(variant.name, fields);
     Ok(())
+}
+
+/// Adds the spelling that llama-server has for each name as an alias, unless another model has it.
+fn add_spellings(entries: &mut [Entry]) {
+    let spellings: Vec<Option<String>> = entries.iter().map(|entry| llama_server_name(&entry.name)).collect();
+    for (idx, spelling) in spellings.iter().enumerate() {
+        let Some(spelling) = spelling else { continue };
+        let is_unique = spellings.iter().flatten().filter(|other| *other == spelling).count() == 1;
+        let has_it = |entry: &Entry| entry.name == *spelling || entry.aliases.contains(spelling);
+        if is_unique && !entries.iter().any(has_it) {
+            entries[idx].aliases.push(spelling.clone());
+        }
+    }
+}
+
+/// Returns llama-server's name of a section: in the tag behind the last `:` it takes the last part for a quantization,
+/// in upper case.
+///
+/// Source: `canonical_tag` in llama.cpp's `common/preset.cpp`.
+fn llama_server_name(name: &str) -> Option<String> {
+    let (repository, tag) = name.rsplit_once(':')?;
+    let is_word =
+        |part: &&str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    let last_part = tag.rsplit_once(['-', '.']).map(|(_, part)| part).filter(is_word);
+    Some(format!("{repository}:{}", last_part.unwrap_or(tag).to_ascii_uppercase()))
 }
 
 fn refused(file: &str, section: &str, key: &str, reason: String) -> CatalogueError {

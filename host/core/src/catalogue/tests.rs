@@ -94,6 +94,21 @@ fn a_section_with_a_base_is_a_name_that_sets_parameters() {
 }
 
 #[test]
+fn a_name_has_llama_server_s_spelling_as_well_unless_two_models_share_it() {
+    let preset = |names: &[&str]| names.iter().map(|name| format!("[{name}]\nmodel = /a.gguf\n")).collect::<String>();
+    let check = |names: &[&str], expected: &[&[&str]]| {
+        let aliases: Vec<Vec<String>> = entries(&[], &preset(names)).into_iter().map(|entry| entry.aliases).collect();
+        assert_eq!(aliases, expected, "{names:?}");
+    };
+    check(&["a/b:q4_k_m"], &[&["a/b:Q4_K_M"]]);
+    check(&["a/b:Q4_K_M", "plain"], &[&[], &[]]);
+    check(&["m:ud-q4_k_xl"], &[&["m:Q4_K_XL"]]);
+    check(&["m:very-low", "m:extra-low"], &[&[], &[]]);
+    check(&["m:low", "m:LOW"], &[&[], &[]]);
+    check(&["m:a-"], &[&["m:A-"]]);
+}
+
+#[test]
 fn an_error_names_file_section_and_key() {
     check_refused(&[], "[a]\nc = 1", "p.ini, section [a]: it has neither `model` nor `hf-repo`");
     check_refused(&["a.gguf"], "[a]\nttl = soon", "p.ini, section [a], key `ttl`: it must be a number of seconds");
