@@ -162,6 +162,25 @@ async fn ensure(
     repository.link(commit, &file.path, &file.etag)
 }
 
+/// Removes the files of a model from the hub's cache, and its projector if no other model of the commit is left;
+/// returns their former paths. A model that is elsewhere, or not in the cache, stays as it is.
+///
+/// Errors: `File`.
+pub fn remove(source: &ModelSource) -> Result<Vec<PathBuf>, DownloadError> {
+    let ModelSource::Hub { model, hub } = source else { return Ok(Vec::new()) };
+    let repository = Repository::new(hub.cache.clone(), &model.repo);
+    let Some(commit) = repository.commit_of(&model.revision) else { return Ok(Vec::new()) };
+    let files = repository.files(&commit);
+    let of_model = HubModel { projector: RepositoryProjector::Fetched, ..model.clone() };
+    let Ok(Chosen { model: parts, projector }) = choose(files.iter().map(String::as_str), &of_model) else {
+        return Ok(Vec::new());
+    };
+    let others = files.iter().filter(|file| !parts.contains(file)).map(String::as_str);
+    let is_last = choice::choose(others, &FileSelection::Any).is_err();
+    let unused_files = parts.iter().chain(projector.iter().filter(|_| is_last));
+    unused_files.map(|path| repository.remove(&commit, path)).collect()
+}
+
 /// Returns the files of a model that is complete in the cache. Its projector may be absent there.
 fn cached(repository: &Repository, model: &HubModel) -> Result<ModelFiles, DownloadError> {
     let missing = || DownloadError::NotCached { model: model.to_string(), folder: repository.folder().to_owned() };

@@ -16,6 +16,7 @@ mod kv_transfer;
 mod lifecycle;
 mod loaded_model;
 mod metrics;
+pub mod model_files;
 mod pages;
 mod prompt_pools;
 pub mod request;

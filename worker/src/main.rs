@@ -13,7 +13,7 @@ use warmpath_shell::stop_signals::StopSignals;
 use warmpath_shell::{descriptors, log, runtime};
 use warmpath_worker::backends::{self, BackendConfig};
 use warmpath_worker::config::flags::Flags;
-use warmpath_worker::{config, engine, start};
+use warmpath_worker::{config, engine, model_files, start};
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
@@ -75,7 +75,7 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
     if let Err(error) = descriptors::raise() {
         tracing::warn!(%error, "the limit on open files cannot be raised");
     }
-    let (checks, prints_memory) = (flags.config.check, flags.print_memory);
+    let (checks, prints_memory, files) = (flags.config.check, flags.print_memory, flags.files);
     let config = config::resolve(flags)?;
     if checks {
         start::check(config).await?;
@@ -84,6 +84,9 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
     if prints_memory {
         let projection = serde_json::to_string(&start::project_memory(config).await?)?;
         return writeln!(std::io::stdout(), "{projection}").context("cannot write to stdout");
+    }
+    if let Some(action) = files {
+        return model_files::run(config, action).await.map_err(Into::into);
     }
     let mut signals = StopSignals::listen().context("cannot watch for SIGTERM and SIGINT")?;
     let listeners = start::bind(config).await?;

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use warmpath_worker::app::Phase;
 use warmpath_worker::download::{
     DownloadError, DownloadProgress, FileSelection, HubConfig, HubModel, HubToken, ModelFiles, ModelSource,
-    RepositoryProjector, fetch,
+    RepositoryProjector, fetch, remove,
 };
 
 use hub::{COMMIT, FakeHub, Fault, PlainTag, SECOND_COMMIT, TOKEN, content};
@@ -247,6 +247,36 @@ async fn a_stored_model_starts_offline_with_or_without_its_projector() {
     machine.offline = true;
     assert_eq!(machine.fetch_files(FileSelection::Any).await.expect("found"), both);
     assert!(both.projector.is_some() && both.model == text_only.model);
+}
+
+#[tokio::test]
+async fn a_removed_model_leaves_the_others_and_the_last_one_takes_the_projector_along() {
+    let machine = Machine { projector: RepositoryProjector::Fetched, ..Machine::new().await };
+    let files = machine.fetch_files(FileSelection::Any).await.expect("fetched");
+    let split = machine.fetch_files(quant("Q8_0")).await.expect("fetched");
+    let removed = remove(&machine.source(quant("Q8_0"), HubModel::REVISION_DEFAULT)).expect("removed");
+    assert_eq!(removed.len(), 2, "both parts: {removed:?}");
+    assert!(!split.model.exists() && files.model.exists());
+    let projector = files.projector.expect("the repository has one");
+    assert!(projector.exists(), "the other model uses it");
+    let removed = remove(&machine.source(FileSelection::Any, HubModel::REVISION_DEFAULT)).expect("removed");
+    assert_eq!(removed, [files.model, projector]);
+    let n_blobs = fs::read_dir(machine.repo_folder().join("blobs")).expect("a folder").count();
+    assert_eq!(n_blobs, 0);
+    let nothing = remove(&machine.source(FileSelection::Any, HubModel::REVISION_DEFAULT)).expect("no error");
+    assert!(nothing.is_empty());
+}
+
+#[tokio::test]
+async fn a_blob_that_two_commits_have_stays_until_the_last_one_is_removed() {
+    let machine = Machine::new().await;
+    let first = machine.fetch(FileSelection::Any).await.expect("fetched");
+    let second = machine.fetch_revision(FileSelection::Any, SECOND_COMMIT).await.expect("fetched");
+    assert_eq!(first.canonicalize().ok(), second.canonicalize().ok(), "both have the same blob");
+    remove(&machine.source(FileSelection::Any, HubModel::REVISION_DEFAULT)).expect("removed");
+    assert!(!first.exists() && second.exists());
+    remove(&machine.source(FileSelection::Any, SECOND_COMMIT)).expect("removed");
+    assert!(!second.exists());
 }
 
 #[tokio::test]

@@ -141,6 +141,15 @@ pub enum ModelState {
     },
 }
 
+/// Progress of a download, as a worker's `--files fetch` prints it in JSON.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FetchedBytes {
+    /// Bytes of all files that are here.
+    pub done_bytes: u64,
+    /// Bytes of all files; 0 if unknown.
+    pub total_bytes: u64,
+}
+
 /// Memory that a worker would take, as its `--print-memory` prints it in JSON.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryProjection {

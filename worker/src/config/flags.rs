@@ -27,6 +27,7 @@ use super::source::SourceFlags;
 use super::speculation::SpeculationFlags;
 use super::values::{CacheType, Pooling, Switch};
 use crate::embedder::TEXTS_PER_BATCH_DEFAULT;
+use crate::model_files::FilesAction;
 use crate::version;
 
 /// Default number of sequences that run at the same time. Source: llama-server.
@@ -309,6 +310,11 @@ pub struct Flags {
     /// model is downloaded first, if necessary and unless --offline forbids it.
     #[arg(long)]
     pub print_memory: bool,
+
+    /// Fetch the files of the model, or remove those of --hf-repo from the cache folder, then exit. Fetching prints its
+    /// progress as lines of JSON.
+    #[arg(long, value_name = "ACTION", conflicts_with = "print_memory")]
+    pub files: Option<FilesAction>,
 
     /// Flags of the configuration.
     #[command(flatten)]

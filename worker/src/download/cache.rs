@@ -110,6 +110,29 @@ impl Repository {
         }
     }
 
+    /// Removes a file from the snapshot of a commit, and its blob unless another file links to it; returns its path.
+    ///
+    /// Errors: `File`.
+    pub fn remove(&self, commit: &str, path: &str) -> Result<PathBuf, DownloadError> {
+        let pointer = self.snapshot(commit, path);
+        let target = pointer.canonicalize();
+        let delete = |path: &Path| match fs::remove_file(path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => Err(DownloadError::file("remove", path, source)),
+            _ => Ok(()),
+        };
+        delete(&pointer)?;
+        let (Ok(blob), Ok(blobs)) = (target, self.folder.join("blobs").canonicalize()) else { return Ok(pointer) };
+        let commits = fs::read_dir(self.folder.join("snapshots")).into_iter().flatten().flatten();
+        let mut commits = commits.map(|folder| folder.file_name().to_string_lossy().into_owned());
+        let links_to_it =
+            |commit: &str, file: &String| self.snapshot(commit, file).canonicalize().is_ok_and(|target| target == blob);
+        let is_linked = commits.any(|commit| self.files(&commit).iter().any(|file| links_to_it(&commit, file)));
+        if !is_linked && blob.starts_with(blobs) {
+            delete(&blob)?;
+        }
+        Ok(pointer)
+    }
+
     /// Records the commit of a branch or tag; does nothing for a commit.
     ///
     /// Errors: `File`.

@@ -1,18 +1,28 @@
-//! Progress of a download: for the HTTP interface, and for people as a bar on a terminal or as log lines.
+//! Progress of a download: for the HTTP interface or for another program, and for people as a bar on a terminal or as
+//! log lines.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write as _};
 use std::sync::Arc;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::watch;
 use tracing::info;
+use warmpath_common::host::FetchedBytes;
 
 use crate::app::Phase;
 use crate::engine::Bytes;
 
+/// Reader of a download's progress, beside people.
+enum ProgressReader {
+    /// The HTTP interface.
+    Http(Arc<watch::Sender<Phase>>),
+    /// The program behind stdout, which gets a line of JSON for each percent.
+    Program,
+}
+
 /// Progress of all files of a model.
 pub struct DownloadProgress {
-    phase: Arc<watch::Sender<Phase>>,
+    reader: ProgressReader,
     /// Size of all files; 0 if unknown. Units: bytes.
     total: u64,
     /// Size of the finished files. Units: bytes.
@@ -26,7 +36,16 @@ pub struct DownloadProgress {
 impl DownloadProgress {
     /// Returns the progress of a download that has not begun.
     pub fn new(phase: Arc<watch::Sender<Phase>>) -> Self {
-        Self { phase, total: 0, finished: 0, size: 0, percent: 0, bar: None }
+        Self::of(ProgressReader::Http(phase))
+    }
+
+    /// Returns the progress of a download that has not begun, which is printed.
+    pub fn in_lines() -> Self {
+        Self::of(ProgressReader::Program)
+    }
+
+    fn of(reader: ProgressReader) -> Self {
+        Self { reader, total: 0, finished: 0, size: 0, percent: 0, bar: None }
     }
 
     /// Sets the size of all files.
@@ -83,7 +102,14 @@ impl DownloadProgress {
             info!(percent, "downloading");
         }
         self.percent = percent;
-        self.phase.send_replace(Phase::Downloading { percent });
+        match &self.reader {
+            ProgressReader::Http(phase) => drop(phase.send_replace(Phase::Downloading { percent })),
+            ProgressReader::Program => {
+                let line = serde_json::to_string(&FetchedBytes { done_bytes: done, total_bytes: total });
+                // A reader that has gone needs no line.
+                let _ = writeln!(std::io::stdout(), "{}", line.unwrap_or_default());
+            }
+        }
     }
 }
 
