@@ -7,6 +7,7 @@ mod api;
 mod disk_room;
 mod flags;
 mod listing;
+mod model_files;
 mod owner;
 mod projection;
 mod worker_command;
@@ -36,6 +37,7 @@ use disk_room::DiskRoom;
 use flags::WorkerFlags;
 pub use flags::{ModelsFlags, Settings};
 use listing::CatalogueFiles;
+use model_files::DownloadList;
 use owner::{Autoload, Owner, OwnerOptions, REQUESTS_MAX};
 use worker_command::WorkerCommands;
 
@@ -51,6 +53,9 @@ const CACHE_PART: u64 = 4;
 /// Memory that a fitted context leaves for the process itself. Units: bytes. Source: a worker without weights takes 85
 /// MiB.
 const PROCESS_BYTES: u64 = 128 << 20;
+/// File in the folder of KV state with the models that a person has had downloaded,
+/// where no model's folder begins with a dot.
+const DOWNLOADS_FILE: &str = ".downloads";
 /// Connections of routers and people. Source: own choice: a machine has few routers.
 const CONNECTIONS_MAX: usize = 256;
 /// Time for a request's head, and for reading a response. Source: as a worker's.
@@ -84,7 +89,9 @@ impl Host {
         let WorkerFlags { flags, repositories } = WorkerFlags::split(worker_flags)?;
         let ModelsFlags { models_dir, models_preset, models_max, .. } = models;
         let ttl_ms = u64::try_from(models.sleep_idle_seconds).ok().map(|seconds| seconds.saturating_mul(1000));
-        let files = CatalogueFiles { models_dir, models_preset, repositories, ttl_ms };
+        let cache_dir = cache_dir(models.models_cache)?;
+        let downloads = DownloadList::open(cache_dir.join(DOWNLOADS_FILE))?;
+        let files = CatalogueFiles { models_dir, models_preset, repositories, downloads, ttl_ms };
         let entries = files.read()?;
         // Memory: the budget is fixed at the start, when no model is loaded.
         let available = machine::available_bytes();
@@ -99,7 +106,6 @@ impl Host {
             bytes: models.models_cache_size.saturating_mul(1 << 20),
             models_max: if models_max == 0 { entries.len() } else { models_max } as u64,
         };
-        let cache_dir = cache_dir(models.models_cache)?;
         let unused = available.unwrap_or(budget).saturating_sub(budget);
         let commands = WorkerCommands {
             program: worker,

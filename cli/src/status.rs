@@ -10,7 +10,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use reqwest::Url;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use warmpath_common::host::{HostMemory, HostModel, ModelState};
+use warmpath_common::host::{FetchedBytes, HostMemory, HostModel, ModelState};
 use warmpath_host_core::memory::Bytes;
 
 /// Default admin address of a router.
@@ -341,7 +341,11 @@ fn describe(state: &ModelState) -> String {
     match state {
         ModelState::Loaded { n_running: 0, idle_ms, .. } => format!("loaded, idle for {}", seconds(*idle_ms)),
         ModelState::Loaded { n_running, .. } => format!("loaded, {n_running} requests"),
-        ModelState::Loading { worker_url: None, .. } => "waits for memory".to_owned(),
+        ModelState::Loading { worker_url: None, progress: 0.0, .. } => "waits for memory".to_owned(),
+        ModelState::Loading { worker_url: None, progress, .. } => format!("downloading, {:.0} %", 100.0 * progress),
+        ModelState::Downloading(FetchedBytes { done_bytes, total_bytes }) => {
+            format!("downloading, {} of {}", Bytes(*done_bytes), Bytes(*total_bytes))
+        }
         ModelState::Loading { progress, remaining_ms, .. } => {
             format!("loading, {:.0} %, {} left", 100.0 * progress, seconds(*remaining_ms))
         }
@@ -417,6 +421,7 @@ mod tests {
                 model("b", json!({"state": "loading", "worker_url": "u", "progress": 0.4, "remaining_ms": 1500})),
                 model("c", json!({"state": "loadable", "memory_bytes": 1 << 20, "load_ms": 2000, "is_local": true})),
                 model("d", json!({"state": "impossible", "reason": "no file", "retry_ms": null})),
+                model("e", json!({"state": "downloading", "done_bytes": 1 << 20, "total_bytes": 3 << 20})),
             ],
         }, {"url": "http://127.0.0.1:9191", "state": "lost", "trouble": "refused"}]);
         let text = hosts(&read(fleet).expect("a fleet"));
@@ -427,6 +432,7 @@ mod tests {
             "loading, 40 %, 1.5 s left",
             "not loaded, takes 1 MiB and 2.0 s",
             "cannot be loaded: no file",
+            "downloading, 1 MiB of 3 MiB",
             "Host http://127.0.0.1:9191, lost: refused.",
         ] {
             assert!(text.contains(expected), "{expected}\n{text}");

@@ -233,9 +233,10 @@ function costText(model) {
 function modelStateParts({ model }) {
   const details = {
     loaded: () => (model.n_running > 0 ? plural(model.n_running, "request") : `idle for ${duration(model.idle_ms / 1000)}`),
-    loading: () => (model.worker_url ? `${percent(model.progress, 1)}, ${seconds(model.remaining_ms / 1000)} left` : "waits for memory"),
+    loading: () => (model.worker_url ? `${percent(model.progress, 1)}, ${seconds(model.remaining_ms / 1000)} left` : model.progress > 0 ? `${percent(model.progress, 1)} downloaded` : "waits for memory"),
     unloading: () => "finishes its answers",
     loadable: () => (model.is_local ? costText(model) : "must be downloaded"),
+    downloading: () => `${gib(model.done_bytes)} of ${gib(model.total_bytes)}`,
     impossible: () => model.reason,
   };
   return [badge(model.state), small(details[model.state]?.() ?? "")];

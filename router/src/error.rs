@@ -167,6 +167,8 @@ impl ApiError for RequestError {
             Self::HostCall(HostCallError::Refused { status: StatusCode::SERVICE_UNAVAILABLE, .. }) => {
                 Class::Unavailable
             }
+            Self::HostCall(HostCallError::Refused { status: StatusCode::BAD_REQUEST, .. }) => Class::Client,
+            Self::HostCall(HostCallError::Refused { status: StatusCode::NOT_FOUND, .. }) => Class::NotFound,
             Self::HostCall(HostCallError::Late) => Class::UpstreamLate,
             Self::HostCall(_) => Class::Upstream,
             Self::Lookup(

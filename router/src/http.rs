@@ -68,8 +68,8 @@ pub fn client_routes(app: App, web: &WebConfig) -> Router {
         .route("/chat/completions/input_tokens", post(completions::pass_chat))
         .route("/completions", post(completions::text))
         .route("/responses", post(completions::responses))
-        .route("/models", get(models::list))
         // llama-server's own of router mode.
+        .route("/models", get(models::list).post(model_orders::download).delete(model_orders::remove))
         .route("/models/load", post(model_orders::load))
         .route("/models/unload", post(model_orders::unload))
         .route("/models/sse", get(model_events::stream))
@@ -106,7 +106,7 @@ pub fn admin_routes(app: App) -> Router {
         .route("/fleet.js", get(pages::fleet_script))
         .route("/metrics", get(admin::metrics))
         .route("/internal/v1/fleet", get(admin::fleet))
-        .route("/models", get(models::list))
+        .route("/models", get(models::list).post(model_orders::download).delete(model_orders::remove))
         .route("/models/load", post(model_orders::load))
         .route("/models/unload", post(model_orders::unload))
         .route("/internal/v1/decisions", get(decisions_api::decisions))

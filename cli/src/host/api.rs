@@ -17,8 +17,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::wrappers::WatchStream;
 use tokio_util::sync::CancellationToken;
 use warmpath_common::host::{
-    DEMAND_PATH, Demand, EVENTS_PATH, HostModel, HostSummary, LOAD_PATH, ModelName, ModelState, RELOAD_PATH,
-    SUMMARY_PATH, UNLOAD_PATH,
+    DEMAND_PATH, DOWNLOAD_PATH, Demand, EVENTS_PATH, HostModel, HostSummary, LOAD_PATH, ModelName, ModelState,
+    RELOAD_PATH, REMOVE_PATH, SUMMARY_PATH, UNLOAD_PATH,
 };
 use warmpath_common::openai::PromptExcess;
 use warmpath_shell::api_error::{ApiError, Class};
@@ -27,7 +27,7 @@ use warmpath_shell::fleet_token::FleetTokens;
 use warmpath_shell::hosts::AllowedHosts;
 use warmpath_shell::refusal::Refusal;
 
-use super::owner::{Request as OwnerRequest, Wish};
+use super::owner::{FilesError, Request as OwnerRequest, Wish};
 
 /// Longest body. Source: own choice: a demand has some hundred bytes.
 const BODY_BYTES_MAX: usize = 64 << 10;
@@ -85,6 +85,9 @@ pub enum HostError {
         /// Reason.
         reason: String,
     },
+    /// The model cannot be downloaded or removed.
+    #[error(transparent)]
+    Files(#[from] FilesError),
     /// The host ends.
     #[error("this host is ending")]
     Ending,
@@ -96,7 +99,9 @@ impl ApiError for HostError {
             Self::Refusal(refusal) => refusal.class(),
             Self::Unauthorized => Class::Unauthorized,
             Self::Body { .. } | Self::Catalogue { .. } => Class::Client,
-            Self::ModelUnknown { .. } => Class::NotFound,
+            Self::ModelUnknown { .. } | Self::Files(FilesError::Unknown { .. }) => Class::NotFound,
+            Self::Files(FilesError::Failed { .. }) => Class::Internal,
+            Self::Files(_) => Class::Client,
             Self::ModelImpossible { .. } | Self::Ending => Class::Unavailable,
         }
     }
@@ -104,7 +109,7 @@ impl ApiError for HostError {
     fn param(&self) -> Option<String> {
         match self {
             Self::Refusal(refusal) => refusal.param(),
-            Self::ModelUnknown { .. } | Self::ModelImpossible { .. } => Some("model".to_owned()),
+            Self::ModelUnknown { .. } | Self::ModelImpossible { .. } | Self::Files(_) => Some("model".to_owned()),
             Self::Unauthorized | Self::Body { .. } | Self::Catalogue { .. } | Self::Ending => None,
         }
     }
@@ -113,10 +118,10 @@ impl ApiError for HostError {
         match self {
             Self::Refusal(refusal) => refusal.code(),
             Self::Unauthorized => Some("invalid_api_key"),
-            Self::ModelUnknown { .. } => Some("model_not_found"),
+            Self::ModelUnknown { .. } | Self::Files(FilesError::Unknown { .. }) => Some("model_not_found"),
             Self::ModelImpossible { .. } => Some("model_impossible"),
             Self::Catalogue { .. } => Some("catalogue_invalid"),
-            Self::Body { .. } | Self::Ending => None,
+            Self::Body { .. } | Self::Files(_) | Self::Ending => None,
         }
     }
 
@@ -145,6 +150,8 @@ pub fn routes(api: Api) -> Router {
         .route(DEMAND_PATH, post(demand))
         .route(LOAD_PATH, post(load))
         .route(UNLOAD_PATH, post(unload))
+        .route(DOWNLOAD_PATH, post(download))
+        .route(REMOVE_PATH, post(remove))
         .route(RELOAD_PATH, post(reload))
         .fallback(async |uri: Uri| HostError::from(Refusal::path(&uri)))
         .method_not_allowed_fallback(async |uri: Uri, method: Method| HostError::from(Refusal::method(&uri, &method)))
@@ -196,6 +203,18 @@ async fn load(State(api): State<Api>, body: JsonBody<ModelName>) -> Result<Json<
 
 async fn unload(State(api): State<Api>, body: JsonBody<ModelName>) -> Result<Json<HostModel>, HostError> {
     wish(&api, parsed(body)?.model, Wish::Unload).await
+}
+
+async fn download(State(api): State<Api>, body: JsonBody<ModelName>) -> Result<Json<HostSummary>, HostError> {
+    let (sender, receiver) = oneshot::channel();
+    let order = OwnerRequest::Download { name: parsed(body)?.model, reply: sender };
+    Ok(ask(&api, order, receiver).await?.map(Json)?)
+}
+
+async fn remove(State(api): State<Api>, body: JsonBody<ModelName>) -> Result<Json<HostSummary>, HostError> {
+    let (sender, receiver) = oneshot::channel();
+    let order = OwnerRequest::Remove { name: parsed(body)?.model, reply: sender };
+    Ok(ask(&api, order, receiver).await?.map(Json)?)
 }
 
 async fn reload(State(api): State<Api>) -> Result<Json<HostSummary>, HostError> {

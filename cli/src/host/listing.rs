@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use warmpath_host_core::catalogue::{self, Entry, ListedFile, PresetFile, Sources};
 
+use super::model_files::DownloadList;
+
 /// Origins of a catalogue, which is read again on demand.
 #[derive(Debug, Clone)]
 pub struct CatalogueFiles {
@@ -14,6 +16,8 @@ pub struct CatalogueFiles {
     pub models_preset: Option<PathBuf>,
     /// Models of Hugging Face.
     pub repositories: Vec<String>,
+    /// Further ones, which a person has had downloaded.
+    pub downloads: DownloadList,
     /// Idle time after which a model leaves that sets none itself. Units: milliseconds.
     pub ttl_ms: Option<u64>,
 }
@@ -30,8 +34,8 @@ impl CatalogueFiles {
             Ok(PresetFile { path: path.display().to_string(), text })
         };
         let preset = self.models_preset.as_ref().map(read).transpose()?;
-        let repositories = self.repositories.clone();
-        let mut entries = catalogue::read(&Sources { files, preset, repositories })?;
+        let (repositories, downloads) = (self.repositories.clone(), self.downloads.names());
+        let mut entries = catalogue::read(&Sources { files, preset, repositories, downloads })?;
         for entry in &mut entries {
             entry.ttl_ms = entry.ttl_ms.or(self.ttl_ms);
         }

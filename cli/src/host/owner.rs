@@ -1,15 +1,18 @@
 //! The task that owns the models of a host: it tells the swaps what happens, does what they decide, and publishes the
 //! summary.
 
+mod orders;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 use warmpath_common::clean_text;
-use warmpath_common::host::{Demand, HostModel, HostSummary, MemoryProjection, ModelState, RAM};
+use warmpath_common::host::{Demand, FetchedBytes, HostModel, HostSummary, MemoryProjection, ModelState, RAM};
 use warmpath_host_core::catalogue::Entry;
 use warmpath_host_core::memory::DeviceBytes;
 use warmpath_host_core::swaps::{Action, IDLE_GRACE_MS, Swaps};
@@ -21,6 +24,8 @@ use super::listing::CatalogueFiles;
 use super::projection::{self, Download};
 use super::worker_command::{self, WorkerCommands};
 use super::worker_process::{Order, Report, WorkerProcess};
+
+pub use orders::FilesError;
 
 /// Time between two steps while nothing happens. Source: own choice: times to live are seconds.
 const IDLE_STEP: Duration = Duration::from_secs(1);
@@ -47,6 +52,20 @@ pub enum Request {
         /// Receiver of the model.
         reply: oneshot::Sender<Option<HostModel>>,
     },
+    /// Downloads a model of Hugging Face; returns the summary.
+    Download {
+        /// Name of the repository.
+        name: String,
+        /// Receiver of the summary.
+        reply: oneshot::Sender<Result<HostSummary, FilesError>>,
+    },
+    /// Removes a model that was downloaded in this way, with its files; returns the summary.
+    Remove {
+        /// Name, or an alias.
+        name: String,
+        /// Receiver of the summary.
+        reply: oneshot::Sender<Result<HostSummary, FilesError>>,
+    },
     /// Reads the catalogue again; returns the summary, or the error in the catalogue.
     Reload(oneshot::Sender<Result<HostSummary, String>>),
 }
@@ -66,6 +85,8 @@ pub enum Wish {
 enum Event {
     Worker { model: String, report: Report },
     Projected { entry: Box<Entry>, result: anyhow::Result<MemoryProjection> },
+    Fetching { model: String, bytes: FetchedBytes },
+    Fetched { model: String, result: anyhow::Result<()> },
 }
 
 /// What a host is started with.
@@ -102,6 +123,8 @@ pub struct Owner {
     workers: BTreeMap<String, mpsc::Sender<Order>>,
     /// Contexts of models whose default does not fit. Units: tokens.
     ctx_sizes: BTreeMap<String, u32>,
+    /// Downloads that a person has ordered, by model.
+    downloads: BTreeMap<String, AbortHandle>,
     http: reqwest::Client,
     events: mpsc::Sender<Event>,
     inbox: mpsc::Receiver<Event>,
@@ -122,13 +145,14 @@ impl Owner {
         let (summary, summaries) = watch::channel(Arc::new(empty));
         let start = Instant::now();
         let projections = Arc::new(Semaphore::new(PROJECTIONS_MAX));
-        let (workers, ctx_sizes) = (BTreeMap::new(), BTreeMap::new());
+        let (workers, ctx_sizes, downloads) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let owner = Self {
             options,
             swaps,
             start,
             workers,
             ctx_sizes,
+            downloads,
             http,
             events,
             inbox,
@@ -187,6 +211,8 @@ impl Owner {
         match request {
             Request::Summary(reply) => drop(reply.send(self.summary_now())),
             Request::Reload(reply) => drop(reply.send(self.reload())),
+            Request::Download { name, reply } => drop(reply.send(self.download(&name))),
+            Request::Remove { name, reply } => self.remove(&name, reply),
             Request::Model { name, wish, reply } => {
                 let Some(name) = self.swaps.entry(&name).map(|entry| entry.name.clone()) else {
                     drop(reply.send(None));
@@ -195,7 +221,10 @@ impl Owner {
                 match wish {
                     Wish::Demand(demand) => self.swaps.demand(&demand, now_ms),
                     Wish::Load => self.swaps.load(&name, now_ms),
-                    Wish::Unload => self.swaps.unload(&name),
+                    Wish::Unload => {
+                        self.cancel_download(&name);
+                        self.swaps.unload(&name);
+                    }
                 }
                 self.step();
                 drop(reply.send(self.summary_now().models.into_iter().find(|model| model.name == name)));
@@ -204,14 +233,17 @@ impl Owner {
     }
 
     fn reload(&mut self) -> Result<HostSummary, String> {
+        self.read_catalogue()?;
+        for name in self.model_names().iter().filter(|name| !self.workers.contains_key(*name)) {
+            self.project(name, Download::Never);
+        }
+        Ok(self.published())
+    }
+
+    fn read_catalogue(&mut self) -> Result<(), String> {
         let entries = self.options.files.read().map_err(|error| format!("{error:#}"))?;
-        let names: Vec<String> = entries.iter().map(|entry| entry.name.clone()).collect();
         self.swaps.replace_catalogue(entries);
-        names
-            .iter()
-            .filter(|name| !self.workers.contains_key(*name))
-            .for_each(|name| self.project(name, Download::Never));
-        Ok(self.summary_now())
+        Ok(())
     }
 
     fn take(&mut self, event: Event) {
@@ -234,6 +266,8 @@ impl Owner {
                 }
             },
             Event::Projected { entry, result } => self.take_projection(&entry, result),
+            Event::Fetching { model, bytes } => self.take_progress(&model, bytes),
+            Event::Fetched { model, result } => self.take_download(&model, result),
         }
     }
 
@@ -351,6 +385,12 @@ impl Owner {
         }
     }
 
+    /// Publishes the summary, and returns it with its number, for which a router waits.
+    fn published(&mut self) -> HostSummary {
+        self.publish(self.summary_now());
+        HostSummary::clone(&self.summary.borrow())
+    }
+
     fn publish(&mut self, summary: HostSummary) {
         self.sequence += 1;
         self.published = Instant::now();
@@ -366,6 +406,7 @@ fn without_times(models: &[HostModel]) -> Vec<HostModel> {
             ModelState::Loaded { idle_ms, .. } => *idle_ms = 0,
             ModelState::Loading { progress, remaining_ms, .. } => (*progress, *remaining_ms) = (0.0, 0),
             ModelState::Impossible { retry_ms, .. } => *retry_ms = None,
+            ModelState::Downloading(bytes) => *bytes = FetchedBytes::default(),
             ModelState::Unloading { .. } | ModelState::Loadable { .. } => {}
         }
     }

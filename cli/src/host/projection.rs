@@ -40,7 +40,7 @@ pub async fn project(
 }
 
 /// Returns the reason in a program's last words: an error in flags comes before advice, anything else comes last.
-fn reason(stderr: &str) -> String {
+pub(super) fn reason(stderr: &str) -> String {
     let lines: Vec<&str> = stderr.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let of_flags = lines.iter().position(|line| line.starts_with("error: "));
     let start = of_flags.unwrap_or(lines.len().saturating_sub(LINES_MAX));

@@ -54,7 +54,8 @@ impl WorkerCommands {
         args
     }
 
-    fn flags_of(&self, entry: &Entry) -> Vec<OsString> {
+    /// Returns the flags of a model's worker, without those of its place on this host.
+    pub fn flags_of(&self, entry: &Entry) -> Vec<OsString> {
         let defaults = [format!("--cache-ram={}", self.cache_ram_mib), format!("--fit-target={}", self.fit_target_mib)];
         let flags = defaults.into_iter().chain(entry.flags.iter().cloned()).map(OsString::from);
         flags.chain(self.flags.iter().cloned()).collect()

@@ -18,6 +18,11 @@ pub const DEMAND_PATH: &str = "/host/v1/demand";
 pub const LOAD_PATH: &str = "/host/v1/load";
 /// Path of an unload by hand: `POST` of a [`ModelName`]; returns the model's [`HostModel`].
 pub const UNLOAD_PATH: &str = "/host/v1/unload";
+/// Path of a download: `POST` of a [`ModelName`], a repository of Hugging Face, which joins the catalogue; returns the
+/// [`HostSummary`].
+pub const DOWNLOAD_PATH: &str = "/host/v1/download";
+/// Path that removes such a model with its files: `POST` of a [`ModelName`]; returns the [`HostSummary`].
+pub const REMOVE_PATH: &str = "/host/v1/remove";
 /// Path that reads the catalogue again: `POST` without a body; returns the [`HostSummary`].
 pub const RELOAD_PATH: &str = "/host/v1/reload";
 
@@ -80,6 +85,9 @@ pub struct HostModel {
     pub is_autoloaded: bool,
     /// Whether the model never leaves.
     pub is_pinned: bool,
+    /// Whether the model was downloaded by an order, so that another order may remove it.
+    #[serde(default)]
+    pub is_removable: bool,
     /// What the model is at this moment.
     #[serde(flatten)]
     pub state: ModelState,
@@ -114,6 +122,8 @@ pub enum ModelState {
         /// URL of the worker.
         worker_url: String,
     },
+    /// Its files are downloaded, and nothing waits for it.
+    Downloading(FetchedBytes),
     /// It can be loaded.
     Loadable {
         /// Bytes of memory that it is expected to take, over all devices.
@@ -200,10 +210,11 @@ impl HostSummary {
 }
 
 impl HostModel {
-    /// Returns a model without aliases that requests load and that may leave.
+    /// Returns a model without aliases that requests load and that may leave, but not for good.
     pub fn new(name: impl Into<String>, state: ModelState) -> Self {
         let (aliases, set_params) = (Vec::new(), BTreeMap::new());
-        Self { name: name.into(), aliases, set_params, is_autoloaded: true, is_pinned: false, state }
+        let (name, is_pinned, is_removable) = (name.into(), false, false);
+        Self { name, aliases, set_params, is_autoloaded: true, is_pinned, is_removable, state }
     }
 
     /// Returns whether this is the model's name or one of its aliases.
@@ -218,7 +229,7 @@ impl ModelState {
         match self {
             Self::Loaded { worker_url, .. } | Self::Unloading { worker_url } => Some(worker_url),
             Self::Loading { worker_url, .. } => worker_url.as_deref(),
-            Self::Loadable { .. } | Self::Impossible { .. } => None,
+            Self::Downloading(_) | Self::Loadable { .. } | Self::Impossible { .. } => None,
         }
     }
 }

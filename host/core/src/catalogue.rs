@@ -81,6 +81,8 @@ pub struct Sources {
     pub preset: Option<PresetFile>,
     /// Models of Hugging Face, as `OWNER/NAME[:QUANT]`.
     pub repositories: Vec<String>,
+    /// Further ones, which a person has had downloaded.
+    pub downloads: Vec<String>,
 }
 
 /// A model that a host may load.
@@ -100,6 +102,8 @@ pub struct Entry {
     pub is_pinned: bool,
     /// Whether it is loaded when the host starts.
     pub loads_on_startup: bool,
+    /// Whether it is only in the catalogue because a person has had it downloaded.
+    pub is_removable: bool,
     /// Idle time after which it leaves; `None` for never. Units: milliseconds.
     pub ttl_ms: Option<u64>,
     /// Longest time for its worker to end after its last answer. Units: milliseconds.
@@ -197,9 +201,11 @@ pub fn read(sources: &Sources) -> Result<Vec<Entry>, CatalogueError> {
             entries.push(Entry { flags: section_source(sources, section, &every)?, ..Entry::new(&section.name) });
         }
     }
-    for repository in &sources.repositories {
+    let fixed = sources.repositories.iter().map(|repository| (repository, false));
+    for (repository, is_removable) in fixed.chain(sources.downloads.iter().map(|repository| (repository, true))) {
         if !entries.iter().any(|entry| entry.name == *repository) {
-            entries.push(Entry { flags: vec![format!("--hf-repo={repository}")], ..Entry::new(repository) });
+            let flags = vec![format!("--hf-repo={repository}")];
+            entries.push(Entry { flags, is_removable, ..Entry::new(repository) });
         }
     }
     let file = sources.preset.as_ref().map_or("", |preset| &preset.path);
@@ -299,14 +305,18 @@ fn section_source(sources: &Sources, section: &Section, every: &[Setting]) -> Re
     if section.settings.iter().chain(every).any(names_model) {
         return Ok(Vec::new());
     }
-    let is_repository = section.name.split_once('/').is_some_and(|(owner, name)| {
-        !owner.is_empty() && !name.is_empty() && !name.contains('/') && !name.ends_with(".gguf")
-    });
-    if is_repository {
+    if is_repository(&section.name) {
         return Ok(vec![format!("--hf-repo={}", section.name)]);
     }
     let file = sources.preset.as_ref().map_or_else(String::new, |preset| preset.path.clone());
     Err(CatalogueError::NoModel { file, section: section.name.clone() })
+}
+
+/// Returns whether a name has the form of a repository of Hugging Face, `OWNER/NAME[:QUANT]`.
+pub fn is_repository(name: &str) -> bool {
+    name.split_once('/').is_some_and(|(owner, name)| {
+        !owner.is_empty() && !name.is_empty() && !name.contains('/') && !name.ends_with(".gguf")
+    })
 }
 
 /// Returns the models of a folder: a file each, or a sub-folder with the parts of a model and its projector.
@@ -394,6 +404,7 @@ impl Entry {
             file_bytes: 0,
             is_pinned: false,
             loads_on_startup: false,
+            is_removable: false,
             ttl_ms: None,
             stop_timeout_ms: STOP_TIMEOUT_DEFAULT_S * 1000,
         }

@@ -19,7 +19,7 @@ mod tests;
 
 use std::cmp::Ordering;
 
-use warmpath_common::host::{Demand, HostMemory, HostModel, ModelState, RAM};
+use warmpath_common::host::{Demand, FetchedBytes, HostMemory, HostModel, ModelState, RAM};
 
 use crate::catalogue::Entry;
 use crate::memory::{Bytes, DeviceBytes};
@@ -199,6 +199,22 @@ impl Swaps {
         model.fail_load(reason, now_ms);
     }
 
+    /// Takes how far the download of a model is that a person has ordered.
+    pub fn downloading(&mut self, name: &str, bytes: FetchedBytes) {
+        let Some(model) = self.model_mut(name) else { return };
+        model.failure = None;
+        model.download = Some(bytes);
+    }
+
+    /// Takes that such a download has ended; `result` is why it failed.
+    pub fn downloaded(&mut self, name: &str, result: Result<(), String>, now_ms: u64) {
+        let Some(model) = self.model_mut(name) else { return };
+        model.download = None;
+        if let Err(reason) = result {
+            model.fail_load(reason, now_ms);
+        }
+    }
+
     /// Takes the demand of a router. It replaces the router's former one for the model.
     pub fn demand(&mut self, demand: &Demand, now_ms: u64) {
         let Some(name) = self.entry(&demand.model).map(|entry| entry.name.clone()) else { return };
@@ -271,7 +287,8 @@ impl Swaps {
     /// Returns whether something may have to be done soon, so that [`Self::step`] is due every [`IDLE_GRACE_MS`].
     pub fn is_settling(&self) -> bool {
         let is_loading = |model: &Model| matches!(model.state, State::Loading { .. } | State::Draining { .. });
-        self.models.iter().any(|model| is_loading(model) || model.waits_since().is_some())
+        let is_awaited = |model: &Model| model.waits_since().is_some() || model.download.is_some();
+        self.models.iter().any(|model| is_loading(model) || is_awaited(model))
     }
 
     /// Returns what must be done now.
@@ -311,6 +328,7 @@ impl Swaps {
             set_params: model.entry.set_params.clone(),
             is_autoloaded: is_autoloaded(&model.entry),
             is_pinned: model.entry.is_pinned,
+            is_removable: model.entry.is_removable,
             ..HostModel::new(&model.entry.name, self.described(model, now_ms))
         };
         self.models.iter().filter(|model| model.is_listed).map(describe).collect()

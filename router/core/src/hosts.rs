@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use warmpath_common::clean_text;
-use warmpath_common::host::{HostModel, HostSummary, ModelState, RequestFields};
+use warmpath_common::host::{FetchedBytes, HostModel, HostSummary, ModelState, RequestFields};
 
 /// Time after the loss of a host's stream in which its models still count as loadable. Later they keep their names, and
 /// requests for them are refused, because the host is assumed to be down.
@@ -101,6 +101,8 @@ pub enum ListedState {
         /// Share of the load that is done, from 0 to 1.
         progress: f32,
     },
+    /// A host downloads it.
+    Downloading(FetchedBytes),
     /// No worker serves it, and a host can load it.
     Unloaded,
     /// No host can load it.
@@ -189,6 +191,8 @@ enum StateRank {
     Loaded,
     Loading,
     Loadable,
+    /// Its files come, and the time of the load after that is not known.
+    Downloading,
     /// It leaves, and the time of the next load is not known.
     Unloading,
 }
@@ -213,6 +217,7 @@ impl HostView {
                 let cost_ms = wait_ms.saturating_add(load_ms).saturating_add(evicts_ms);
                 (StateRank::Loadable, cost_ms.saturating_sub(kept_ms))
             }
+            ModelState::Downloading(_) => (StateRank::Downloading, 0),
             ModelState::Unloading { .. } => (StateRank::Unloading, 0),
             ModelState::Impossible { .. } => return None,
         };
@@ -370,7 +375,7 @@ impl HostsView {
             ModelState::Loading { progress, remaining_ms, .. } => loading((progress * 100.0) as u8, remaining_ms),
             _ if !autoload.applies_to(model) => ModelRefusal::Unloaded { name: name_owned },
             ModelState::Loadable { load_ms, wait_ms, .. } => loading(0, wait_ms.saturating_add(load_ms)),
-            ModelState::Unloading { .. } | ModelState::Impossible { .. } => loading(0, 0),
+            ModelState::Downloading(_) | ModelState::Unloading { .. } | ModelState::Impossible { .. } => loading(0, 0),
         })
     }
 
@@ -397,18 +402,32 @@ impl HostsView {
         let state = |prospect: Prospect<'_>| match prospect.model.state {
             ModelState::Loaded { .. } => (0, ListedState::Loaded),
             ModelState::Loading { progress, .. } => (1, ListedState::Loading { progress }),
-            ModelState::Loadable { .. } | ModelState::Unloading { .. } => (2, ListedState::Unloaded),
-            ModelState::Impossible { .. } => (3, ListedState::Failed),
+            ModelState::Downloading(bytes) => (2, ListedState::Downloading(bytes)),
+            ModelState::Loadable { .. } | ModelState::Unloading { .. } => (3, ListedState::Unloaded),
+            ModelState::Impossible { .. } => (4, ListedState::Failed),
         };
         self.named(name).map(state).min_by_key(|(rank, _)| *rank).map(|(_, state)| state)
     }
 
-    /// Returns the hosts whose worker serves a name, or loads it.
+    /// Returns the hosts whose worker serves a name, or loads it, or that download it.
     pub fn running<'a>(&'a self, name: &str) -> impl Iterator<Item = Prospect<'a>> {
-        let is_running = |prospect: &Prospect<'_>| {
-            matches!(prospect.model.state, ModelState::Loaded { .. } | ModelState::Loading { .. })
+        let is_running = |prospect: &Prospect<'_>| match prospect.model.state {
+            ModelState::Loaded { .. } | ModelState::Loading { .. } | ModelState::Downloading(_) => true,
+            ModelState::Unloading { .. } | ModelState::Loadable { .. } | ModelState::Impossible { .. } => false,
         };
         self.named(name).filter(is_running)
+    }
+
+    /// Returns the hosts that may remove a name with its files.
+    pub fn removable<'a>(&'a self, name: &str) -> impl Iterator<Item = Prospect<'a>> {
+        self.named(name).filter(|prospect| prospect.model.is_removable)
+    }
+
+    /// Returns the host that downloads a name by an order: one that has it already, else the first whose stream is
+    /// open.
+    pub fn for_download(&self, name: &str) -> Option<usize> {
+        let known = self.named(name).next().map(|prospect| prospect.host_idx);
+        known.or_else(|| self.hosts.iter().position(|host| host.link == HostLink::Live))
     }
 
     /// Returns whether a host that is not down could serve some model.

@@ -13,11 +13,11 @@ use axum::http::header;
 use axum::response::Response;
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use warmpath_router_core::fleet::FleetView;
+use warmpath_common::host::FetchedBytes;
 use warmpath_router_core::hosts::ListedState;
 use warmpath_shell::event_stream;
 
-use super::models::{permitted_names, shown_share, state, status_value};
+use super::models::{permitted_names, shown_bytes, shown_share, state, status_value};
 use crate::app::{App, RequestPlace};
 use crate::config::COMMENT_INTERVAL;
 use crate::error::RequestError;
@@ -50,8 +50,8 @@ struct StateFollower {
     key: Option<Arc<ApiKey>>,
     reports: watch::Receiver<()>,
     changes: Changes,
-    /// Data of the last event of each model; `None` before the first look.
-    seen: Option<BTreeMap<String, Value>>,
+    /// State of each model in its last event; `None` before the first look.
+    seen: Option<BTreeMap<String, ListedState>>,
     _place: RequestPlace,
 }
 
@@ -82,12 +82,20 @@ impl StateFollower {
 
     /// Returns the events since the last look.
     fn events(&mut self) -> String {
-        let states = states(&self.app.fleet.view(), self.key.as_ref());
+        let view = self.app.fleet.view();
+        let names = permitted_names(&view, self.key.as_ref()).into_iter();
+        let states: BTreeMap<String, ListedState> = names.map(|name| (name.clone(), state(&view, &name))).collect();
         let mut events = Vec::new();
         let last = self.seen.as_ref();
-        for (model, data) in &states {
-            if last.and_then(|last| last.get(model)) != Some(data) {
-                events.push(json!({"model": model, "event": "model_status", "data": data}));
+        for (model, now) in &states {
+            let mut before = last.and_then(|last| last.get(model)).copied();
+            let is_downloaded = || view.hosts.removable(model).next().is_some();
+            if before.is_none() && last.is_some() && !matches!(now, ListedState::Downloading(_)) && is_downloaded() {
+                // The download was over before the first look at it.
+                before = Some(ListedState::Downloading(FetchedBytes::default()));
+            }
+            if before != Some(*now) {
+                events.extend(events_of(model, before, *now));
             }
         }
         if let Some(last) = last {
@@ -102,19 +110,31 @@ impl StateFollower {
     }
 }
 
-/// Returns the data of each model's event, for the client with this key.
-fn states(view: &FleetView, key: Option<&Arc<ApiKey>>) -> BTreeMap<String, Value> {
-    let data = |name: &str| {
-        let state = state(view, name);
-        let mut data = json!({"status": status_value(state)});
-        if let ListedState::Loading { progress } = state {
+/// Returns the events of a model whose state has changed.
+fn events_of(model: &str, before: Option<ListedState>, now: ListedState) -> Vec<Value> {
+    let was_downloading = matches!(before, Some(ListedState::Downloading(_)));
+    let mut status = json!({"status": status_value(now)});
+    let mut events = Vec::new();
+    match now {
+        ListedState::Downloading(bytes) => {
+            if !was_downloading {
+                events.push(json!({"model": model, "event": "model_status", "data": status}));
+            }
+            let data = shown_bytes(model, bytes);
+            events.push(json!({"model": model, "event": "download_progress", "data": data}));
+            return events;
+        }
+        ListedState::Loading { progress } => {
             let value = shown_share(progress);
-            data["progress"] = json!({"stages": ["text_model"], "current": "text_model", "value": value});
+            status["progress"] = json!({"stages": ["text_model"], "current": "text_model", "value": value});
         }
-        if state == ListedState::Failed {
-            data["failed"] = json!(true);
-        }
-        data
-    };
-    permitted_names(view, key).into_iter().map(|name| (name.clone(), data(&name))).collect()
+        ListedState::Failed => status["failed"] = json!(true),
+        ListedState::Loaded | ListedState::Unloaded => {}
+    }
+    if was_downloading {
+        let end = if now == ListedState::Failed { "download_failed" } else { "download_finished" };
+        events.push(json!({"model": model, "event": end}));
+    }
+    events.push(json!({"model": model, "event": "model_status", "data": status}));
+    events
 }

@@ -1,4 +1,5 @@
-//! `/models/load`, `/models/unload` and `?reload=1`: what a person has the hosts do, as in llama-server's router mode.
+//! `/models/load`, `/models/unload`, `POST` and `DELETE /models`, and `?reload=1`: what a person has the hosts do, as
+//! in llama-server's router mode.
 //!
 //! If clients need API keys, these orders need one with `admin`, or the admin listener.
 //!
@@ -8,11 +9,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::body::Bytes;
-use axum::extract::{Request, State};
+use axum::extract::{Query, Request, State};
+use axum::http::Uri;
 use axum::{Extension, Json};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use warmpath_common::host::{HostSummary, LOAD_PATH, ModelName, RELOAD_PATH, UNLOAD_PATH};
+use warmpath_common::host::{DOWNLOAD_PATH, HostSummary, LOAD_PATH, ModelName, RELOAD_PATH, REMOVE_PATH, UNLOAD_PATH};
 use warmpath_router_core::fleet::LookupError;
 use warmpath_router_core::hosts::Autoload;
 use warmpath_shell::refusal::Refusal;
@@ -71,22 +73,77 @@ pub async fn unload(
     Ok(Json(json!({"success": true})))
 }
 
-/// Has every host read its catalogue again, and waits until the view has the new ones.
+/// Has a host download a model of Hugging Face; responds once the download has begun and the model is listed.
+pub async fn download(
+    State(app): State<App>,
+    key: Option<Extension<Arc<ApiKey>>>,
+    request: Request,
+) -> Result<Json<Value>, RequestError> {
+    let name = ordered_name(&app, key.as_deref(), request).await?;
+    let Some(host_idx) = app.fleet.view().hosts.for_download(&name) else {
+        return Err(RequestError::field("model", "there is no host that could download a model"));
+    };
+    tell(&app, DOWNLOAD_PATH, order(&name), [host_idx]).await?;
+    Ok(Json(json!({"success": true})))
+}
+
+/// Query of a removal.
+#[derive(Deserialize)]
+struct RemovalQuery {
+    #[serde(default)]
+    model: String,
+}
+
+/// Has the hosts that have downloaded a model remove it with its files; responds once the model is gone.
+pub async fn remove(
+    State(app): State<App>,
+    key: Option<Extension<Arc<ApiKey>>>,
+    uri: Uri,
+) -> Result<Json<Value>, RequestError> {
+    check_rights(key.as_deref())?;
+    let query = Query::<RemovalQuery>::try_from_uri(&uri);
+    let Query(RemovalQuery { model: name }) = query.map_err(|error| RequestError::field("model", error.body_text()))?;
+    check_model(key.as_deref(), &name)?;
+    app.first_contact().await?;
+    let view = app.fleet.view();
+    let host_idxs: Vec<usize> = view.hosts.removable(&name).map(|prospect| prospect.host_idx).collect();
+    if host_idxs.is_empty() {
+        if view.names().contains(&name) {
+            let reason = format!("the model `{name}` cannot be removed: no order has downloaded it");
+            return Err(RequestError::field("model", reason));
+        }
+        return Err(unknown(&name, view.names()).into());
+    }
+    tell(&app, REMOVE_PATH, order(&name), host_idxs).await?;
+    Ok(Json(json!({"success": true})))
+}
+
+/// Has every host read its catalogue again.
 pub(super) async fn reload(app: &App, key: Option<&Arc<ApiKey>>) -> Result<(), RequestError> {
     check_rights(key)?;
-    let mut reports = app.fleet.host_reports();
     let n_hosts = app.fleet.view().hosts.hosts.len();
-    let orders = (0..n_hosts).map(|host_idx| app.fleet.hosts().post(host_idx, RELOAD_PATH, Bytes::new()));
+    tell(app, RELOAD_PATH, Bytes::new(), 0..n_hosts).await
+}
+
+/// Posts an order that changes catalogues to some hosts, and waits until the view has their new ones.
+async fn tell(
+    app: &App,
+    path: &str,
+    order: Bytes,
+    host_idxs: impl IntoIterator<Item = usize>,
+) -> Result<(), RequestError> {
+    let mut reports = app.fleet.host_reports();
+    let orders = host_idxs.into_iter().map(|host_idx| {
+        let posted = app.fleet.hosts().post(host_idx, path, order.clone());
+        async move { posted.await.map(|answer| (host_idx, serde_json::from_slice::<HostSummary>(&answer).ok())) }
+    });
     let answers = futures::future::try_join_all(orders).await?;
-    let numbers: Vec<Option<u64>> = answers
-        .iter()
-        .map(|answer| serde_json::from_slice::<HostSummary>(answer).ok().map(|summary| summary.sequence))
-        .collect();
     let is_in_view = || {
         let view = app.fleet.view();
-        view.hosts.hosts.iter().zip(&numbers).all(|(host, number)| {
-            let seen = host.summary.as_ref().map(|summary| summary.sequence);
-            number.is_none_or(|number| seen >= Some(number))
+        answers.iter().all(|(host_idx, answer)| {
+            let sequence = |summary: &HostSummary| summary.sequence;
+            let seen = view.hosts.hosts[*host_idx].summary.as_deref().map(sequence);
+            answer.as_ref().is_none_or(|answer| seen >= Some(answer.sequence))
         })
     };
     let all = async { while !is_in_view() && reports.changed().await.is_ok() {} };

@@ -10,6 +10,7 @@ use axum::http::{HeaderMap, Uri};
 use axum::{Extension, Json};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use warmpath_common::host::FetchedBytes;
 use warmpath_common::model::{Capability, Fingerprint, ModelInfo};
 use warmpath_common::names::is_pattern;
 use warmpath_router_core::fleet::FleetView;
@@ -89,19 +90,27 @@ pub(super) fn status_value(state: ListedState) -> &'static str {
     match state {
         ListedState::Loaded => "loaded",
         ListedState::Loading { .. } => "loading",
+        ListedState::Downloading(_) => "downloading",
         ListedState::Unloaded | ListedState::Failed => "unloaded",
     }
 }
 
-/// Returns llama-server's `status` of a listed model; `progress` is the share of a load that is done.
-fn status(state: ListedState) -> Value {
+/// Returns llama-server's `status` of a listed model; `progress` is the share of a load that is done, or the bytes of a
+/// download.
+fn status(name: &str, state: ListedState) -> Value {
     let mut status = json!({"value": status_value(state)});
     match state {
         ListedState::Loading { progress } => status["progress"] = shown_share(progress),
+        ListedState::Downloading(bytes) => status["progress"] = shown_bytes(name, bytes),
         ListedState::Failed => status["failed"] = json!(true),
         ListedState::Loaded | ListedState::Unloaded => {}
     }
     status
+}
+
+/// Returns the progress of a download in llama-server's form, with all files of the model as one.
+pub(super) fn shown_bytes(name: &str, bytes: FetchedBytes) -> Value {
+    json!({name: {"done": bytes.done_bytes, "total": bytes.total_bytes}})
 }
 
 /// Returns a share from 0 to 1 with three decimals.
@@ -112,32 +121,40 @@ pub(super) fn shown_share(share: f32) -> Value {
 /// Returns a model that no worker has loaded, so that little is known of it.
 fn unloaded(app: &App, name: String, state: ListedState) -> ListedModel {
     let unknown = ModelInfo::text(Fingerprint([0; 32]), 0, 0, 0, 0);
+    let status = status(&name, state);
     let mut listed = ListedModel::new(name, app.started_s, &unknown);
     listed.object["capabilities"] = json!([]);
-    listed.object["status"] = status(state);
+    listed.object["status"] = status;
     listed.object["meta"] = json!({});
     listed
 }
 
 fn listed(app: &App, view: &FleetView, name: String) -> Result<ListedModel, RequestError> {
-    let state = state(view, &name);
-    let model = match find(view, &name) {
-        Ok(model) => model,
-        Err(_) if view.hosts.knows(&name) => return Ok(unloaded(app, name, state)),
+    let (state, can_remove) = (state(view, &name), view.hosts.removable(&name).next().is_some());
+    let mut listed = match find(view, &name) {
+        Ok(model) => loaded(app, view, name, state, &model),
+        Err(_) if view.hosts.knows(&name) => unloaded(app, name, state),
         Err(error) => return Err(error),
     };
-    let workers: Vec<_> = view.workers.iter().filter_map(|worker| worker.model_of_pool(&name, &model)).collect();
+    listed.object["can_remove"] = json!(can_remove);
+    Ok(listed)
+}
+
+/// Returns a model that a worker has declared.
+fn loaded(app: &App, view: &FleetView, name: String, state: ListedState, model: &Arc<ModelInfo>) -> ListedModel {
+    let workers: Vec<_> = view.workers.iter().filter_map(|worker| worker.model_of_pool(&name, model)).collect();
     let serving = || workers.iter().copied();
     // One name may stand for both a generating and an embedding model.
     let can = |capability: &Capability| serving().any(|model| model.can(Some(*capability)));
     let capabilities: Vec<Capability> = Capability::ALL.into_iter().filter(can).collect();
     let embedding = serving().find_map(|model| model.embedding);
-    let mut listed = ListedModel::new(name, app.started_s, &model);
-    listed.object["status"] = status(state);
+    let status = status(&name, state);
+    let mut listed = ListedModel::new(name, app.started_s, model);
+    listed.object["status"] = status;
     listed.object["capabilities"] = json!(capabilities);
     let meta = &mut listed.object["meta"];
     meta["n_embd_out"] = json!(embedding.map(|embedding| embedding.dimensions));
     meta["pooling"] = json!(embedding.map(|embedding| embedding.pooling));
     meta["n_workers"] = json!(workers.len());
-    Ok(listed)
+    listed
 }

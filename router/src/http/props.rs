@@ -60,9 +60,9 @@ fn only_model(view: &FleetView, key: Option<&Arc<ApiKey>>) -> Option<String> {
         Ok(model) => names.iter().all(|name| find(view, name).is_ok_and(|other| other == model)),
         // A model that no worker serves is only in a catalogue.
         Err(_) => {
-            let listed_models =
-                view.hosts.distinct().into_iter().filter(|model| names.iter().any(|name| name == model));
-            listed_models.count() == 1 && names.iter().all(|name| view.hosts.knows(name))
+            let is_permitted = |model: &&str| names.iter().any(|name| name == model);
+            let n_models = view.hosts.distinct().into_iter().filter(is_permitted).count();
+            n_models == 1 && names.iter().all(|name| view.hosts.knows(name))
         }
     };
     is_only.then(|| names[0].clone())
@@ -78,14 +78,14 @@ fn unknown() -> Value {
 }
 
 fn describe(app: &App, view: &FleetView, name: &str) -> Result<Value, RequestError> {
-    // A model that is not loaded sleeps until a request: it leaves by itself after its time to live.
-    let is_sleeping = view.hosts.listed_state(name) == Some(ListedState::Unloaded);
+    let state = view.hosts.listed_state(name);
     let mut props = unknown();
     props["model_alias"] = json!(name);
-    props["is_sleeping"] = json!(is_sleeping);
+    // A model that is not loaded sleeps until a request: it leaves by itself after its time to live.
+    props["is_sleeping"] = json!(state == Some(ListedState::Unloaded));
     let model = match find(view, name) {
         Ok(model) => model,
-        Err(_) if is_sleeping => return Ok(props),
+        Err(_) if state.is_some_and(|state| state != ListedState::Failed) => return Ok(props),
         Err(error) => return Err(error),
     };
     let serving = view.workers.iter().filter_map(|worker| worker.model_of_pool(name, &model));

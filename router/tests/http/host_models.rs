@@ -1,7 +1,9 @@
 //! The models of hosts in lists, and loads and unloads by hand, as in llama-server's router mode.
 
 use serde_json::{Value, json};
-use warmpath_common::host::{HostModel, LOAD_PATH, ModelState, RELOAD_PATH, UNLOAD_PATH};
+use warmpath_common::host::{
+    DOWNLOAD_PATH, FetchedBytes, HostModel, LOAD_PATH, ModelState, RELOAD_PATH, REMOVE_PATH, UNLOAD_PATH,
+};
 use warmpath_common::model::ModelInfo;
 
 use crate::support::host::{FakeHost, impossible, loadable, loaded, loading};
@@ -75,8 +77,9 @@ async fn a_model_that_is_not_loaded_sleeps_and_a_look_at_its_properties_does_not
         assert_eq!((status, &props["is_sleeping"], &props["model_alias"]), (200, &json!(true), &json!("tiny")));
     }
     assert!(host.demands().is_empty());
+    host.set("tiny", loading(None));
+    eventually("it wakes up", || async { router.get("/props").await.1["is_sleeping"] == false }).await;
     host.set("tiny", loaded(worker.url()));
-    eventually("it is awake", || async { router.get("/props").await.1["is_sleeping"] == false }).await;
     eventually("it serves", || async { router.get("/props?model=tiny").await.1["total_slots"] != 0 }).await;
     host.set("tiny", ModelState::Unloading { worker_url: worker.url() });
     eventually("it sleeps again", || async { router.get("/props").await.1["is_sleeping"] == true }).await;
@@ -189,6 +192,75 @@ async fn a_reload_has_the_hosts_read_their_catalogues_before_the_list_is_made() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_model_is_downloaded_and_removed_by_a_host_and_listed_meanwhile() {
+    let host = FakeHost::start(vec![HostModel::new("a", loadable())]);
+    let router = ready(&[&host], &[]).await;
+    let (name, bytes) = ("org/m:Q8_0", FetchedBytes { done_bytes: 3, total_bytes: 9 });
+    let model = |state| HostModel { is_removable: true, ..HostModel::new(name, state) };
+    let listed = vec![HostModel::new("a", loadable()), model(ModelState::Downloading(bytes))];
+    host.with(|script| script.reloaded = Some(listed));
+    let response = router.post("/models", order(name)).await;
+    assert_eq!((response.status().as_u16(), response.text().await.expect("text")), (200, r#"{"success":true}"#.into()));
+    assert_eq!(host.orders(), [(DOWNLOAD_PATH.to_owned(), order(name))]);
+    let progress = json!({"value": "downloading", "progress": {name: {"done": 3, "total": 9}}});
+    assert_eq!(statuses(&router, "/models").await[1], (name.to_owned(), progress));
+    assert_eq!(router.get("/v1/models/org/m:Q8_0").await.1["can_remove"], true);
+    assert_eq!(router.get("/v1/models/a").await.1["can_remove"], false);
+
+    let remove = async |name: &str| router.client.delete(router.url(&format!("/models?model={name}"))).send().await;
+    for (name, status, message) in [
+        ("a", 400, "the model `a` cannot be removed: no order has downloaded it"),
+        ("x", 404, "the model `x` does not exist"),
+    ] {
+        let error = error_of(remove(name).await.expect("the router answers"), status).await;
+        assert!(error["message"].as_str().is_some_and(|text| text.starts_with(message)), "{error}");
+    }
+    host.with(|script| script.reloaded = Some(vec![HostModel::new("a", loadable())]));
+    assert_eq!(remove(name).await.expect("the router answers").status(), 200);
+    assert_eq!(host.orders().last(), Some(&(REMOVE_PATH.to_owned(), order(name))));
+    assert_eq!(statuses(&router, "/models").await.len(), 1);
+    // A host's refusal that is about the request is the client's.
+    host.with(|script| (script.refuses, script.reason) = (Some(400), "`m` cannot be downloaded"));
+    let error = error_of(router.post("/models", order("m")).await, 400).await;
+    assert_eq!(error["message"], "the host refused: `m` cannot be downloaded");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_download_has_events_for_its_progress_and_its_end() {
+    let host = FakeHost::start(vec![HostModel::new("a", loadable())]);
+    let router = ready(&[&host], &[]).await;
+    let mut response = router.client.get(router.url("/models/sse")).send().await.expect("an answer");
+    let mut text = String::new();
+    let mut next = async || event(&mut response, &mut text).await;
+    assert_eq!(next().await["model"], "a");
+    let model = |name: &str, state| HostModel { is_removable: true, ..HostModel::new(name, state) };
+    let at = |done_bytes| ModelState::Downloading(FetchedBytes { done_bytes, total_bytes: 9 });
+    let progress =
+        |done: u64| json!({"model": "m", "event": "download_progress", "data": {"m": {"done": done, "total": 9}}});
+    let status = |model: &str, data: Value| json!({"model": model, "event": "model_status", "data": data});
+    host.with(|script| script.summary.models.push(model("m", at(0))));
+    assert_eq!(next().await, status("m", json!({"status": "downloading"})));
+    assert_eq!(next().await, progress(0));
+    assert_eq!(next().await["event"], "models_reload");
+    host.set("m", at(5));
+    assert_eq!(next().await, progress(5));
+    host.set("m", loadable());
+    assert_eq!(next().await, json!({"model": "m", "event": "download_finished"}));
+    assert_eq!(next().await, status("m", json!({"status": "unloaded"})));
+    // One that is over before it was seen, and one that fails.
+    host.with(|script| script.summary.models.push(model("n", loadable())));
+    assert_eq!(next().await, json!({"model": "n", "event": "download_finished"}));
+    assert_eq!(next().await, status("n", json!({"status": "unloaded"})));
+    assert_eq!(next().await["event"], "models_reload");
+    host.set("n", at(1));
+    assert_eq!(next().await["data"]["status"], "downloading");
+    assert_eq!(next().await["event"], "download_progress");
+    host.set("n", impossible("no such repository"));
+    assert_eq!(next().await, json!({"model": "n", "event": "download_failed"}));
+    assert_eq!(next().await["data"]["failed"], true);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn only_a_key_with_admin_or_the_admin_listener_gives_orders() {
     let host = FakeHost::start(vec![HostModel::new("a", loadable())]);
     let ((plain, first), (boss, second)) = (key("plain", ""), key("boss", "admin = true"));
@@ -202,6 +274,8 @@ async fn only_a_key_with_admin_or_the_admin_listener_gives_orders() {
         (reqwest::Method::POST, "/models/load"),
         (reqwest::Method::POST, "/models/unload"),
         (reqwest::Method::GET, "/models?reload=1"),
+        (reqwest::Method::POST, "/models"),
+        (reqwest::Method::DELETE, "/models?model=a"),
         (reqwest::Method::GET, "/slots?model=a"),
     ] {
         let error = error_of(send(method, path, &plain).await, 403).await;
@@ -238,6 +312,8 @@ async fn a_key_that_is_limited_to_models_sees_and_loads_no_other() {
         get("/v1/models/b").await,
         get("/props?model=b").await,
         post("/models/load", json!({"model": "b"})).await,
+        post("/models", json!({"model": "b"})).await,
+        get("/slots?model=b").await,
         post("/v1/chat/completions", chat("b")).await,
         post("/v1/chat/completions", chat("nowhere")).await,
         post("/v1/embeddings", json!({"model": "b", "input": "hello"})).await,

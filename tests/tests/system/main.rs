@@ -18,6 +18,7 @@ mod fleet_page;
 mod idle_streams;
 mod images;
 mod kv_transfer;
+mod model_downloads;
 mod models;
 mod pools;
 mod predictions;

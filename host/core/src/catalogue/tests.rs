@@ -9,7 +9,7 @@ fn file(path: &str) -> ListedFile {
 
 fn sources(files: &[&str], preset: &str) -> Sources {
     let preset = PresetFile { path: "p.ini".to_owned(), text: preset.to_owned() };
-    Sources { files: files.iter().map(|path| file(path)).collect(), preset: Some(preset), repositories: Vec::new() }
+    Sources { files: files.iter().map(|path| file(path)).collect(), preset: Some(preset), ..Sources::default() }
 }
 
 fn entries(files: &[&str], preset: &str) -> Vec<Entry> {
@@ -68,12 +68,16 @@ fn a_model_s_own_section_counts_before_the_one_of_every_model() {
 }
 
 #[test]
-fn a_section_may_be_named_after_a_repository() {
+fn a_model_may_be_named_after_a_repository() {
     let mut sources = sources(&[], "[a/b:Q4_0]\nc = 1");
     sources.repositories = vec!["c/d".to_owned(), "a/b:Q4_0".to_owned()];
     let entries = read(&sources).expect("a catalogue");
     let flags: Vec<_> = entries.iter().map(|entry| entry.flags.join(" ")).collect();
     assert_eq!(flags, ["--hf-repo=a/b:Q4_0 -c=1", "--hf-repo=c/d"]);
+    // What was downloaded by an order is removable, unless it is named elsewhere.
+    sources.downloads = vec!["c/d".to_owned(), "e/f:Q8_0".to_owned()];
+    let entries = read(&sources).expect("a catalogue");
+    assert_eq!(entries.iter().map(|entry| entry.is_removable).collect::<Vec<_>>(), [false, false, true]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use warmpath_common::host::{DEMAND_TTL_MS, Demand, ModelState};
+use warmpath_common::host::{DEMAND_TTL_MS, Demand, FetchedBytes, ModelState};
 
 use super::{Action, IDLE_GRACE_MS};
 use crate::catalogue::Entry;
@@ -33,6 +33,8 @@ pub(super) struct Model {
     pub(super) is_outdated: bool,
     /// Whether its file is on this machine.
     pub(super) is_local: bool,
+    /// Download of its files that a person has ordered, if one runs.
+    pub(super) download: Option<FetchedBytes>,
     /// Whether the caller finds out what it takes.
     pub(super) is_projecting: bool,
     /// What it is expected to take.
@@ -104,6 +106,7 @@ impl Model {
             is_listed: true,
             is_outdated: false,
             is_local: true,
+            download: None,
             is_projecting: false,
             projection: None,
             measured: DeviceBytes::default(),
@@ -368,6 +371,7 @@ impl Model {
                 None if self.waits_since().is_some() => {
                     ModelState::Loading { worker_url: None, progress: 0.0, remaining_ms: load_ms }
                 }
+                None if let Some(bytes) = self.download => ModelState::Downloading(bytes),
                 None => ModelState::Loadable {
                     memory_bytes: self.projection.as_ref().map_or(self.entry.file_bytes, DeviceBytes::total),
                     load_ms,

@@ -88,6 +88,7 @@ impl<'a> Run<'a> {
             file_bytes: 0,
             is_pinned: model.is_pinned,
             loads_on_startup: false,
+            is_removable: false,
             ttl_ms: None,
             stop_timeout_ms: 60_000,
         };

@@ -21,6 +21,7 @@ fn entry(name: &str) -> Entry {
         file_bytes: 0,
         is_pinned: false,
         loads_on_startup: false,
+        is_removable: false,
         ttl_ms: None,
         stop_timeout_ms: STOP_TIMEOUT_DEFAULT_S * 1000,
     }
@@ -421,6 +422,24 @@ fn a_file_that_is_not_here_is_fetched_when_it_is_wanted() {
     assert_eq!(host.after(0), "", "once");
     host.swaps.projected("a", DeviceBytes::ram(3));
     assert_eq!(host.after(0), "start a");
+}
+
+#[test]
+fn a_download_by_an_order_is_shown_until_it_ends_and_its_failure_as_that_of_a_load() {
+    let mut host = Host::new(10, vec![entry("a")]);
+    let bytes = FetchedBytes { done_bytes: 1, total_bytes: 3 };
+    host.swaps.downloading("a", bytes);
+    assert_eq!(host.state("a"), ModelState::Downloading(bytes));
+    assert!(host.swaps.is_settling() && host.after(0).is_empty());
+    host.demand("a", 0);
+    assert!(matches!(host.state("a"), ModelState::Loading { .. }), "requests wait for it");
+    host.now_ms += warmpath_common::host::DEMAND_TTL_MS;
+    assert_eq!(host.after(0), "");
+    host.swaps.downloaded("a", Err("no such repository".to_owned()), host.now_ms);
+    assert_eq!(host.reason("a").0, "no such repository");
+    host.swaps.downloading("a", bytes);
+    host.swaps.downloaded("a", Ok(()), host.now_ms);
+    assert!(matches!(host.state("a"), ModelState::Loadable { .. }));
 }
 
 #[test]

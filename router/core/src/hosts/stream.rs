@@ -165,7 +165,10 @@ pub fn check(summary: &HostSummary) -> Result<(), HostFault> {
             ModelState::Impossible { reason, .. } => {
                 require(reason.len() <= REASON_BYTES_MAX, "a reason that is too long")?;
             }
-            ModelState::Loaded { .. } | ModelState::Unloading { .. } | ModelState::Loadable { .. } => {}
+            ModelState::Loaded { .. }
+            | ModelState::Unloading { .. }
+            | ModelState::Downloading(_)
+            | ModelState::Loadable { .. } => {}
         }
     }
     Ok(())

@@ -58,6 +58,7 @@ fn the_best_host_has_the_model_or_loads_it_or_is_where_a_load_costs_least() {
     check(vec![loadable(5), loading(0.1, 90), loaded()], Some(2));
     check(vec![loadable(5), loading(0.1, 90), loading(0.9, 10)], Some(2));
     check(vec![loadable(50), loadable(5), unloading()], Some(1));
+    check(vec![ModelState::Downloading(FetchedBytes::default()), loadable(50)], Some(1));
     check(vec![impossible("no", None), loadable(50)], Some(1));
     check(vec![unloading(), impossible("no", None)], Some(0));
     check(vec![loadable(5), loadable(5)], Some(0));
@@ -186,6 +187,8 @@ fn a_list_has_the_best_state_of_all_hosts() {
     let check = |states: Vec<ModelState>, expected| assert_eq!(hosts(states).listed_state("m"), expected);
     check(vec![impossible("no", None), loadable(1), loading(0.5, 1), loaded()], Some(ListedState::Loaded));
     check(vec![impossible("no", None), loadable(1), loading(0.5, 1)], Some(ListedState::Loading { progress: 0.5 }));
+    let bytes = FetchedBytes { done_bytes: 1, total_bytes: 2 };
+    check(vec![loadable(1), ModelState::Downloading(bytes)], Some(ListedState::Downloading(bytes)));
     check(vec![impossible("no", None), unloading()], Some(ListedState::Unloaded));
     check(vec![impossible("no", None)], Some(ListedState::Failed));
     check(vec![], None);
@@ -203,4 +206,17 @@ fn progress_is_no_news_for_waiting_requests() {
     let at = |url: &str| ModelState::Loading { worker_url: Some(url.into()), progress: 0.1, remaining_ms: 1 };
     check(view(loading(0.1, 1)), view(at("http://a")), true);
     check(view(at("http://a")), view(at("http://b")), true);
+}
+
+#[test]
+fn a_download_goes_to_the_host_that_has_the_model_and_a_removal_only_to_those_that_downloaded_it() {
+    let removable = HostModel { is_removable: true, ..model("m", loadable(1)) };
+    let mut hosts = hosts([loadable(1), loadable(1)]);
+    hosts.set(1, host(HostLink::Live, vec![removable, model("n", loadable(1))]));
+    assert_eq!(hosts.removable("m").map(|prospect| prospect.host_idx).collect::<Vec<_>>(), [1]);
+    assert_eq!((hosts.for_download("n"), hosts.for_download("other")), (Some(1), Some(0)));
+    hosts.set(0, host(HostLink::Connecting, vec![]));
+    assert_eq!(hosts.for_download("other"), Some(1));
+    hosts.set(1, host(HostLink::Connecting, vec![]));
+    assert_eq!(hosts.for_download("other"), None);
 }

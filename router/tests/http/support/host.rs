@@ -12,7 +12,8 @@ use axum::{Json, Router};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use warmpath_common::host::{
-    DEMAND_PATH, Demand, EVENTS_PATH, HostModel, HostSummary, LOAD_PATH, ModelState, RELOAD_PATH, UNLOAD_PATH,
+    DEMAND_PATH, DOWNLOAD_PATH, Demand, EVENTS_PATH, HostModel, HostSummary, LOAD_PATH, ModelState, RELOAD_PATH,
+    REMOVE_PATH, UNLOAD_PATH,
 };
 
 use super::fake_server::FakeServer;
@@ -26,7 +27,7 @@ pub struct HostScript {
     pub is_silent: bool,
     /// Status of every answer to an order; success for `None`.
     pub refuses: Option<u16>,
-    /// Catalogue after it was read again; `None` if it is the same.
+    /// Catalogue after an order that changes it; `None` if it is the same.
     pub reloaded: Option<Vec<HostModel>>,
     /// Reason in such answers.
     pub reason: &'static str,
@@ -90,6 +91,8 @@ impl FakeHost {
             .route(DEMAND_PATH, post(demand))
             .route(LOAD_PATH, post(order))
             .route(UNLOAD_PATH, post(order))
+            .route(DOWNLOAD_PATH, post(reload))
+            .route(REMOVE_PATH, post(reload))
             .route(RELOAD_PATH, post(reload))
             .layer(from_fn_with_state(Arc::clone(&self.shared), guard))
             .with_state(Arc::clone(&self.shared));
@@ -193,6 +196,9 @@ async fn order(State(shared): State<Arc<Shared>>, uri: Uri, body: String) -> Res
 async fn reload(State(shared): State<Arc<Shared>>, uri: Uri, body: String) -> Response {
     let mut script = shared.script.lock().expect("no test panics here");
     script.orders.push((uri.path().to_owned(), body));
+    if script.refuses.is_some() {
+        return answer(&script);
+    }
     if let Some(models) = script.reloaded.take() {
         script.summary.models = models;
     }

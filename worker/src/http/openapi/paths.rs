@@ -12,6 +12,7 @@ pub(super) const MODEL_OF_REPORT: Parameter =
     query("model", "At a router a name of the model; absent for the only one.", r#"{"type": "string"}"#);
 pub(super) const AUTOLOAD: Parameter =
     query("autoload", "At a router `true` has the request load the model.", r#"{"type": "string"}"#);
+const REMOVED_MODEL: Parameter = query("model", "The name of the model; required.", r#"{"type": "string"}"#);
 const VERSION: Parameter = header("anthropic-version", "Requests Anthropic's format, also for errors.");
 const LIMIT: Parameter = query(
     "limit",
@@ -192,6 +193,14 @@ fn models() -> Vec<Operation> {
     vec![
         Operation { parameters: &[VERSION, LIMIT, AFTER_MODEL, BEFORE_MODEL, RELOAD], ..list.also_at("/models") },
         list,
+        Operation { summary: "Has a host download a model of Hugging Face.", ..order("/models") },
+        Operation {
+            method: "delete",
+            summary: "Has the hosts remove a downloaded model with its files.",
+            request: None,
+            parameters: &[REMOVED_MODEL],
+            ..order("/models")
+        },
         Operation { summary: "Has a host load a model.", ..order("/models/load") },
         Operation { summary: "Has the hosts unload a model.", ..order("/models/unload") },
         Operation {
