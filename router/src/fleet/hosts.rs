@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use axum::body::Bytes;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
+use tokio::sync::Notify;
 use url::Url;
 use warmpath_common::clean_text;
 use warmpath_router_core::hosts::waiting::WaitingRequests;
@@ -31,6 +32,8 @@ pub struct Hosts {
     router: String,
     /// The lock is held for one entry, never across `.await`.
     waiting: Mutex<WaitingRequests>,
+    /// Notified when the client of a model's last request has left.
+    withdrawals: Notify,
 }
 
 /// A configured host.
@@ -70,6 +73,7 @@ impl Hosts {
             hosts: addresses.iter().map(host).collect(),
             router: uuid::Uuid::new_v4().simple().to_string(),
             waiting: Mutex::default(),
+            withdrawals: Notify::new(),
         }
     }
 

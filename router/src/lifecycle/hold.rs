@@ -49,7 +49,9 @@ impl Hold {
         if start >= deadline {
             if app.fleet.view().awaits_host(name, autoload, start, &[]) {
                 // The model is loaded for the next try of the client.
-                drop(app.fleet.demand(name, autoload, request.at));
+                if let Some(demand) = app.fleet.demand(name, autoload, request.at) {
+                    demand.end();
+                }
             }
             return Ok(false);
         }
@@ -93,6 +95,9 @@ impl Hold {
                 }
                 None => break,
             }
+        }
+        if let Some(demand) = demand {
+            demand.end();
         }
         if awaits_host {
             app.metrics.model_waits.inc();

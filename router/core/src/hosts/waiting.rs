@@ -1,8 +1,9 @@
 //! The requests of this router that wait for models, and the demand that follows from them.
 //!
 //! All requests for a model have one demand, which is repeated while any of them waits; the host forgets it otherwise.
+//! If the client of the last one leaves, the demand is withdrawn, so that no model leaves its place for nobody.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Instant;
 
 use warmpath_common::host::Demand;
@@ -27,6 +28,8 @@ pub enum Entered {
 #[derive(Debug, Default)]
 pub struct WaitingRequests {
     models: HashMap<String, BTreeSet<WaitId>>,
+    /// Models whose last request was withdrawn, and whose host has not been told.
+    withdrawn: HashSet<String>,
     n_entered: u64,
 }
 
@@ -35,6 +38,7 @@ impl WaitingRequests {
     pub fn enter(&mut self, model: &str, arrived: Instant) -> Entered {
         let id = WaitId { arrived, nth: self.n_entered };
         self.n_entered += 1;
+        self.withdrawn.remove(model);
         if let Some(waiting) = self.models.get_mut(model) {
             waiting.insert(id);
             return Entered::Further(id);
@@ -43,22 +47,33 @@ impl WaitingRequests {
         Entered::First(id)
     }
 
-    /// Removes a request.
+    /// Removes a request whose wait is over; its client may try again.
     pub fn leave(&mut self, model: &str, id: WaitId) {
         if let Some(waiting) = self.models.get_mut(model) {
             waiting.remove(&id);
         }
     }
 
-    /// Returns the demand of all requests for a model; after the last one has left, `None` once, and the next request
-    /// is the first again.
+    /// Removes a request whose client has left; returns whether it was the last one for the model.
+    pub fn withdraw(&mut self, model: &str, id: WaitId) -> bool {
+        self.leave(model, id);
+        let is_last = self.models.get(model).is_some_and(BTreeSet::is_empty);
+        if is_last {
+            self.withdrawn.insert(model.to_owned());
+        }
+        is_last
+    }
+
+    /// Returns the demand of all requests for a model. After the last one has left, it is `None` once, and the next
+    /// request is the first again; if it was withdrawn, a demand of no requests comes before that.
     pub fn demand(&mut self, model: &str, router: &str, now: Instant) -> Option<Demand> {
         let waiting = self.models.get(model)?;
-        let Some(oldest) = waiting.first() else {
+        if waiting.is_empty() && !self.withdrawn.remove(model) {
             self.models.remove(model);
             return None;
-        };
-        let oldest_wait_ms = now.saturating_duration_since(oldest.arrived).as_millis();
+        }
+        let oldest_arrival = waiting.first().map_or(now, |oldest| oldest.arrived);
+        let oldest_wait_ms = now.saturating_duration_since(oldest_arrival).as_millis();
         Some(Demand {
             model: model.to_owned(),
             router: router.to_owned(),
@@ -101,6 +116,23 @@ mod tests {
         waiting.leave("a", id(older));
         assert_eq!(waiting.demand("a", "r", at(1_100)), demand(1, 600));
         assert_eq!(waiting.n_waiting(), 2);
+    }
+
+    #[test]
+    fn a_demand_is_withdrawn_once_the_client_of_its_last_request_has_left() {
+        let (now, mut waiting) = (Instant::now(), WaitingRequests::default());
+        let (first, second) = (waiting.enter("a", now), waiting.enter("a", now));
+        assert!(!waiting.withdraw("a", id(first)));
+        assert!(waiting.withdraw("a", id(second)));
+        assert_eq!(waiting.demand("a", "r", now).map(|demand| demand.n_waiting), Some(0));
+        assert_eq!(waiting.demand("a", "r", now), None, "once");
+        // Another request in time needs the model.
+        let first = waiting.enter("a", now);
+        assert!(waiting.withdraw("a", id(first)));
+        let second = waiting.enter("a", now);
+        assert_eq!(waiting.demand("a", "r", now).map(|demand| demand.n_waiting), Some(1));
+        waiting.leave("a", id(second));
+        assert_eq!(waiting.demand("a", "r", now), None, "its client may try again");
     }
 
     #[test]

@@ -16,22 +16,33 @@ use crate::fleet::Fleet;
 /// Interval at which a demand is repeated. Source: a third of the time for which it counts, so that two may be lost.
 const DEMAND_INTERVAL: Duration = Duration::from_millis(DEMAND_TTL_MS / 3);
 
-/// A request that waits for a model, until this is dropped.
+/// A request that waits for a model. If this is dropped, its client has left, and the demand is withdrawn.
 pub struct ModelDemand {
     fleet: Arc<Fleet>,
     model: String,
     id: WaitId,
+    is_over: bool,
 }
 
-impl Drop for ModelDemand {
-    fn drop(&mut self) {
+impl ModelDemand {
+    /// Ends the wait of a request whose client is still there: the host forgets the demand by itself.
+    pub fn end(mut self) {
+        self.is_over = true;
         self.fleet.hosts.waiting().leave(&self.model, self.id);
     }
 }
 
+impl Drop for ModelDemand {
+    fn drop(&mut self) {
+        if !self.is_over && self.fleet.hosts.waiting().withdraw(&self.model, self.id) {
+            self.fleet.hosts.withdrawals.notify_waiters();
+        }
+    }
+}
+
 impl Fleet {
-    /// Demands the model of a request that arrived at this time, until the result is dropped, and once in any case;
-    /// `None` if no host loads it for the request.
+    /// Demands the model of a request that arrived at this time, until the result ends, and once in any case; `None` if
+    /// no host loads it for the request.
     pub fn demand(self: &Arc<Self>, name: Option<&str>, autoload: Autoload, arrived: Instant) -> Option<ModelDemand> {
         let view = self.view();
         let model = view.demanded(name, autoload, Instant::now(), &[])?.model.name.clone();
@@ -40,25 +51,31 @@ impl Fleet {
             Entered::Further(id) => id,
             Entered::First(id) => {
                 let demand = waiting.demand(&model, &self.hosts.router, Instant::now());
-                drop(waiting);
                 tokio::spawn(post_while_waiting(Arc::clone(self), demand));
-                return Some(ModelDemand { fleet: Arc::clone(self), model, id });
+                id
             }
         };
         drop(waiting);
-        Some(ModelDemand { fleet: Arc::clone(self), model, id })
+        Some(ModelDemand { fleet: Arc::clone(self), model, id, is_over: false })
     }
 }
 
-/// Posts a demand, and again as long as requests wait.
+/// Posts a demand, and again as long as requests wait, or once more if they are withdrawn.
 async fn post_while_waiting(fleet: Arc<Fleet>, first: Option<Demand>) {
     let mut ticks = tokio::time::interval(DEMAND_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // The first tick is now.
+    ticks.tick().await;
     let mut next = first;
     let mut refusing_hosts = Vec::new();
     while let Some(demand) = next {
-        ticks.tick().await;
         post(&fleet, &demand, &mut refusing_hosts).await;
+        if demand.n_waiting > 0 {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = fleet.hosts.withdrawals.notified() => {}
+            }
+        }
         next = fleet.hosts.waiting().demand(&demand.model, &fleet.hosts.router, Instant::now());
     }
 }
