@@ -86,12 +86,15 @@ impl Host {
         let tokens =
             models.host_token_file.as_deref().map(FleetTokens::open).transpose().context("--host-token-file")?;
         let tokens = tokens.map(Arc::new);
-        let WorkerFlags { flags, repositories } = WorkerFlags::split(worker_flags)?;
+        let WorkerFlags { flags, repositories, only_model } = match models.has_several(worker_flags) {
+            true => WorkerFlags::split(worker_flags)?,
+            false => WorkerFlags::of_only_model(worker_flags, &programs::settings(&worker, worker_flags).await?)?,
+        };
         let ModelsFlags { models_dir, models_preset, models_max, .. } = models;
         let ttl_ms = u64::try_from(models.sleep_idle_seconds).ok().map(|seconds| seconds.saturating_mul(1000));
         let cache_dir = cache_dir(models.models_cache)?;
         let downloads = DownloadList::open(cache_dir.join(DOWNLOADS_FILE))?;
-        let files = CatalogueFiles { models_dir, models_preset, repositories, downloads, ttl_ms };
+        let files = CatalogueFiles { models_dir, models_preset, repositories, downloads, only_model, ttl_ms };
         let entries = files.read()?;
         // Memory: the budget is fixed at the start, when no model is loaded.
         let available = machine::available_bytes();
@@ -187,7 +190,7 @@ pub async fn run(settings: Settings, flags: &Flags) -> anyhow::Result<()> {
     ensure!(flags.router.is_empty(), "a host starts no router: `--` and what follows belongs to `warmpath serve`");
     let worker_flags = &flags.workers;
     ensure!(
-        settings.models.has_several(worker_flags),
+        settings.models.needs_host(worker_flags),
         "name the models: --models-dir DIR, --models-preset FILE, or -hf OWNER/NAME more than once"
     );
     let worker = programs::path(settings.bin_dir.as_deref(), "warmpath-worker")?;

@@ -68,7 +68,10 @@ impl ProgramSettings {
     }
 }
 
-async fn settings(program: &Path, flags: &[OsString]) -> anyhow::Result<toml::Table> {
+/// Returns the settings of a program with these flags.
+///
+/// Errors: as those of [`ProgramSettings::read`].
+pub async fn settings(program: &Path, flags: &[OsString]) -> anyhow::Result<toml::Table> {
     let output = Command::new(program).args(flags).arg("--print-config").output().await;
     let output = output.with_context(|| format!("{} cannot be started", program.display()))?;
     if !output.status.success() {

@@ -37,7 +37,7 @@ pub async fn run(settings: Settings, flags: Flags) -> anyhow::Result<()> {
     let mut stops = StopSignals::listen().context("listening for SIGTERM and SIGINT")?;
     settings.check(&flags)?;
     let programs = Programs::of(settings.bin_dir.as_deref())?;
-    let host = match settings.models.has_several(&flags.workers) {
+    let host = match settings.models.needs_host(&flags.workers) {
         true => Some(Host::bind(settings.models.clone(), &flags.workers, programs.worker.clone()).await?),
         false => None,
     };

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
+use warmpath_host_core::catalogue;
 
 use super::MODELS_MAX_DEFAULT;
 
@@ -14,18 +15,19 @@ const REPOSITORY_FLAGS: [&str; 3] = ["-hf", "-hfr", "--hf-repo"];
 /// Flags of a worker that name its model.
 const MODEL_FLAGS: [&str; 7] = ["-m", "--model", "-mu", "--model-url", "-mm", "--mmproj", "--hf-file"];
 /// Flags of a worker that its host sets.
-const HOST_FLAGS: [&str; 10] = [
+const HOST_FLAGS: [&str; 8] = [
     "--listen",
     "--admin-listen",
     "--name",
-    "--alias",
-    "-a",
     "--cache-disk",
     "--cache-disk-size",
     "--drain-timeout",
     "--fleet-token-file",
     "--tls-cert",
 ];
+
+/// Flags of a worker for the names of its model.
+const NAME_FLAGS: [&str; 2] = ["--alias", "-a"];
 
 /// Flags of the models of one machine, with llama.cpp's names.
 #[derive(Debug, Clone, Args)]
@@ -54,8 +56,8 @@ pub struct ModelsFlags {
     /// Load a model only by hand, not for a request
     #[arg(long, env = "WARMPATH_NO_MODELS_AUTOLOAD")]
     pub no_models_autoload: bool,
-    /// Seconds without a request after which a model leaves; -1 for never. A model's `ttl` in the preset file overrides
-    /// it
+    /// Seconds without a request after which a model leaves, also the only one; -1 for never. A model's `ttl` in the
+    /// preset file overrides it
     #[arg(long, env = "WARMPATH_SLEEP_IDLE_SECONDS", value_name = "SECONDS", default_value_t = -1)]
     #[arg(allow_negative_numbers = true)]
     pub sleep_idle_seconds: i64,
@@ -89,6 +91,8 @@ pub struct WorkerFlags {
     pub flags: Vec<OsString>,
     /// Models of Hugging Face.
     pub repositories: Vec<String>,
+    /// Names of the only model, whose flags are among those that are passed on; empty if there are others.
+    pub only_model: Vec<String>,
 }
 
 impl ModelsFlags {
@@ -97,9 +101,41 @@ impl ModelsFlags {
         let n_repositories = worker_flags.iter().filter(|flag| repository_flag(flag).is_some()).count();
         self.models_dir.is_some() || self.models_preset.is_some() || n_repositories > 1
     }
+
+    /// Returns whether models come and go: there are several, or the only one leaves when it is idle.
+    pub fn needs_host(&self, worker_flags: &[OsString]) -> bool {
+        self.sleep_idle_seconds >= 0 || self.has_several(worker_flags)
+    }
 }
 
 impl WorkerFlags {
+    /// Returns the flags of the only model's worker without its names, which are in its `settings` as it prints them.
+    ///
+    /// Errors: a flag that the host sets, or no model.
+    pub fn of_only_model(worker_flags: &[OsString], settings: &toml::Table) -> anyhow::Result<Self> {
+        let mut flags = Vec::new();
+        let mut passed_flags = worker_flags.iter();
+        while let Some(flag) = passed_flags.next() {
+            let name = flag_name(flag);
+            if !NAME_FLAGS.contains(&name) {
+                ensure!(!HOST_FLAGS.contains(&name), "{name} is set by the host for each model");
+                flags.push(flag.clone());
+            } else if flag.len() == name.len() {
+                passed_flags.next();
+            }
+        }
+        let text = |key: &str| settings.get(key).and_then(toml::Value::as_str);
+        let of_file = |path: &str| catalogue::model_name(path.rsplit('/').next().unwrap_or(path)).to_owned();
+        let names = settings.get("alias").and_then(toml::Value::as_array).into_iter().flatten();
+        let mut only_model: Vec<String> = names.filter_map(toml::Value::as_str).map(str::to_owned).collect();
+        if only_model.is_empty() {
+            let of_path = text("model").or_else(|| text("model-url")).map(of_file);
+            only_model.extend(text("hf-repo").map(str::to_owned).or(of_path));
+        }
+        ensure!(!only_model.is_empty(), "name the model: -m FILE or -hf OWNER/NAME");
+        Ok(Self { flags, only_model, ..Self::default() })
+    }
+
     /// Splits the names of models from the flags of workers.
     ///
     /// Errors: a flag that the host sets, or that names the file of a model.
@@ -107,11 +143,12 @@ impl WorkerFlags {
         let mut split = Self::default();
         let mut given = worker_flags.iter();
         while let Some(flag) = given.next() {
-            let name = flag.to_str().map_or("", |text| text.split('=').next().unwrap_or(text));
+            let name = flag_name(flag);
             if MODEL_FLAGS.contains(&name) {
                 bail!("{name} names one model: put it into the file of --models-preset");
             }
-            ensure!(!HOST_FLAGS.contains(&name), "{name} is set by the host for each model");
+            let is_set_by_host = HOST_FLAGS.contains(&name) || NAME_FLAGS.contains(&name);
+            ensure!(!is_set_by_host, "{name} is set by the host for each model");
             match repository_flag(flag) {
                 Some(value) => {
                     let value = value.map(str::to_owned).or_else(|| Some(given.next()?.to_str()?.to_owned()));
@@ -122,6 +159,11 @@ impl WorkerFlags {
         }
         Ok(split)
     }
+}
+
+/// Returns a flag without its value behind `=`.
+fn flag_name(flag: &OsStr) -> &str {
+    flag.to_str().map_or("", |text| text.split('=').next().unwrap_or(text))
 }
 
 /// Returns the value behind `=` of a flag that names a repository; `None` if the flag is another one.
@@ -144,6 +186,26 @@ mod tests {
         let split = WorkerFlags::split(&words("-hf a/b -c 8192 --hf-repo=c/d:Q4_0 -t 3")).expect("flags of workers");
         assert_eq!(split.repositories, ["a/b", "c/d:Q4_0"]);
         assert_eq!(split.flags, words("-c 8192 -t 3"));
+    }
+
+    #[test]
+    fn the_only_model_has_the_names_of_its_worker_s_settings_and_the_other_flags() {
+        let only_model = |line: &str, settings: &str| {
+            let settings = settings.parse().expect("TOML");
+            WorkerFlags::of_only_model(&words(line), &settings).map(|split| (split.flags, split.only_model))
+        };
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let with_names = only_model("-m a.gguf -a x --alias=y -c 5", "alias = ['x', 'y']\nmodel = 'a.gguf'");
+        assert_eq!(with_names.expect("one"), (words("-m a.gguf -c 5"), names(&["x", "y"])));
+        for (settings, expected) in [
+            ("model = '/m/a-00001-of-00002.gguf'", "a"),
+            ("hf-repo = 'a/b:Q4_0'", "a/b:Q4_0"),
+            ("model-url = 'http://h/x/b.gguf'", "b"),
+        ] {
+            assert_eq!(only_model("-c 5", settings).expect("one").1, [expected]);
+        }
+        let refused = |line: &str| only_model(line, "").expect_err("no model").to_string();
+        assert!(refused("-c 5").contains("name the model") && refused("--name x").contains("--name is set"));
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub struct CatalogueFiles {
     pub repositories: Vec<String>,
     /// Further ones, which a person has had downloaded.
     pub downloads: DownloadList,
+    /// Names of the only model, whose flags are those of every worker; empty if there are others.
+    pub only_model: Vec<String>,
     /// Idle time after which a model leaves that sets none itself. Units: milliseconds.
     pub ttl_ms: Option<u64>,
 }
@@ -35,7 +37,8 @@ impl CatalogueFiles {
         };
         let preset = self.models_preset.as_ref().map(read).transpose()?;
         let (repositories, downloads) = (self.repositories.clone(), self.downloads.names());
-        let mut entries = catalogue::read(&Sources { files, preset, repositories, downloads })?;
+        let only_model = self.only_model.clone();
+        let mut entries = catalogue::read(&Sources { files, preset, repositories, downloads, only_model })?;
         for entry in &mut entries {
             entry.ttl_ms = entry.ttl_ms.or(self.ttl_ms);
         }

@@ -47,8 +47,8 @@ impl Settings {
             "--name can only be set for one worker: `warmpath serve` names its workers"
         );
         ensure!(
-            self.workers == 1 || !self.models.has_several(&flags.workers),
-            "--workers is the number of workers of one model: with several models each has one worker"
+            self.workers == 1 || !self.models.needs_host(&flags.workers),
+            "--workers is the number of workers of one model: models that come and go have one worker each"
         );
         for flag in ["--listen", "--admin-listen", "--worker", "--host"] {
             ensure!(!has(&flags.router, flag), "{flag} is set by `warmpath serve`; give it before `--`");

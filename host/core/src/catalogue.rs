@@ -83,6 +83,8 @@ pub struct Sources {
     pub repositories: Vec<String>,
     /// Further ones, which a person has had downloaded.
     pub downloads: Vec<String>,
+    /// Names of the only model, whose flags are those of every worker; empty if there are others.
+    pub only_model: Vec<String>,
 }
 
 /// A model that a host may load.
@@ -186,6 +188,9 @@ pub enum CatalogueError {
 /// Errors: every [`CatalogueError`].
 pub fn read(sources: &Sources) -> Result<Vec<Entry>, CatalogueError> {
     let mut entries = of_folder(&sources.files)?;
+    if let Some((name, aliases)) = sources.only_model.split_first() {
+        entries.push(Entry { aliases: aliases.to_vec(), loads_on_startup: true, ..Entry::new(name) });
+    }
     let (mut every, mut sections, mut variants) = (Vec::new(), Vec::new(), Vec::new());
     if let Some(PresetFile { path, text }) = &sources.preset {
         for section in preset::parse(path, text)? {
@@ -329,11 +334,9 @@ fn of_folder(files: &[ListedFile]) -> Result<Vec<Entry>, CatalogueError> {
     let mut entries: Vec<Entry> = Vec::new();
     let is_first = |file: &&&ListedFile| part(&file.name).is_none_or(|number| number == 1);
     for file in files.iter().filter(|file| file.folder.is_none() && !is_projector(file)).filter(is_first) {
-        let name = file.name.trim_end_matches(".gguf");
         // Parts beside other models have the size of one part, until the worker tells what the model takes.
-        let name = if part(&file.name).is_some() { &name[..name.len() - PART_SUFFIX.len()] } else { name };
         let flags = vec![format!("--model={}", file.path)];
-        entries.push(Entry { flags, file_bytes: file.bytes, ..Entry::new(name) });
+        entries.push(Entry { flags, file_bytes: file.bytes, ..Entry::new(model_name(&file.name)) });
     }
     for folder_files in files.chunk_by(|a, b| a.folder == b.folder) {
         let Some(folder) = folder_files[0].folder.as_ref() else { continue };
@@ -351,6 +354,12 @@ fn of_folder(files: &[ListedFile]) -> Result<Vec<Entry>, CatalogueError> {
     }
     entries.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(entries)
+}
+
+/// Returns the name of a model by that of its file: without its extension and the number of a part.
+pub fn model_name(file: &str) -> &str {
+    let name = file.trim_end_matches(".gguf");
+    if part(file).is_some() { &name[..name.len() - PART_SUFFIX.len()] } else { name }
 }
 
 fn is_projector(file: &ListedFile) -> bool {

@@ -236,7 +236,7 @@ pub const ROWS: &[FlagRow] = &[
     row(
         "--models-dir --models-preset --models-max --models-autoload --tags --sleep-idle-seconds",
         Value,
-        Refused("a worker serves one model; use a router for several"),
+        Refused("a worker serves one model; use `warmpath serve` for several"),
     ),
     row("--log-file --log-prompts-dir", Value, Refused("the log goes to stderr, and prompts are never logged")),
     row("-p --prompt -f --file -bf --binary-file", Value, Refused("a worker only serves HTTP")),

@@ -81,6 +81,15 @@ fn a_model_may_be_named_after_a_repository() {
 }
 
 #[test]
+fn the_only_model_has_the_flags_of_every_worker_and_is_loaded_at_the_start() {
+    let only_model = vec!["qwen".to_owned(), "small".to_owned()];
+    let entries = read(&Sources { only_model, ..Sources::default() }).expect("a catalogue");
+    let [Entry { name, aliases, flags, loads_on_startup: true, .. }] = &entries[..] else { panic!("{entries:?}") };
+    assert_eq!((name.as_str(), aliases.join(","), flags.len()), ("qwen", "small".to_owned(), 0));
+    assert_eq!((model_name("a.gguf"), model_name("a-00001-of-00002.gguf")), ("a", "a"));
+}
+
+#[test]
 fn a_section_with_a_base_is_a_name_that_sets_parameters() {
     let preset = "[qwen:high]\nbase = qwen\nset-params = {\"temperature\": 0, \"chat_template_kwargs\": {\"a\": 1}}\n\
                   [*]\nc = 1\n[qwen]\nalias = q\n[qwen:low]\nbase = qwen";
