@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Replacement of the binary `llama-server` in its own tests: starts warmpath-worker with the equivalent flags.
+"""Replacement of the binary `llama-server` in its own tests: starts warmpath-worker with the equivalent flags, or for
+several models and for one that sleeps `warmpath serve` (serve.py).
 
 Not here: which tests run (plugin.py). The idea: a flag is translated, or has no meaning for a worker and is dropped, or
 asks for something that a worker does not do; then the launcher ends with status 64 and says so.
@@ -8,6 +9,8 @@ asks for something that a worker does not do; then the launcher ends with status
 import os
 import sys
 from pathlib import Path
+
+import serve
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -121,5 +124,8 @@ def write_template(text):
 
 
 if __name__ == "__main__":
-    worker = os.environ["WARMPATH_TEST_WORKER"]
-    os.execv(worker, [worker, *translate(sys.argv[1:])])
+    programs = Path(os.environ["WARMPATH_TEST_PROGRAMS"])
+    if serve.is_meant(sys.argv[1:]):
+        command = serve.command(sys.argv[1:], translate, lambda name: write_template(TEMPLATES[name]))
+        os.execv(programs / "warmpath", ["warmpath", "serve", *command])
+    os.execv(programs / "warmpath-worker", ["warmpath-worker", *translate(sys.argv[1:])])

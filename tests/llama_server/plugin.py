@@ -5,6 +5,7 @@ that checks the text of one trained model, only that assertion is replaced. A te
 reason. One that fails because a worker is different must fail, so that the list of differences stays true.
 """
 
+import hashlib
 import inspect
 import json
 import os
@@ -12,6 +13,7 @@ import random
 import re
 import struct
 import threading
+import time
 import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,6 +24,8 @@ import utils
 HERE = Path(__file__).parent
 LISTED = json.loads((HERE / "not_applicable.json").read_text())
 RESULTS = {}
+# Parts of a download from the hub, and the seconds between them: progress that clients can see.
+HUB_PARTS, HUB_PAUSE_S = 10, 0.1
 
 
 class Count(int):
@@ -73,15 +77,34 @@ def png(seed, side=32):
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
-class Pictures(BaseHTTPRequestHandler):
-    """Answers every path with a picture of its own."""
+class Web(BaseHTTPRequestHandler):
+    """The hub of one repository, and a picture of its own at every other path."""
+
+    REPOSITORY, COMMIT, FILE = "ggml-org/test-model-router-download", "0" * 40, "model-F16.gguf"
 
     def do_GET(self):
-        picture = png(self.path)
+        content = Path(os.environ["WARMPATH_TEST_MODELS"], "stories.gguf").read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        file = {"type": "file", "path": self.FILE, "size": len(content), "lfs": {"oid": digest, "size": len(content)}}
+        path = self.path.split("?")[0]
+        if path == f"/api/models/{self.REPOSITORY}/revision/main":
+            return self.answer(json.dumps({"sha": self.COMMIT}).encode())
+        if path == f"/api/models/{self.REPOSITORY}/tree/{self.COMMIT}":
+            return self.answer(json.dumps([file]).encode())
+        if path == f"/{self.REPOSITORY}/resolve/{self.COMMIT}/{self.FILE}":
+            return self.answer(content, HUB_PARTS)
+        return self.answer(png(self.path))
+
+    def answer(self, content, n_parts=1):
+        """Sends the content in some parts, with a pause before each further one."""
         self.send_response(200)
-        self.send_header("Content-Length", str(len(picture)))
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(picture)
+        size = -(-len(content) // n_parts)
+        for start in range(0, len(content), size):
+            if start > 0:
+                time.sleep(HUB_PAUSE_S)
+            self.wfile.write(content[start : start + size])
 
     def log_message(self, *_):
         pass
@@ -89,7 +112,7 @@ class Pictures(BaseHTTPRequestHandler):
 
 def pytest_sessionstart():
     host, port = os.environ["WARMPATH_TEST_IMAGES"].split(":")
-    server = ThreadingHTTPServer((host, int(port)), Pictures)
+    server = ThreadingHTTPServer((host, int(port)), Web)
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs llama-server's own tests against warmpath-worker and writes docs/llama-server-tests.md.
+"""Runs llama-server's own tests against warmpath-worker and `warmpath serve`, and writes docs/llama-server-tests.md.
 
 Usage: run.py [--check] [PYTEST ARGUMENT...]     --check compares the page instead of writing it.
 With pytest arguments (a file, -k ...) only those tests run and the page stays.
@@ -23,7 +23,7 @@ WORK = ROOT / "target/llama-server-tests"
 BIN = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
 # The first port that the servers take; nothing else of this repository does.
 PORT = 18500
-# Host and port of the tests' pictures (plugin.py).
+# Host and port of the tests' pictures and of their hub (plugin.py).
 IMAGES = f"127.0.0.1:{PORT - 1}"
 # Seconds after which a test has failed.
 TEST_TIMEOUT_S = 60
@@ -71,6 +71,8 @@ def make_models():
     models.mkdir(parents=True, exist_ok=True)
     for stale in models.glob("template-*.jinja"):
         stale.unlink()
+    for stale in WORK.glob("serve-*"):
+        shutil.rmtree(stale)
     for name, arguments in read("models.json").items():
         vocabulary = arguments.get("vocab")
         more = ["--vocab", ROOT / "target/fixtures/vocab" / vocabulary] if vocabulary else []
@@ -87,10 +89,11 @@ def run(python, tests, models, arguments):
     env = os.environ | {
         "PYTHONPATH": f"{HERE}:{tests}",
         "LLAMA_SERVER_BIN_PATH": str(HERE / "launcher.py"),
-        "WARMPATH_TEST_WORKER": str(BIN / "warmpath-worker"),
+        "WARMPATH_TEST_PROGRAMS": str(BIN),
         "WARMPATH_TEST_MODELS": str(models),
         "WARMPATH_TEST_RESULTS": str(results),
         "WARMPATH_TEST_IMAGES": IMAGES,
+        "HF_ENDPOINT": f"http://{IMAGES}",
         "PORT": str(PORT),
     }
     command = [python, "-m", "pytest", "-p", "plugin", "-p", "no:cacheprovider", "-o", "addopts=", "--tb=short", "-q", "-rf"]
