@@ -13,6 +13,15 @@ use warmpath_common::host::FetchedBytes;
 
 use super::projection::reason;
 
+/// Whether a model may be downloaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Download {
+    /// It may, and then its files are here.
+    Allowed,
+    /// It may not.
+    Never,
+}
+
 /// Downloads a model's files; reports how far it is. Dropping the future ends the download, which a later one resumes.
 ///
 /// Errors: the worker's program cannot be started, or fails; its reason is in the message.

@@ -21,7 +21,8 @@ use warmpath_shell::log;
 
 use super::disk_room::DiskRoom;
 use super::listing::CatalogueFiles;
-use super::projection::{self, Download};
+use super::model_files::{self, Download};
+use super::projection;
 use super::worker_command::{self, WorkerCommands};
 use super::worker_process::{Order, Report, WorkerProcess};
 
@@ -266,7 +267,7 @@ impl Owner {
                 }
             },
             Event::Projected { entry, result } => self.take_projection(&entry, result),
-            Event::Fetching { model, bytes } => self.take_progress(&model, bytes),
+            Event::Fetching { model, bytes } => self.swaps.downloading(&model, bytes),
             Event::Fetched { model, result } => self.take_download(&model, result),
         }
     }
@@ -312,12 +313,20 @@ impl Owner {
 
     fn project(&self, name: &str, download: Download) {
         let Some(entry) = self.swaps.entry(name).cloned() else { return };
-        let (program, args) = (self.options.commands.program.clone(), self.options.commands.print_memory(&entry));
+        let (program, args) = (self.options.commands.program.clone(), self.options.commands.flags_of(&entry));
         let (events, places) = (self.events.clone(), Arc::clone(&self.projections));
         tokio::spawn(async move {
             // The semaphore is never closed.
             let _place = places.acquire().await;
-            let result = projection::project(&program, args, download).await;
+            let projected = async {
+                if download == Download::Allowed {
+                    let model = &entry.name;
+                    let report = |bytes| drop(events.try_send(Event::Fetching { model: model.clone(), bytes }));
+                    model_files::fetch(&program, args.clone(), report).await?;
+                }
+                projection::project(&program, args).await
+            };
+            let result = projected.await;
             let _ = events.send(Event::Projected { entry: Box::new(entry), result }).await;
         });
     }

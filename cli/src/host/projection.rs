@@ -9,28 +9,13 @@ use warmpath_common::host::MemoryProjection;
 /// Lines of an error that are shown. Source: as for the log of a worker.
 const LINES_MAX: usize = 4;
 
-/// Whether a model may be downloaded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Download {
-    /// It may, and then its files are here.
-    Allowed,
-    /// It may not.
-    Never,
-}
-
-/// Returns what a model would take of memory.
+/// Returns what a model would take of memory, if its files are here.
 ///
 /// Errors: the worker cannot be started, or refuses the model; its reason is in the message.
-pub async fn project(
-    program: &Path,
-    args: Vec<std::ffi::OsString>,
-    download: Download,
-) -> anyhow::Result<MemoryProjection> {
+pub async fn project(program: &Path, args: Vec<std::ffi::OsString>) -> anyhow::Result<MemoryProjection> {
     let mut command = Command::new(program);
-    command.args(args).stdin(std::process::Stdio::null()).kill_on_drop(true);
-    if download == Download::Never {
-        command.arg("--offline");
-    }
+    command.args(args).args(["--print-memory", "--offline"]);
+    command.stdin(std::process::Stdio::null()).kill_on_drop(true);
     let output = command.output().await;
     let output = output.with_context(|| format!("{} cannot be started", program.display()))?;
     if !output.status.success() {

@@ -47,13 +47,6 @@ impl WorkerCommands {
         Program { name: entry.name.clone(), path: self.program.clone(), args }
     }
 
-    /// Returns the flags with which a model's worker prints its memory.
-    pub fn print_memory(&self, entry: &Entry) -> Vec<OsString> {
-        let mut args = self.flags_of(entry);
-        args.push("--print-memory".into());
-        args
-    }
-
     /// Returns the flags of a model's worker, without those of its place on this host.
     pub fn flags_of(&self, entry: &Entry) -> Vec<OsString> {
         let defaults = [format!("--cache-ram={}", self.cache_ram_mib), format!("--fit-target={}", self.fit_target_mib)];

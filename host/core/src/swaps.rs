@@ -182,7 +182,7 @@ impl Swaps {
         let Some(model) = self.model_mut(name) else { return };
         model.projection = Some(memory);
         model.is_local = true;
-        model.is_projecting = false;
+        (model.is_projecting, model.download) = (false, None);
     }
 
     /// Takes that a model's file is not on this machine.
@@ -195,18 +195,26 @@ impl Swaps {
     /// Takes why a model cannot be loaded.
     pub fn projection_failed(&mut self, name: &str, reason: String, now_ms: u64) {
         let Some(model) = self.model_mut(name) else { return };
-        model.is_projecting = false;
+        (model.is_projecting, model.download) = (false, None);
         model.fail_load(reason, now_ms);
     }
 
-    /// Takes how far the download of a model is that a person has ordered.
-    pub fn downloading(&mut self, name: &str, bytes: FetchedBytes) {
+    /// Takes that the download of a model begins which a person has ordered.
+    pub fn begin_download(&mut self, name: &str) {
         let Some(model) = self.model_mut(name) else { return };
         model.failure = None;
-        model.download = Some(bytes);
+        model.download = Some(FetchedBytes::default());
     }
 
-    /// Takes that such a download has ended; `result` is why it failed.
+    /// Takes how far a model's download is, unless it has ended.
+    pub fn downloading(&mut self, name: &str, bytes: FetchedBytes) {
+        let Some(model) = self.model_mut(name) else { return };
+        if model.download.is_some() || model.is_projecting {
+            model.download = Some(bytes);
+        }
+    }
+
+    /// Takes that a download has ended which a person has ordered; `result` is why it failed.
     pub fn downloaded(&mut self, name: &str, result: Result<(), String>, now_ms: u64) {
         let Some(model) = self.model_mut(name) else { return };
         model.download = None;

@@ -5,12 +5,11 @@
 
 use tokio::sync::oneshot;
 use warmpath_common::clean_text;
-use warmpath_common::host::{FetchedBytes, HostModel, HostSummary, ModelState};
+use warmpath_common::host::{HostModel, HostSummary, ModelState};
 use warmpath_host_core::catalogue::is_repository;
 use warmpath_shell::log;
 
-use super::super::model_files;
-use super::super::projection::Download;
+use super::super::model_files::{self, Download};
 use super::{Event, Owner};
 
 /// Reason why a model is not downloaded or removed.
@@ -84,7 +83,7 @@ impl Owner {
         let Some(entry) = self.swaps.entry(name) else { return };
         let (program, args) = (self.options.commands.program.clone(), self.options.commands.flags_of(entry));
         let (events, model) = (self.events.clone(), name.to_owned());
-        self.swaps.downloading(name, FetchedBytes::default());
+        self.swaps.begin_download(name);
         log::line(&format!("warmpath: downloading {name}"));
         let task = tokio::spawn(async move {
             // Where the owner is busy, the next percent is soon enough.
@@ -93,13 +92,6 @@ impl Owner {
             let _ = events.send(Event::Fetched { model, result }).await;
         });
         self.downloads.insert(name.to_owned(), task.abort_handle());
-    }
-
-    /// Takes how far a download is, unless it was cancelled.
-    pub(super) fn take_progress(&mut self, name: &str, bytes: FetchedBytes) {
-        if self.downloads.contains_key(name) {
-            self.swaps.downloading(name, bytes);
-        }
     }
 
     /// Takes the end of a download, unless it was cancelled.

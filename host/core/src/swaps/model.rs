@@ -33,7 +33,7 @@ pub(super) struct Model {
     pub(super) is_outdated: bool,
     /// Whether its file is on this machine.
     pub(super) is_local: bool,
-    /// Download of its files that a person has ordered, if one runs.
+    /// Download of its files, if one runs.
     pub(super) download: Option<FetchedBytes>,
     /// Whether the caller finds out what it takes.
     pub(super) is_projecting: bool,
@@ -369,7 +369,10 @@ impl Model {
                     ModelState::Impossible { reason, retry_ms }
                 }
                 None if self.waits_since().is_some() => {
-                    ModelState::Loading { worker_url: None, progress: 0.0, remaining_ms: load_ms }
+                    // Its files come first.
+                    let share = |bytes: FetchedBytes| bytes.done_bytes as f32 / bytes.total_bytes.max(1) as f32;
+                    let progress = self.download.map_or(0.0, share).min(1.0);
+                    ModelState::Loading { worker_url: None, progress, remaining_ms: load_ms }
                 }
                 None if let Some(bytes) = self.download => ModelState::Downloading(bytes),
                 None => ModelState::Loadable {

@@ -420,6 +420,8 @@ fn a_file_that_is_not_here_is_fetched_when_it_is_wanted() {
     host.demand("a", 0);
     assert_eq!(host.after(0), "project a");
     assert_eq!(host.after(0), "", "once");
+    host.swaps.downloading("a", FetchedBytes { done_bytes: 1, total_bytes: 4 });
+    assert!(matches!(host.state("a"), ModelState::Loading { worker_url: None, progress: 0.25, .. }));
     host.swaps.projected("a", DeviceBytes::ram(3));
     assert_eq!(host.after(0), "start a");
 }
@@ -428,6 +430,7 @@ fn a_file_that_is_not_here_is_fetched_when_it_is_wanted() {
 fn a_download_by_an_order_is_shown_until_it_ends_and_its_failure_as_that_of_a_load() {
     let mut host = Host::new(10, vec![entry("a")]);
     let bytes = FetchedBytes { done_bytes: 1, total_bytes: 3 };
+    host.swaps.begin_download("a");
     host.swaps.downloading("a", bytes);
     assert_eq!(host.state("a"), ModelState::Downloading(bytes));
     assert!(host.swaps.is_settling() && host.after(0).is_empty());
@@ -436,8 +439,9 @@ fn a_download_by_an_order_is_shown_until_it_ends_and_its_failure_as_that_of_a_lo
     host.now_ms += warmpath_common::host::DEMAND_TTL_MS;
     assert_eq!(host.after(0), "");
     host.swaps.downloaded("a", Err("no such repository".to_owned()), host.now_ms);
-    assert_eq!(host.reason("a").0, "no such repository");
     host.swaps.downloading("a", bytes);
+    assert_eq!(host.reason("a").0, "no such repository", "late news");
+    host.swaps.begin_download("a");
     host.swaps.downloaded("a", Ok(()), host.now_ms);
     assert!(matches!(host.state("a"), ModelState::Loadable { .. }));
 }
