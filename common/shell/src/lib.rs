@@ -22,6 +22,7 @@ pub mod log;
 pub mod machine;
 pub mod metrics;
 pub mod models;
+pub mod one_line;
 pub mod processors;
 pub mod reader_timeout;
 pub mod refusal;

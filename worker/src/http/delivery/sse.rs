@@ -3,7 +3,6 @@
 //! Not here: the content of the events.
 
 use std::convert::Infallible;
-use std::io::{self, Write};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -12,38 +11,13 @@ use axum::response::Response;
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use serde::Serialize;
-use serde_json::ser::Formatter;
-use warmpath_shell::event_stream;
+use warmpath_shell::{event_stream, one_line};
 
 /// Writes one event as one `data:` line, because its JSON has no line breaks.
 pub fn write_event(out: &mut Vec<u8>, content: &impl Serialize) {
     out.extend_from_slice(b"data: ");
-    let mut serializer = serde_json::Serializer::with_formatter(&mut *out, OneLine);
-    content.serialize(&mut serializer).expect("the objects of an answer all have a JSON form");
+    one_line::write(out, content);
     out.extend_from_slice(b"\n\n");
-}
-
-/// JSON in which the characters are escaped that JSON allows and at which some clients end a line.
-///
-/// Source: `findings/line-separators-in-streams.sh`.
-struct OneLine;
-
-impl Formatter for OneLine {
-    fn write_string_fragment<W: ?Sized + Write>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
-        let mut text_left = fragment;
-        while let Some(at) = text_left.find(['\u{85}', '\u{2028}', '\u{2029}']) {
-            writer.write_all(&text_left.as_bytes()[..at])?;
-            let end = text_left[at..].chars().next().unwrap_or_default();
-            write!(writer, "\\u{:04x}", u32::from(end))?;
-            text_left = &text_left[at + end.len_utf8()..];
-        }
-        writer.write_all(text_left.as_bytes())
-    }
-
-    fn write_raw_fragment<W: ?Sized + Write>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
-        // Outside strings JSON has none of them.
-        self.write_string_fragment(writer, fragment)
-    }
 }
 
 /// Writes one event with its name, for dialects whose clients read `event:` lines.
