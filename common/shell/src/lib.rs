@@ -29,6 +29,7 @@ pub mod refusal;
 pub mod runtime;
 pub mod server;
 pub mod stop_signals;
+pub mod timestamps;
 pub mod tls;
 pub mod trace;
 mod vanished;

@@ -15,6 +15,7 @@ use warmpath_common::llama_server;
 use warmpath_common::model::ModelInfo;
 
 use crate::refusal::Refusal;
+use crate::timestamps;
 
 /// Header that every request of Anthropic's API has.
 const VERSION: &str = "anthropic-version";
@@ -74,13 +75,11 @@ impl ListedModel {
 
     /// Returns Anthropic's object.
     fn anthropic(&self) -> Value {
-        let created_at =
-            i64::try_from(self.created_s).ok().and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
         json!({
             "type": "model",
             "id": self.name,
             "display_name": self.name,
-            "created_at": created_at.unwrap_or_default().to_string(),
+            "created_at": timestamps::of_seconds(self.created_s),
             "max_input_tokens": self.context_tokens,
             "max_tokens": self.context_tokens,
         })

@@ -39,6 +39,12 @@ pub enum Refusal {
         /// The path.
         path: String,
     },
+    /// Ollama's API has this endpoint, which manages models or accounts, and this server does not.
+    #[error("{path} is not offered: models are files that the operator's workers or hosts serve (docs/ollama.md)")]
+    NotManaged {
+        /// The path.
+        path: String,
+    },
     /// The path does not support this method.
     #[error("{path} does not support the method {method}")]
     MethodRefused {
@@ -88,7 +94,13 @@ impl Refusal {
     /// Returns the refusal of a path.
     pub fn path(uri: &Uri) -> Self {
         let path = uri.path().to_owned();
-        if is_of_api(&path) { Self::NotOffered { path } } else { Self::PathUnknown { path } }
+        if is_of_api(&path) {
+            Self::NotOffered { path }
+        } else if is_of_ollama(&path) {
+            Self::NotManaged { path }
+        } else {
+            Self::PathUnknown { path }
+        }
     }
 
     /// Returns the refusal of a path's method.
@@ -117,7 +129,9 @@ impl ApiError for Refusal {
             Self::Body(BodyError::UnknownCoding) => Class::Coding,
             Self::Body(BodyError::Late { .. } | BodyError::Silent { .. }) => Class::TooLate,
             Self::Body(BodyError::NoRoom) => Class::Overload,
-            Self::PathUnknown { .. } | Self::NotOffered { .. } | Self::NotStored { .. } => Class::NotFound,
+            Self::PathUnknown { .. } | Self::NotOffered { .. } | Self::NotManaged { .. } | Self::NotStored { .. } => {
+                Class::NotFound
+            }
             Self::MethodRefused { .. } => Class::Method,
         }
     }
@@ -136,7 +150,7 @@ impl ApiError for Refusal {
         match self {
             Self::Host(refusal) => refusal.code(),
             Self::Body(error) => error.code(),
-            Self::NotOffered { .. } => Some("endpoint_not_offered"),
+            Self::NotOffered { .. } | Self::NotManaged { .. } => Some("endpoint_not_offered"),
             Self::Unreadable(ReadError::Json { .. }) => Some("invalid_json"),
             Self::Dialect(error) => error.code(),
             Self::Respelled { code, .. } => *code,
@@ -212,6 +226,18 @@ fn is_of_api(path: &str) -> bool {
     segment.is_some_and(|segment| API_SEGMENTS.contains(&segment))
 }
 
+/// First segments, behind `/api/`, of the endpoints of Ollama's API that no server here offers.
+///
+/// Source: Ollama 0.33, `server/routes.go`.
+const OLLAMA_SEGMENTS: [&str; 10] =
+    ["blobs", "copy", "create", "delete", "experimental", "me", "pull", "push", "signout", "user"];
+
+/// Returns whether a path is one of Ollama's API that is not offered.
+fn is_of_ollama(path: &str) -> bool {
+    let segment = path.strip_prefix("/api/").map(|path_left| path_left.split('/').next().unwrap_or_default());
+    segment.is_some_and(|segment| OLLAMA_SEGMENTS.contains(&segment))
+}
+
 /// Returns the id of the stored response that a request of OpenAI's API is about; `None` if the API has no such
 /// request. `path_left` is the path behind `/v1/responses/`.
 ///
@@ -255,12 +281,17 @@ mod tests {
     #[test]
     fn endpoints_of_the_api_that_are_not_offered_are_named_as_such() {
         let code = |path: &'static str| Refusal::path(&Uri::from_static(path)).code();
-        for path in
-            ["/v1/responses/compact", "/v1/files", "/files", "/v1/batches/b/cancel", "/v1/chat/completions/chatcmpl-1"]
-        {
+        for path in [
+            "/v1/responses/compact",
+            "/v1/files",
+            "/files",
+            "/v1/batches/b/cancel",
+            "/v1/chat/completions/chatcmpl-1",
+            "/api/blobs/sha256:1",
+        ] {
             assert_eq!(code(path), Some("endpoint_not_offered"), "{path}");
         }
-        for path in ["/v1/nothing", "/nothing", "/", "/v1", "/v1/", "/v2/files", "/filesystem"] {
+        for path in ["/v1/nothing", "/nothing", "/", "/v1", "/v1/", "/v2/files", "/filesystem", "/api", "/api/x"] {
             assert_eq!(code(path), None, "{path}");
         }
     }
