@@ -268,6 +268,11 @@ impl PromptMaker {
         self.vocabulary.info()
     }
 
+    /// Returns the architecture of the model, as its file names it.
+    pub fn architecture(&self) -> &str {
+        &self.vocabulary.architecture
+    }
+
     /// Returns the origin of the chat template in use; `None` if the model's own cannot be used.
     pub fn chat_template_origin(&self) -> Option<TemplateOrigin> {
         self.templates.as_ref().ok().map(|templates| templates.origin)

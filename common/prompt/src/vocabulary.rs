@@ -143,6 +143,8 @@ enum Source {
 pub(crate) struct Vocabulary {
     source: Source,
     pub settings: Settings,
+    /// Architecture that the file names.
+    pub architecture: String,
     cuts: Cuts,
     /// Lower bound on the number of a text's tokens; `None` if they may stand for texts of any length.
     pub token_bound: Option<TokenBound>,
@@ -188,6 +190,7 @@ impl Vocabulary {
         let kwargs = kwargs.map_err(|reason| OpenError::TemplateKwargs { path: path.to_owned(), reason })?;
         Ok(Self {
             source,
+            architecture: header.architecture().to_owned(),
             cuts: cuts(header, texts, &settings.specials),
             token_bound: token_bound(header, texts, &settings.specials),
             settings,
