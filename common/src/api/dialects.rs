@@ -1,5 +1,5 @@
-//! Other API formats for a chat: Anthropic's messages and OpenAI's responses, each converted into the equivalent chat
-//! completion request.
+//! Other API formats for a chat: Anthropic's messages, OpenAI's responses and Ollama's API, each converted into the
+//! equivalent chat completion request.
 //!
 //! The worker runs the chat and writes the responses. A conversion is a pure function from bytes to bytes that router
 //! and worker both call. So the router hashes exactly the prompt that the worker runs, and the rest of both programs
@@ -8,6 +8,7 @@
 pub mod anthropic;
 mod conversation;
 mod field;
+pub mod ollama;
 pub mod responses;
 mod spelling;
 mod tools;

@@ -8,7 +8,7 @@
 pub struct Spelling {
     /// Fields with another name in the dialect; longer names come before their own prefixes.
     renamed: &'static [RenamedField],
-    /// Name that the dialect gives to the schema of a tool's arguments.
+    /// Name that the dialect gives to the schema of a tool's arguments; empty if it writes tools as a chat does.
     tool_schema: &'static str,
     /// Path of each of the chat's messages in the dialect's body.
     messages: Vec<String>,
@@ -19,8 +19,8 @@ pub struct Spelling {
 /// A field of a chat that has another name in a dialect.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct RenamedField {
-    chat: &'static str,
-    dialect: &'static str,
+    pub chat: &'static str,
+    pub dialect: &'static str,
 }
 
 /// Returns the field that a chat calls `chat` and the dialect calls `dialect`.
@@ -73,9 +73,12 @@ impl Spelling {
         self.messages.get(idx.parse::<usize>().ok()?).map(String::as_str)
     }
 
-    /// Returns the path of a tool's field; both dialects write a tool's name and schema without OpenAI's `function`
-    /// around them.
+    /// Returns the path of a tool's field. Messages and responses write a tool's name and schema without OpenAI's
+    /// `function` around them.
     fn tool(&self, param: &str) -> Option<String> {
+        if self.tool_schema.is_empty() {
+            return None;
+        }
         let (idx, field) = param.strip_prefix("tools[")?.split_once(']')?;
         let field = below(field, ".function").unwrap_or(field);
         let field = match below(field, ".parameters") {

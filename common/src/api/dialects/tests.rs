@@ -1,4 +1,4 @@
-//! Tests of both dialects' conversions: they never panic, names can be mapped back, every result is a readable chat.
+//! Tests of all dialects' conversions: they never panic, names can be mapped back, every result is a readable chat.
 
 mod deferred_tools;
 
@@ -13,16 +13,21 @@ type Convert = fn(&[u8]) -> Result<Converted, DialectError>;
 
 const CONVERSIONS: [Convert; 3] = [anthropic::messages, anthropic::count_tokens, responses::responses];
 
+/// Conversions of Ollama's requests.
+const OF_OLLAMA: [fn(&[u8]) -> Result<ollama::OllamaRequest, DialectError>; 4] =
+    [ollama::chat, ollama::generate, ollama::embed, ollama::embeddings];
+
 /// Values that the conversions look for.
 const WORDS: &str = "system user assistant text tool_use tool_result thinking function function_call function_call_output reasoning \
     message input_text auto any tool ephemeral 5m json_schema namespace custom web_search custom_tool_call grammar bash_1 \
     tool_reference tool_addition tool_removal tool_definition tool_search tool_search_call tool_search_output \
-    tool_search_tool_result server_tool_use additional_tools compaction client";
+    tool_search_tool_result server_tool_use additional_tools compaction client json low 5m 0 iVBORw0KGgo //s User";
 /// Field names that the conversions look for.
 const NAMES: &str = "type role content text system messages input max_tokens tools tool_choice name id call_id tool_use_id arguments \
     output input_schema parameters thinking summary instructions cache_control ttl output_config format schema reasoning effort \
     stop_sequences metadata chat_template_kwargs include store background namespace definition syntax mcp_servers x \
-    defer_loading tool tool_name tool_references tool_changes execution";
+    defer_loading tool tool_name tool_references tool_changes execution model images tool_calls tool_call_id options format think \
+    keep_alive prompt suffix system raw template context stream num_predict temperature stop logprobs top_logprobs dimensions";
 
 /// Returns JSON made of these names and values.
 fn some_json() -> impl Strategy<Value = Value> {
@@ -74,8 +79,34 @@ proptest! {
     }
 
     #[test]
+    fn any_json_is_a_request_of_ollama_s_api_or_refused_with_the_field(body in some_json(), messages in some_json()) {
+        let mut body = body;
+        if let Value::Object(fields) = &mut body {
+            fields.entry("messages").or_insert(json!([messages]));
+        }
+        for convert in OF_OLLAMA {
+            match convert(body.to_string().as_bytes()) {
+                Ok(mut request) => {
+                    let text = request.take_body(Some("m"));
+                    let converted: Value = serde_json::from_slice(&text).expect("a request is JSON");
+                    for (idx, _) in converted["messages"].as_array().into_iter().flatten().enumerate() {
+                        let origin = request.spelling.param(&format!("messages[{idx}]"));
+                        // A question may have images only.
+                        prop_assert!(origin == "prompt" || lookup(&body, &origin).is_some(), "{origin} in {body}");
+                    }
+                }
+                Err(error) if body.is_object() => prop_assert!(error.param().is_some(), "{error}: {body}"),
+                Err(_) => {}
+            }
+        }
+    }
+
+    #[test]
     fn any_bytes_are_refused(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
         for convert in CONVERSIONS {
+            prop_assert!(convert(&bytes).is_err());
+        }
+        for convert in OF_OLLAMA {
             prop_assert!(convert(&bytes).is_err());
         }
     }
