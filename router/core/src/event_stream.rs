@@ -258,6 +258,20 @@ impl<'a> Event<'a> {
     }
 }
 
+/// Returns the data of each of these whole events; `None` for an event without data, such as a comment.
+pub fn contents(events: &[u8]) -> impl Iterator<Item = Option<Cow<'_, [u8]>>> {
+    let mut event = Event::default();
+    lines(events).filter_map(move |line| {
+        if !line.is_empty() {
+            event.add(line);
+            return None;
+        }
+        let Event { content, error, .. } = std::mem::take(&mut event);
+        let error = error.map(|error| Cow::from([&b"{\"error\":"[..], error, b"}"].concat()));
+        Some(error.or(content))
+    })
+}
+
 /// Returns whether the last event of a stream is complete except for its blank line: its data is JSON or `[DONE]`.
 pub fn is_whole(event: &[u8]) -> bool {
     let mut fields = Event::default();

@@ -10,6 +10,7 @@ pub mod fleet;
 pub mod hosts;
 pub mod index;
 pub mod ledger;
+pub mod ollama;
 pub mod overload;
 pub mod routing;
 pub mod stock;
