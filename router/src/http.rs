@@ -13,6 +13,7 @@ mod model_events;
 mod model_orders;
 mod model_reports;
 mod models;
+mod ollama;
 mod openapi;
 mod pages;
 mod props;
@@ -29,7 +30,7 @@ use axum::routing::{any, get, post};
 use warmpath_common::dialects::anthropic;
 use warmpath_common::headers;
 use warmpath_common::ids::RequestId;
-use warmpath_shell::dialect_errors::as_anthropic;
+use warmpath_shell::dialect_errors::{as_anthropic, as_ollama};
 use warmpath_shell::models::is_anthropic;
 use warmpath_shell::refusal::Refusal;
 
@@ -68,6 +69,14 @@ pub fn client_routes(app: App, web: &WebConfig) -> Router {
         .route("/chat/completions/input_tokens", post(completions::pass_chat))
         .route("/completions", post(completions::text))
         .route("/responses", post(completions::responses))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/embed", post(ollama::embed))
+        .route("/api/embeddings", post(ollama::embeddings))
+        .route("/api/tags", get(ollama::models::tags))
+        .route("/api/ps", get(ollama::models::ps))
+        .route("/api/show", post(ollama::models::show))
+        .route("/api/version", get(ollama::models::version))
         // llama-server's own of router mode.
         .route("/models", get(models::list).post(model_orders::download).delete(model_orders::remove))
         .route("/models/load", post(model_orders::load))
@@ -137,9 +146,12 @@ async fn around(State(app): State<App>, mut request: Request, next: Next) -> Res
     let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     request.extensions_mut().insert(context.clone());
     let is_anthropic = is_anthropic(request.uri().path(), request.headers());
+    let is_ollama = warmpath_common::dialects::ollama::is_path(request.uri().path());
     let mut response = next.run(request).await;
     if is_anthropic {
         response = as_anthropic(response, &context.id);
+    } else if is_ollama {
+        response = as_ollama(response);
     }
 
     let endpoint = path.as_deref().unwrap_or("none");

@@ -50,6 +50,7 @@ use attempt_target::AttemptTarget;
 use attempts::Attempts;
 use failover::Failover;
 use hold::Hold;
+pub use hold::ModelWait;
 use keepalive::Keepalive;
 use prefix_break_header::PrefixBreakHeader;
 use relay::Relay;

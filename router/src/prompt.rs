@@ -159,6 +159,22 @@ impl PromptPool {
         Ok(request.finish(&self.chains))
     }
 
+    /// Returns the result of `work` on a body of this length: on this thread if it is short, otherwise on one for long
+    /// work. Units: bytes.
+    ///
+    /// Errors: `Internal` if the work panics.
+    pub async fn on_body<T: Send + 'static>(
+        &self,
+        n_bytes: usize,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, RequestError> {
+        if n_bytes <= READ_HERE_BYTES_MAX {
+            return Ok(work());
+        }
+        let result = self.processors.run(move |_| work()).await;
+        result.map_err(|error| RequestError::Internal { reason: error.to_string() })
+    }
+
     /// Runs long work on a thread for it; other work goes first between two portions of a text.
     ///
     /// If too many prompts wait already, this one is left to the worker: tokenizing must not become the bottleneck.

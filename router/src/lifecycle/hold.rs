@@ -6,7 +6,9 @@
 //! Not here: the wait for the first contact with all workers (`App::first_contact`), the wait for capacity at a worker
 //! (`queue`), the demand (`fleet::hosts`).
 
-use std::time::Instant;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::FleetView;
@@ -19,6 +21,22 @@ use crate::config::{LOADING_COMMENT_AFTER, SWAP_NOTICE_MAX};
 use crate::error::RequestError;
 use crate::fleet::Changes;
 use crate::prompt::body::Delivery;
+
+/// Time for which a request has waited for its model: written while the request is held, read where its answer tells
+/// the time. Units: nanoseconds.
+#[derive(Debug, Clone, Default)]
+pub struct ModelWait(Arc<AtomicU64>);
+
+impl ModelWait {
+    /// Returns the time so far.
+    pub fn total(&self) -> Duration {
+        Duration::from_nanos(self.0.load(Ordering::Relaxed))
+    }
+
+    fn add(&self, wait: Duration) {
+        self.0.fetch_add(u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+}
 
 /// A request's receiver of changes in the fleet since its last try.
 pub(super) struct Hold {
@@ -103,6 +121,7 @@ impl Hold {
             app.metrics.model_waits.inc();
             app.metrics.model_wait.observe(start.elapsed().as_secs_f64());
         }
+        request.model_wait.add(start.elapsed());
         request.queued_from = Instant::now();
         request.span.part("router.hold", start, Instant::now(), Vec::new());
         Ok(has_changed)

@@ -11,6 +11,7 @@ use warmpath_router_core::overload::admission_queue::TenantKey;
 use warmpath_shell::body::Sender;
 use warmpath_shell::trace::Span;
 
+use super::hold::ModelWait;
 use crate::app::{App, RequestPlace};
 use crate::endpoint::EndpointKind;
 use crate::keys::ApiKey;
@@ -26,6 +27,8 @@ pub struct IncomingRequest {
     pub at: Instant,
     /// Start of its time in the queue: its arrival, or the time at which its model was ready.
     pub queued_from: Instant,
+    /// Time for which it has waited for its model.
+    pub model_wait: ModelWait,
     /// Method.
     pub method: Method,
     /// Path.

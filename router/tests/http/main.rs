@@ -22,6 +22,7 @@ mod keys;
 mod kv_transfer;
 mod leaks;
 mod lost;
+mod ollama;
 mod overload;
 mod peer_tls;
 mod prefetch;

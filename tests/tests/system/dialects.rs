@@ -1,5 +1,5 @@
-//! The closed loop in every dialect: the reuse that the router predicts for messages and responses is what workers
-//! reuse, in whole blocks.
+//! The closed loop in every dialect: the reuse that the router predicts for messages, responses and Ollama's chats is
+//! what workers reuse, in whole blocks.
 //!
 //! The worker's and the router's own tests cover one dialect's answers and errors; chats alone are in `predictions`.
 //!
@@ -12,7 +12,7 @@ use warmpath_tests::rig::{BLOCK_SIZE_TOKENS, Reply, Rig};
 
 const N_WORKERS: usize = 3;
 const N_SESSIONS: u64 = 8;
-const N_TURNS: u64 = 6;
+const N_TURNS: u64 = 8;
 
 /// Texts of a conversation: system, question, answer, question, ...
 struct Session {
@@ -26,9 +26,14 @@ impl Session {
         texts.map(|(idx, text)| json!({"role": role(idx), "content": text})).collect()
     }
 
+    fn chat(&self) -> Vec<Value> {
+        let system = json!({"role": "system", "content": self.texts[0]});
+        std::iter::once(system).chain(self.items()).collect()
+    }
+
     /// Asks the next question in the turn's dialect; returns the reply and the answer's text.
     async fn ask(&mut self, rig: &Rig, turn: u64) -> anyhow::Result<(Reply, String)> {
-        let (path, body, text) = match turn % 3 {
+        let (path, body, text) = match turn % 4 {
             0 => {
                 let system = json!([{"type": "text", "text": self.texts[0], "cache_control": {"type": "ephemeral"}}]);
                 let body = json!({"system": system, "messages": self.items(), "max_tokens": 12});
@@ -38,11 +43,14 @@ impl Session {
                 let body = json!({"instructions": self.texts[0], "input": self.items(), "max_output_tokens": 12});
                 ("/v1/responses", body, "/output/0/content/0/text")
             }
-            _ => {
-                let mut messages = vec![json!({"role": "system", "content": self.texts[0]})];
-                messages.append(&mut self.items());
-                let body = json!({"messages": messages, "max_tokens": 12});
+            2 => {
+                let body = json!({"messages": self.chat(), "max_tokens": 12});
                 ("/v1/chat/completions", body, "/choices/0/message/content")
+            }
+            _ => {
+                let options = json!({"num_predict": 12, "temperature": 0});
+                let body = json!({"messages": self.chat(), "options": options, "stream": false});
+                ("/api/chat", body, "/message/content")
             }
         };
         let mut body = body;

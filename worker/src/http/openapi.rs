@@ -6,6 +6,7 @@
 
 mod dialects;
 mod objects;
+mod ollama;
 mod operation;
 mod paths;
 mod requests;
@@ -105,6 +106,7 @@ fn schemas() -> Map<String, Value> {
     add::<AnthropicError<'_>>(&mut generator);
     let mut requests = requests::schemas(settings().for_deserialize().into_generator());
     requests.append(&mut dialects::schemas(&requests));
+    requests.append(&mut ollama::schemas(&requests));
     let mut schemas = generator.take_definitions(true);
     schemas.append(&mut objects::schemas());
     schemas.append(&mut vectors::schemas());

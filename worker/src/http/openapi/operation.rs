@@ -33,6 +33,8 @@ pub enum Tag {
     Generation,
     /// Generation, in Anthropic's dialect.
     Anthropic,
+    /// Everything in Ollama's dialect, only at a router.
+    Ollama,
     /// Models.
     Models,
     /// Models that a router's hosts load.
@@ -54,6 +56,8 @@ pub enum SuccessBody {
     Json(&'static str),
     /// One object, or events if the request has `stream`.
     JsonOrEvents { whole: &'static str, event: &'static str },
+    /// One object, or lines of such objects unless the request has `stream: false`.
+    JsonOrLines(&'static str),
     /// Bytes of this content type.
     Bytes(&'static str),
     /// No success.
@@ -72,9 +76,10 @@ pub struct Parameter {
 }
 
 impl Tag {
-    const ALL: [(Self, &'static str, &'static str); 8] = [
+    const ALL: [(Self, &'static str, &'static str); 9] = [
         (Self::Generation, "generation", "Chats, completions and responses, as in OpenAI's and llama-server's APIs."),
         (Self::Anthropic, "anthropic", "Messages, as in Anthropic's API."),
+        (Self::Ollama, "ollama", "Chats, prompts, vectors and models, as in Ollama's API."),
         (Self::Models, "models", "The served models."),
         (Self::Hosts, "hosts", "Loading and unloading of models, at a router with hosts."),
         (Self::Tokens, "tokens", "Vocabulary and chat template."),
@@ -118,7 +123,7 @@ impl Operation {
     pub fn is_served_by(&self, server: DescribedServer) -> bool {
         let of_workers = matches!(self.tag, Tag::Cache | Tag::Internal) && !self.is_report();
         match server {
-            DescribedServer::Worker => self.tag != Tag::Hosts,
+            DescribedServer::Worker => !matches!(self.tag, Tag::Hosts | Tag::Ollama),
             DescribedServer::Router => !of_workers,
         }
     }
@@ -165,6 +170,7 @@ impl Operation {
         match self.answer {
             SuccessBody::Json(schema) => add("200", with_content("application/json", reference(schema))),
             SuccessBody::JsonOrEvents { whole, event } => add("200", whole_or_events(whole, event)),
+            SuccessBody::JsonOrLines(schema) => add("200", whole_or_lines(schema)),
             SuccessBody::Bytes(kind) => add("200", with_content(kind, json!({}))),
             SuccessBody::Never => {}
         }
@@ -175,6 +181,7 @@ impl Operation {
         for status in self.errors.iter().chain(unauthorized_status).chain(self.errors_of_router(server)) {
             let schema = match (self.tag, self.path) {
                 (Tag::Anthropic, _) => reference("AnthropicError"),
+                (Tag::Ollama, _) => reference("OllamaError"),
                 (Tag::Models, path) if path.contains("/models") => {
                     json!({"anyOf": [reference("ErrorBody"), reference("AnthropicError")]})
                 }
@@ -234,6 +241,18 @@ fn whole_or_events(whole_schema: &str, event: &str) -> Value {
         "content": {
             "application/json": {"schema": reference(whole_schema)},
             "text/event-stream": {"schema": {"description": DATA}, "x-event-schema": reference(event)},
+        },
+    })
+}
+
+/// Returns the response of an operation that streams lines; OpenAPI 3.1 has no keyword for the schema of a line.
+fn whole_or_lines(schema: &str) -> Value {
+    let lines = "Lines of JSON; `x-line-schema` is the schema of each, the last of which may be an error instead.";
+    json!({
+        "description": "Lines of JSON, or one object if the request has `stream: false`.",
+        "content": {
+            "application/json": {"schema": reference(schema)},
+            "application/x-ndjson": {"schema": {"description": lines}, "x-line-schema": reference(schema)},
         },
     })
 }

@@ -3,7 +3,7 @@
 //! Not here: the handlers (`http`); `every_route_is_in_the_document` compares the two.
 
 use super::operation::{NAME, Operation, Parameter, SuccessBody, Tag, get, header, post};
-use super::vectors;
+use super::{ollama, vectors};
 
 const MODEL: Parameter = path("model", "A name of the model.", r#"{"type": "string", "minLength": 1}"#);
 const MODEL_OF_PROPS: Parameter =
@@ -75,9 +75,8 @@ const AFTER_STAMP: Parameter = query("after", "The last stamp that the router ha
 
 /// Returns every operation of a worker and a router.
 pub(super) fn operations() -> impl Iterator<Item = Operation> {
-    [generation(), dialects(), vectors::operations(), tokens(), models(), cache(), health(), internal()]
-        .into_iter()
-        .flatten()
+    let operations = [generation(), dialects(), ollama::operations(), vectors::operations(), tokens(), models()];
+    operations.into_iter().chain([cache(), health(), internal()]).flatten()
 }
 
 const fn path(name: &'static str, description: &'static str, schema: &'static str) -> Parameter {
