@@ -5,6 +5,7 @@
 
 use std::fmt::Debug;
 
+use warmpath_common::dialects::ollama::{self, OllamaRequest, OllamaTask};
 use warmpath_common::dialects::{Converted, DialectError, anthropic, responses};
 use warmpath_router::endpoint::EndpointKind;
 use warmpath_router::prompt::body::{self, ParsedBody};
@@ -27,6 +28,10 @@ type Convert = fn(&[u8]) -> Result<Converted, DialectError>;
 const DIALECTS: [(EndpointKind, Convert); 2] =
     [(EndpointKind::Messages, anthropic::messages), (EndpointKind::Responses, responses::responses)];
 
+/// The converters of Ollama's requests.
+const OF_OLLAMA: [fn(&[u8]) -> Result<OllamaRequest, DialectError>; 4] =
+    [ollama::chat, ollama::generate, ollama::embed, ollama::embeddings];
+
 /// Reads a body as each endpoint does.
 pub(crate) fn run(input: &[u8]) {
     for (endpoint, read) in READERS {
@@ -35,6 +40,15 @@ pub(crate) fn run(input: &[u8]) {
     for (endpoint, convert) in DIALECTS {
         let chat = convert(input).ok();
         compare(endpoint, input, chat.and_then(|chat| ChatRequest::read(&chat.body).ok()));
+    }
+    for mut request in OF_OLLAMA.iter().filter_map(|convert| convert(input).ok()) {
+        let body = request.take_body(None);
+        match request.task {
+            OllamaTask::Chat => compare(EndpointKind::Chat, &body, ChatRequest::read(&body).ok()),
+            OllamaTask::Completion => compare(EndpointKind::Completion, &body, CompletionRequest::read(&body).ok()),
+            OllamaTask::Embeddings => drop(body::parse(EndpointKind::Embeddings, &body)),
+            OllamaTask::Load | OllamaTask::Unload => {}
+        }
     }
     for endpoint in [EndpointKind::Embeddings, EndpointKind::Rerank, EndpointKind::Passthrough(None)] {
         drop(body::parse(endpoint, input));

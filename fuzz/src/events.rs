@@ -1,8 +1,12 @@
 //! A worker's stream of server-sent events with its journal, cut anywhere: the result must not depend on the cuts.
 
 use bytes::Bytes;
+use serde_json::Value;
+use warmpath_common::dialects::Spelling;
+use warmpath_common::dialects::ollama::AnswerForm;
 use warmpath_router::lifecycle::journal::{JournalLimits, JournalReader};
-use warmpath_router_core::event_stream::{EndMark, Ends, EventReader, Splitter, StreamState, is_whole};
+use warmpath_router_core::event_stream::{EndMark, Ends, EventReader, Splitter, StreamState, contents, is_whole};
+use warmpath_router_core::ollama::{AnswerWriter, MeasuredTimes};
 
 use crate::input::Cuts;
 
@@ -34,6 +38,10 @@ pub(crate) fn run(input: &[u8]) {
     let (whole, in_pieces) = (read(mark, std::iter::once(stream)), read(mark, cuts.pieces(stream)));
     assert_eq!(in_pieces, whole, "events in pieces, and whole");
     is_whole(&stream[whole.n_read..]);
+    let (whole, in_pieces) = (as_lines(std::iter::once(stream)), as_lines(cuts.pieces(stream)));
+    assert_eq!(in_pieces, whole, "Ollama's lines of events in pieces, and whole");
+    let ends_well = |line: &Value| line["done"] == true || line["error"].is_string();
+    assert!(whole.last().is_some_and(ends_well), "the last line says how the answer has ended");
     let (whole, in_pieces) = (without_journal(std::iter::once(stream)), without_journal(cuts.pieces(stream)));
     assert_eq!(in_pieces, whole, "a journal in pieces, and whole");
     let mut reader = JournalReader::new(LOW_LIMITS, Vec::new());
@@ -60,6 +68,26 @@ fn read<'a>(mark: EndMark, pieces: impl Iterator<Item = &'a [u8]>) -> Outcome {
     }
     let (state, may_end, lacks_only_done) = (reader.state(), reader.may_end(), reader.lacks_only_done());
     Outcome { n_read, state, may_end, lacks_only_done }
+}
+
+/// Returns Ollama's lines for the events of a stream.
+fn as_lines<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Vec<Value> {
+    let (mut splitter, mut held, mut out) = (Splitter::default(), Vec::new(), Vec::new());
+    let mut writer = AnswerWriter::new(AnswerForm::Chat, None, Spelling::default());
+    let times = MeasuredTimes::default();
+    for piece in pieces {
+        let last = splitter.split(piece).map_or(0, |ends| ends.last);
+        held.extend_from_slice(&piece[..last]);
+        if last > 0 {
+            for data in contents(&held).flatten() {
+                writer.event(&data, "", &times, &mut out);
+            }
+            held.clear();
+        }
+        held.extend_from_slice(&piece[last..]);
+    }
+    writer.end("", &times, &mut out);
+    out
 }
 
 /// Returns the events that are passed on, those that wait, and the journal.
