@@ -2,7 +2,7 @@
 # Installs one of the clients that `make test-clients` runs, from its registry and in the versions that tests/clients names,
 # into target/clients; does nothing where it is up to date. Called by the tests.
 #
-# Usage: scripts/clients.sh langchain|litellm|agents|frameworks|schemathesis|aider|node|coding
+# Usage: scripts/clients.sh langchain|litellm|ollama|agents|frameworks|schemathesis|aider|node|coding
 # target/clients/NAME results.
 set -eu
 cd "$(dirname "$0")/.."

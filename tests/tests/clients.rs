@@ -63,6 +63,12 @@ async fn litellm_works_through_the_router() -> anyhow::Result<()> {
 
 #[tokio::test]
 #[ignore = "installs from PyPI: make test-clients"]
+async fn the_official_ollama_client_for_python_works_through_the_router() -> anyhow::Result<()> {
+    check_python("ollama").await
+}
+
+#[tokio::test]
+#[ignore = "installs from PyPI: make test-clients"]
 async fn openai_agents_and_pydantic_ai_work_through_the_router() -> anyhow::Result<()> {
     check_python("agents").await
 }
@@ -98,6 +104,12 @@ async fn check_node(folder: &str, name: &str, n_tests: usize) -> anyhow::Result<
 #[ignore = "installs from npm: make test-clients"]
 async fn the_official_openai_client_for_node_works_through_the_router() -> anyhow::Result<()> {
     check_node("node", "openai", 9).await
+}
+
+#[tokio::test]
+#[ignore = "installs from npm: make test-clients"]
+async fn the_official_ollama_client_for_node_works_through_the_router() -> anyhow::Result<()> {
+    check_node("node", "ollama", 6).await
 }
 
 #[tokio::test]
@@ -179,7 +191,7 @@ async fn check_document(rig: &Rig, url: &str, selected: &str) -> anyhow::Result<
     let schemas = document["components"]["schemas"].as_object_mut().context("the document has schemas")?;
     for (name, schema) in schemas.iter_mut().filter(|(name, _)| name.ends_with("Request")) {
         let model = match name.as_str() {
-            "EmbeddingsRequest" => "embed",
+            "EmbeddingsRequest" | "OllamaEmbedRequest" | "OllamaEmbeddingsRequest" => "embed",
             "RerankRequest" => "rank",
             _ => MODEL_NAME,
         };
