@@ -8,7 +8,7 @@ set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 python3 -m venv "$work/venv"
-"$work/venv/bin/pip" install --quiet --disable-pip-version-check 'litellm[proxy]==1.108.7'
+"$work/venv/bin/pip" install --quiet --disable-pip-version-check --no-compile 'litellm[proxy]==1.108.7'
 "$work/venv/bin/python" - "$work" <<'PYTHON' || { tail -5 "$work/log" >&2; exit 1; }
 import json
 import os
