@@ -141,9 +141,9 @@ pub fn start(program: &Program) -> anyhow::Result<Running> {
     Ok(Running { child, log, last_lines })
 }
 
-/// Makes the system end the child if this process is killed, so that no worker and its memory remain.
+/// Makes the system end the child if this process is killed, so that no worker and its memory remain, and no download.
 #[cfg(target_os = "linux")]
-fn end_with_parent(command: &mut Command) {
+pub fn end_with_parent(command: &mut Command) {
     let set_signal = || {
         // SAFETY: the call takes two numbers and changes nothing but the calling process.
         let status = unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) };
@@ -153,8 +153,9 @@ fn end_with_parent(command: &mut Command) {
     unsafe { command.pre_exec(set_signal) };
 }
 
+/// Does nothing, as this system has no such call.
 #[cfg(not(target_os = "linux"))]
-fn end_with_parent(_command: &mut Command) {}
+pub fn end_with_parent(_command: &mut Command) {}
 
 /// Asks a child to end and waits for it; kills it if `kill` is cancelled meanwhile.
 async fn end(running: &mut Running, kill: &CancellationToken) -> anyhow::Result<()> {

@@ -12,6 +12,7 @@ use tokio::process::Command;
 use warmpath_common::host::FetchedBytes;
 
 use super::projection::reason;
+use crate::child;
 
 /// Whether a model may be downloaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,8 +30,9 @@ pub async fn fetch(program: &Path, args: Vec<OsString>, report: impl Fn(FetchedB
     let mut command = Command::new(program);
     command.args(args).arg("--files=fetch").kill_on_drop(true);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().with_context(|| format!("{} cannot be started", program.display()))?;
-    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    child::end_with_parent(&mut command);
+    let mut process = command.spawn().with_context(|| format!("{} cannot be started", program.display()))?;
+    let (stdout, stderr) = (process.stdout.take(), process.stderr.take());
     let progress = async {
         let mut lines = stdout.map(|stdout| BufReader::new(stdout).lines());
         while let Some(lines) = &mut lines
@@ -50,7 +52,7 @@ pub async fn fetch(program: &Path, args: Vec<OsString>, report: impl Fn(FetchedB
         log
     };
     let (log, ()) = tokio::join!(log, progress);
-    if !child.wait().await?.success() {
+    if !process.wait().await?.success() {
         bail!("{}", reason(&log));
     }
     Ok(())

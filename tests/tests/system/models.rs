@@ -347,6 +347,14 @@ async fn models_are_loaded_and_unloaded_by_hand_and_the_catalogue_is_read_again(
     std::fs::write(&preset, text.replace("[b]", "[c]"))?;
     let summary: HostSummary = host.post(RELOAD_PATH, &Value::Null).await?.json().await?;
     ensure!(summary.model("b").is_none() && summary.model("c").is_some(), "{summary:?}");
+    // A router waits for the number in the answer.
+    let mut seen = String::new();
+    while !seen.contains(&format!("\"sequence\":{},", summary.sequence)) {
+        let event = tokio::time::timeout(DEADLINE, events.chunk()).await??.context("an event")?;
+        seen += &String::from_utf8_lossy(&event);
+    }
+    let (_, published) = seen.rsplit_once("data: ").context("data")?;
+    ensure!(!published.contains("\"name\":\"b\""), "{published}");
     host.loaded("c").await?;
     host.end().await?;
     Ok(())
