@@ -364,7 +364,8 @@ impl UntokenizedRequest {
 /// Returns the fields that the name in a request about a prompt sets; `None` if it sets none.
 fn set_params<'a>(view: &'a FleetView, raw_request: &RawRequest, body: &ParsedBody) -> Option<&'a RequestFields> {
     let is_about_prompt = raw_request.endpoint.wanted() == Some(Capability::Completion);
-    view.hosts.set_params(body.options.model.as_deref()?).filter(|_| is_about_prompt)
+    let name = body.options.model.as_deref().filter(|name| !name.is_empty());
+    view.hosts.set_params(name).filter(|_| is_about_prompt)
 }
 
 fn timed<T>(took: &mut Duration, work: impl FnOnce() -> T) -> T {

@@ -78,7 +78,8 @@ pub struct HostModel {
     /// Further names for clients.
     #[serde(default)]
     pub aliases: Vec<String>,
-    /// Fields that requests for an alias get in place of their own, by alias.
+    /// Fields that requests get in place of their own, by the name that they have for the model; a field with `null` is
+    /// removed.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub set_params: BTreeMap<String, RequestFields>,
     /// Whether a request for the model loads it.

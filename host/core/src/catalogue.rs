@@ -94,7 +94,7 @@ pub struct Entry {
     pub name: String,
     /// Further names for clients.
     pub aliases: Vec<String>,
-    /// Fields that requests for an alias get in place of their own, by alias.
+    /// Fields that requests get in place of their own, by the name that they have for the model.
     pub set_params: BTreeMap<String, RequestFields>,
     /// Flags of its worker.
     pub flags: Vec<String>,
@@ -224,18 +224,25 @@ pub fn read(sources: &Sources) -> Result<Vec<Entry>, CatalogueError> {
         add_variant(&mut entries, file, variant)?;
     }
     add_spellings(&mut entries);
+    for Entry { name, aliases, set_params, .. } in &mut entries {
+        // Every name of a model sets what its own section says.
+        let Some(fields) = set_params.get(name).cloned() else { continue };
+        for alias in aliases {
+            set_params.entry(alias.clone()).or_insert_with(|| fields.clone());
+        }
+    }
     check_names(&entries)?;
     Ok(entries)
 }
 
 /// Key of a section that is a further name of another model.
 const BASE: &str = "base";
-/// Key of the parameters that such a name sets.
+/// Key of the parameters that a name sets.
 const SET_PARAMS: &str = "set-params";
 /// Fields that no name sets: they say to whom a request goes, and in which form its answer comes.
 const UNSETTABLE: [&str; 2] = ["model", "stream"];
 
-/// Adds a name that sets parameters of requests for another model, as llama-swap's `setParamsByID`.
+/// Adds a name that sets parameters of requests for another model, beside those that the model's own names set.
 ///
 /// Errors: `Setting`.
 fn add_variant(entries: &mut [Entry], file: &str, variant: Section) -> Result<(), CatalogueError> {
@@ -248,12 +255,10 @@ fn add_variant(entries: &mut [Entry], file: &str, variant: Section) -> Result<()
     if let Some(Setting { key, .. }) = variant.settings.iter().find(of_worker) {
         return refuse(key, format!("it cannot be set beside `{BASE}`: the model has one worker for all of its names"));
     }
-    let fields = match request_fields(variant.setting(SET_PARAMS).unwrap_or("{}")) {
-        Ok(fields) => fields,
-        Err(error) => return refuse(SET_PARAMS, format!("it must be a JSON object with fields of requests: {error}")),
-    };
-    if let Some(name) = UNSETTABLE.into_iter().find(|name| fields.contains_key(*name)) {
-        return refuse(SET_PARAMS, format!("it cannot have `{name}`"));
+    let mut fields = entry.set_params.get(&entry.name).cloned().unwrap_or_default();
+    match settable_fields(variant.setting(SET_PARAMS).unwrap_or("{}")) {
+        Ok(own_fields) => fields.extend(own_fields),
+        Err(reason) => return refuse(SET_PARAMS, reason),
     }
     entry.aliases.push(variant.name.clone());
     entry.set_params.insert(variant.name, fields);
@@ -431,6 +436,7 @@ impl Entry {
                 // A model may be listed under the name that its section has anyway.
                 self.aliases.retain(|alias| *alias != self.name);
             }
+            SET_PARAMS => drop(self.set_params.insert(self.name.clone(), settable_fields(value)?)),
             "pin" => self.is_pinned = switch(value)?,
             "load-on-startup" => self.loads_on_startup = switch(value)?,
             "stop-timeout" => self.stop_timeout_ms = seconds(value)? * 1000,
@@ -458,6 +464,18 @@ fn flag(name: &str, value: &str) -> String {
         "true" => format!("{dashes}{name}"),
         "false" => name.strip_prefix("no-").map_or_else(|| format!("--no-{name}"), |name| format!("--{name}")),
         value => format!("{dashes}{name}={value}"),
+    }
+}
+
+/// Returns the fields that a name sets.
+///
+/// Errors: the requirement that the text does not meet.
+fn settable_fields(text: &str) -> Result<RequestFields, String> {
+    let fields = request_fields(text);
+    let fields = fields.map_err(|error| format!("it must be a JSON object with fields of requests: {error}"))?;
+    match UNSETTABLE.into_iter().find(|name| fields.contains_key(*name)) {
+        Some(name) => Err(format!("it cannot have `{name}`")),
+        None => Ok(fields),
     }
 }
 

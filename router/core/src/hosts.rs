@@ -282,8 +282,10 @@ impl HostsView {
         models.filter(|model| is_new(model)).map(|model| model.name.as_str()).collect()
     }
 
-    /// Returns the fields that requests for a name get in place of their own; `None` if there are none.
-    pub fn set_params(&self, name: &str) -> Option<&RequestFields> {
+    /// Returns the fields that requests for a name, or for the only model if they have none, get in place of their own;
+    /// `None` if there are none.
+    pub fn set_params(&self, name: Option<&str>) -> Option<&RequestFields> {
+        let name = self.meant(name)?;
         self.named(name).find_map(|prospect| prospect.model.set_params.get(name))
     }
 

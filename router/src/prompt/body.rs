@@ -217,12 +217,18 @@ pub fn parse(endpoint: EndpointKind, body: &[u8]) -> Result<ParsedBody, RequestE
     Ok(ParsedBody { options, parsed, spelling: Spelling::default() })
 }
 
-/// Returns a body with these fields in place of its own ones.
+/// Returns a body with these fields in place of its own ones, and without those that are `null` in these.
 ///
 /// Errors: `Unreadable` if it is no JSON object.
 pub(super) fn with_fields(body: &[u8], changes: &RequestFields) -> Result<Bytes, RequestError> {
     let mut fields: RequestFields = fields::read_untyped(body)?;
-    fields.extend(changes.iter().map(|(name, value)| (name.clone(), value.clone())));
+    for (name, value) in changes {
+        if value.is_null() {
+            fields.remove(name);
+        } else {
+            fields.insert(name.clone(), value.clone());
+        }
+    }
     Ok(Value::Object(fields).to_string().into())
 }
 

@@ -90,25 +90,33 @@ async fn a_name_sets_parameters_of_its_requests_at_the_worker_of_its_model() {
     let worker = FakeWorker::start(1);
     let names = vec!["tiny".to_owned(), "tiny:high".to_owned()];
     worker.with(|script| script.summary.snapshot.model = ModelInfo { names, ..model() });
-    let fields = json!({"temperature": 0.1, "chat_template_kwargs": {"effort": "high"}});
-    let set_params = [("tiny:high".to_owned(), fields.as_object().expect("fields").clone())].into();
+    let fields = |fields: Value| fields.as_object().expect("fields").clone();
+    let of_high = fields(json!({"temperature": 0.1, "seed": null, "chat_template_kwargs": {"effort": "high"}}));
+    let set_params = [("tiny".to_owned(), fields(json!({"seed": 5}))), ("tiny:high".to_owned(), of_high)].into();
     let aliases = vec!["tiny:high".to_owned()];
     let tiny = HostModel { aliases, set_params, ..HostModel::new("tiny", loaded(worker.url())) };
     let host = FakeHost::start(vec![tiny]);
     let router = ready(&[&host], &[]).await;
     eventually("it serves", || async { router.state_of(0).await == "ready" }).await;
-    let sent = async |path: &str, name: &str| {
-        let body = json!({"model": name, "messages": [{"role": "user", "content": "hello"}], "temperature": 0.9});
+    let sent = async |path: &str, name: Option<&str>| {
+        let mut body = json!({"messages": [{"role": "user", "content": "hello"}], "temperature": 0.9, "seed": 7});
+        if let Some(name) = name {
+            body["model"] = json!(name);
+        }
         assert_eq!(router.post(path, body.to_string()).await.status(), 200);
         let seen = worker.seen().pop().expect("the worker was asked");
         serde_json::from_slice::<Value>(&seen.body).expect("JSON")
     };
     for path in ["/v1/chat/completions", "/v1/messages/count_tokens"] {
-        let body = sent(path, "tiny:high").await;
+        let body = sent(path, Some("tiny:high")).await;
         assert_eq!((&body["temperature"], &body["model"]), (&json!(0.1), &json!("tiny:high")), "{path}");
+        assert_eq!(body.get("seed"), None, "{path}");
         assert_eq!(body["chat_template_kwargs"]["effort"], "high", "{path}");
         assert_eq!(body["messages"][0]["content"], "hello", "{path}");
-        assert_eq!(sent(path, "tiny").await["temperature"], 0.9, "{path}");
+        for name in [Some("tiny"), None] {
+            let body = sent(path, name).await;
+            assert_eq!((&body["temperature"], &body["seed"]), (&json!(0.9), &json!(5)), "{path} {name:?}");
+        }
     }
 }
 

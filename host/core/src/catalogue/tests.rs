@@ -92,15 +92,21 @@ fn the_only_model_has_the_flags_of_every_worker_and_is_loaded_at_the_start() {
 #[test]
 fn a_section_with_a_base_is_a_name_that_sets_parameters() {
     let preset = "[qwen:high]\nbase = qwen\nset-params = {\"temperature\": 0, \"chat_template_kwargs\": {\"a\": 1}}\n\
-                  [*]\nc = 1\n[qwen]\nalias = q\n[qwen:low]\nbase = qwen";
+                  [*]\nc = 1\n[qwen]\nalias = q\nset-params = {\"temperature\": 1, \"seed\": null}\n\
+                  [qwen:low]\nbase = qwen";
     let entries = entries(&["qwen.gguf"], preset);
     let [qwen] = &entries[..] else { panic!("{entries:?}") };
     assert_eq!(qwen.aliases, ["q", "qwen:high", "qwen:low"]);
     assert_eq!(qwen.flags, ["--model=/models/qwen.gguf", "-c=1"]);
-    assert_eq!(qwen.set_params["qwen:high"]["chat_template_kwargs"]["a"], 1);
-    assert!(qwen.set_params["qwen:low"].is_empty());
+    let high = &qwen.set_params["qwen:high"];
+    assert_eq!((&high["chat_template_kwargs"]["a"], &high["temperature"]), (&1.into(), &0.into()));
+    assert!(high["seed"].is_null());
+    for name in ["qwen", "q", "qwen:low"] {
+        assert_eq!(qwen.set_params[name]["temperature"], 1, "{name}");
+    }
     check_refused(&["a.gguf"], "[x]\nbase = y", "section [x], key `base`: there is no model `y`");
     check_refused(&["a.gguf"], "[x]\nbase = a\nc = 1", "key `c`: it cannot be set beside `base`");
+    check_refused(&["a.gguf"], "[a]\nset-params = []", "section [a], key `set-params`: it must be a JSON object");
     check_refused(&["a.gguf"], "[x]\nbase = a\nset-params = 5", "key `set-params`: it must be a JSON object");
     check_refused(&["a.gguf"], "[x]\nbase = a\nset-params = {\"model\": 1}", "it cannot have `model`");
     check_refused(&["a.gguf", "b.gguf"], "[b]\nbase = a", "two models have the name `b`");

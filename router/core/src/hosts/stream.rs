@@ -156,8 +156,8 @@ pub fn check(summary: &HostSummary) -> Result<(), HostFault> {
             require(is_name(name), "a model without a valid name")?;
             require(names.insert(name), "two models of one name")?;
         }
-        let are_aliases = model.set_params.keys().all(|name| model.aliases.contains(name));
-        require(are_aliases, "parameters for a name that is no alias")?;
+        let are_names = model.set_params.keys().all(|name| model.answers_to(name));
+        require(are_names, "parameters for a name that a model does not have")?;
         match &model.state {
             ModelState::Loading { progress, .. } => {
                 require((0.0..=1.0).contains(progress), "a progress that is not from 0 to 1")?;
