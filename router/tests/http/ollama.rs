@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use warmpath_common::host::UNLOAD_PATH;
+use warmpath_common::host::{HostModel, UNLOAD_PATH};
 
 use crate::support::fake_server::Seen;
-use crate::support::host::{FakeHost, host_model, loadable, loaded};
+use crate::support::host::{FakeHost, loadable, loaded};
 use crate::support::keys::{KeyFile, key};
 use crate::support::opening::Opening;
 use crate::support::real_worker::RealWorker;
@@ -265,7 +265,7 @@ async fn a_client_that_waits_gets_empty_parts() {
 #[tokio::test(flavor = "multi_thread")]
 async fn models_are_listed_shown_and_unloaded_at_their_hosts() {
     let worker = FakeWorker::start(1);
-    let host = FakeHost::start(vec![host_model("tiny", loaded(worker.url())), host_model("a", loadable())]);
+    let host = FakeHost::start(vec![HostModel::new("tiny", loaded(worker.url())), HostModel::new("a", loadable())]);
     let router = TestRouter::start_with(config(&[], &["--host", &host.url()])).await.wait_until_ready().await;
     eventually("it serves", || async { router.state_of(0).await == "ready" }).await;
     let names = |list: &Value| -> Vec<String> {
