@@ -28,9 +28,11 @@ type Convert = fn(&[u8]) -> Result<Converted, DialectError>;
 const DIALECTS: [(EndpointKind, Convert); 2] =
     [(EndpointKind::Messages, anthropic::messages), (EndpointKind::Responses, responses::responses)];
 
+/// Converter of one of Ollama's requests.
+type ConvertOllama = fn(&[u8]) -> Result<OllamaRequest, DialectError>;
+
 /// The converters of Ollama's requests.
-const OF_OLLAMA: [fn(&[u8]) -> Result<OllamaRequest, DialectError>; 4] =
-    [ollama::chat, ollama::generate, ollama::embed, ollama::embeddings];
+const OF_OLLAMA: [ConvertOllama; 4] = [ollama::chat, ollama::generate, ollama::embed, ollama::embeddings];
 
 /// Reads a body as each endpoint does.
 pub(crate) fn run(input: &[u8]) {

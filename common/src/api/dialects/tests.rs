@@ -13,9 +13,10 @@ type Convert = fn(&[u8]) -> Result<Converted, DialectError>;
 
 const CONVERSIONS: [Convert; 3] = [anthropic::messages, anthropic::count_tokens, responses::responses];
 
-/// Conversions of Ollama's requests.
-const OF_OLLAMA: [fn(&[u8]) -> Result<ollama::OllamaRequest, DialectError>; 4] =
-    [ollama::chat, ollama::generate, ollama::embed, ollama::embeddings];
+/// A conversion of one of Ollama's requests.
+type ConvertOllama = fn(&[u8]) -> Result<ollama::OllamaRequest, DialectError>;
+
+const OF_OLLAMA: [ConvertOllama; 4] = [ollama::chat, ollama::generate, ollama::embed, ollama::embeddings];
 
 /// Values that the conversions look for.
 const WORDS: &str = "system user assistant text tool_use tool_result thinking function function_call function_call_output reasoning \

@@ -5,13 +5,14 @@ use serde_json::{Map, Value, json};
 use super::super::DialectError;
 use super::super::field::{Field, Object, unsupported, wrong};
 use super::{OllamaTask, RENAMED};
+use crate::json::whole::Whole;
 
 /// Fields that Ollama does not have, and that mean the same as in a chat.
 pub(super) const PASSED: [&str; 6] =
     ["cache_prompt", "cache_salt", "chat_template_kwargs", "parallel_tool_calls", "priority", "tool_choice"];
 
 /// Largest `top_logprobs`. Source: Ollama's own limit, which is also that of OpenAI's API.
-const TOP_LOGPROBS_MAX: u64 = 20;
+const TOP_LOGPROBS_MAX: u32 = 20;
 
 /// Units of a duration, longer names before their own prefixes. Source: Go's `time.ParseDuration`.
 const DURATION_UNITS: [&str; 8] = ["ns", "us", "µs", "μs", "ms", "s", "m", "h"];
@@ -136,12 +137,13 @@ pub(super) fn read_logprobs_of_completion(
 }
 
 /// Takes out the number of most likely tokens at each position; `None` if no log probabilities are requested.
-fn take_logprobs(fields: &mut Object) -> Result<Option<u64>, DialectError> {
+fn take_logprobs(fields: &mut Object) -> Result<Option<u32>, DialectError> {
     let is_requested = take_switch(fields, "logprobs")?.unwrap_or_default();
     let Some(top) = fields.take("top_logprobs") else { return Ok(is_requested.then_some(0)) };
-    let n_top = top.value.as_u64().filter(|n_top| *n_top <= TOP_LOGPROBS_MAX);
-    let n_top = n_top.ok_or_else(|| wrong(&top.path, &format!("must be 0 to {TOP_LOGPROBS_MAX}")))?;
-    Ok(is_requested.then_some(n_top))
+    match serde_json::from_value(top.value) {
+        Ok(Whole(n_top)) if n_top <= TOP_LOGPROBS_MAX => Ok(is_requested.then_some(n_top)),
+        _ => Err(wrong(&top.path, &format!("must be 0 to {TOP_LOGPROBS_MAX}"))),
+    }
 }
 
 /// Takes out a field that is true or false.

@@ -138,7 +138,7 @@ fn format_think_and_log_probabilities_are_those_of_a_chat() {
         (&json!("high"), &json!(true))
     );
     assert_eq!(read("logprobs", json!(true))["top_logprobs"], 0);
-    assert_eq!(read("top_logprobs", json!(3)).get("logprobs"), None);
+    assert_eq!(read("top_logprobs", json!(3.0)).get("logprobs"), None);
     assert_eq!(read("cache_salt", json!("s"))["cache_salt"], "s");
     for (name, value) in [
         ("format", json!("yaml")),
