@@ -224,6 +224,31 @@ async fn what_a_router_does_not_do_is_named_and_every_error_is_a_text() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_key_sees_and_uses_the_models_that_it_may_use() {
+    let (key, entry) = key("limited", "models = [\"alias\"]");
+    let (keys, worker) = (KeyFile::new(&entry), FakeWorker::start(1));
+    let router = TestRouter::ready(&[&worker], &keys.flags()).await;
+    for path in ["/api/tags", "/api/ps"] {
+        let response = router.client.get(router.url(path)).bearer_auth(&key).send().await.expect("an answer");
+        let list: Value = response.json().await.expect("JSON");
+        let models = list["models"].as_array().expect("a list");
+        assert_eq!((models.len(), &models[0]["name"]), (1, &json!("alias")), "{path}: {list}");
+    }
+    let post = async |path: &str, body: Value| {
+        let request = router.client.post(router.url(path)).bearer_auth(&key).body(body.to_string());
+        request.send().await.expect("an answer")
+    };
+    let of = |name: &str| json!({"model": name, "messages": [{"role": "user", "content": "a"}]});
+    assert_eq!(post(CHAT, of("alias:latest")).await.status(), 200);
+    assert!(error_of(post(CHAT, of("tiny:latest")).await, 403).await.contains("`tiny`"));
+    for (path, body) in
+        [("/api/show", json!({"model": "tiny"})), ("/api/generate", json!({"model": "tiny", "keep_alive": 0}))]
+    {
+        assert!(error_of(post(path, body).await, 403).await.contains("`tiny`"), "{path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_breaks_off_ends_with_an_error() {
     let (worker, router) = fleet_of_one().await;
     worker.with(|script| script.behaviour = Behaviour::BreakMidway);
