@@ -326,10 +326,8 @@ impl PrefixTree {
     fn announce(&mut self, first_block: usize, chain: &[BlockHash], n_skipped: usize) {
         let mut idx = n_skipped;
         while idx < chain.len() {
-            let places = places(first_block + idx, &chain[idx..]);
-            let (n, resume) = self.stretch(places.clone());
-            let outdated_views = places.take(n).filter_map(|place| Some((place, self.new_view(&place)?)));
-            let announced_views: Vec<(BlockId, BlockView)> = outdated_views.collect();
+            let (announced_views, resume) = self.stretch(places(first_block + idx, &chain[idx..]));
+            idx += announced_views.len().max(1);
             if let Some((_, view)) = announced_views.first().copied() {
                 let keys = announced_views.iter().map(|((_, hash), _)| hash.key()).collect();
                 let state = if view.quality.is_ready { RunState::Ready } else { RunState::Filling };
@@ -339,25 +337,27 @@ impl PrefixTree {
             for (place, view) in announced_views {
                 self.remember(&place, view);
             }
-            idx += n.max(1);
         }
     }
 
-    /// Returns how many of the first blocks can be announced as one run, and the resume points in it; 0 if the first
-    /// block needs no announcement.
-    fn stretch(&self, places: impl Iterator<Item = BlockId>) -> (usize, Resume) {
-        let mut views = places.map_while(|place| self.new_view(&place)).peekable();
-        let Some(first) = views.peek().copied() else { return (0, Resume::Nowhere) };
+    /// Returns the first blocks that can be announced as one run, and the resume points in it; no blocks if the first
+    /// one needs no announcement.
+    fn stretch(&self, places: impl Iterator<Item = BlockId>) -> (Vec<(BlockId, BlockView)>, Resume) {
+        let mut views = places.map_while(|place| Some((place, self.new_view(&place)?)));
+        let Some(first) = views.next() else { return (Vec::new(), Resume::Nowhere) };
         let form = |view: &BlockView| (view.quality.is_ready, view.quality.tier, view.slot);
-        let mut n = 0;
-        while let Some(view) = views.next_if(|view| form(view) == form(&first)) {
-            match (first.quality.is_resume_point, view.quality.is_resume_point) {
+        let mut run = vec![first];
+        for (place, view) in views.take_while(|(_, view)| form(view) == form(&first.1)) {
+            match (first.1.quality.is_resume_point, view.quality.is_resume_point) {
                 (true, false) => break,
-                (false, true) => return (n + 1, Resume::LastBlock),
-                (true, true) | (false, false) => n += 1,
+                (false, true) => {
+                    run.push((place, view));
+                    return (run, Resume::LastBlock);
+                }
+                (true, true) | (false, false) => run.push((place, view)),
             }
         }
-        (n, if first.quality.is_resume_point { Resume::EveryBlock } else { Resume::Nowhere })
+        (run, if first.1.quality.is_resume_point { Resume::EveryBlock } else { Resume::Nowhere })
     }
 
     fn remember(&mut self, place: &BlockId, view: BlockView) {

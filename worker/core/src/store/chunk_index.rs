@@ -196,28 +196,35 @@ impl ChunkIndex {
     /// block.
     ///
     /// The tokens of every block are compared, and every chunk must be the parent of the next. So neither a collision
-    /// of block hashes nor one of roots returns the state of another sequence. Cost: O(blocks found).
+    /// of block hashes nor one of roots returns the state of another sequence. Cost: O(blocks found), with one look-up
+    /// for each chunk.
     pub fn find(&self, prefix: &Prefix<'_>) -> StoredPrefix {
         let mut stored_prefix = StoredPrefix::default();
         let mut before = None;
-        for (hash, tokens) in prefix.chain.iter().zip(self.blocks_of(prefix)) {
-            let Some(&(id, offset)) = self.blocks.get(hash) else { break };
+        let mut blocks = prefix.chain.iter().zip(self.blocks_of(prefix)).peekable();
+        while let Some((hash, _)) = blocks.peek() {
+            // A chunk that follows is entered at its first block.
+            let Some(&(id, 0)) = self.blocks.get(*hash) else { break };
             let chunk = &self.chunks[&id];
-            let follows = if offset == 0 { chunk.parent == before } else { before == Some(id) };
-            let is_here = follows && chunk.record.root == prefix.root;
-            if !is_here
-                || chunk.record.first_block + offset != stored_prefix.n_blocks
-                || self.tokens_at(chunk, offset) != tokens
-            {
+            let ChunkRecord { root, first_block, n_bytes, .. } = *chunk.record;
+            if chunk.parent != before || root != prefix.root || first_block != stored_prefix.n_blocks {
                 break;
             }
-            if offset == 0 {
-                let n_bytes = chunk.record.n_bytes;
-                stored_prefix.pieces.push(ChunkPiece { chunk: id, n_blocks: 0, tier: tier_of(chunk), n_bytes });
+            let mut n_blocks = 0;
+            for held_hash in chunk.record.blocks.iter() {
+                let is_same = |(hash, tokens): &(&BlockHash, &[Token])| {
+                    *hash == held_hash && *tokens == self.tokens_at(chunk, n_blocks)
+                };
+                if blocks.next_if(is_same).is_none() {
+                    break;
+                }
+                n_blocks += 1;
             }
-            let piece = stored_prefix.pieces.last_mut().expect("a chunk is entered at its first block");
-            piece.n_blocks += 1;
-            stored_prefix.n_blocks += 1;
+            if n_blocks == 0 {
+                break;
+            }
+            stored_prefix.pieces.push(ChunkPiece { chunk: id, n_blocks, tier: tier_of(chunk), n_bytes });
+            stored_prefix.n_blocks += n_blocks;
             before = Some(id);
         }
         self.find_rest(prefix, &mut stored_prefix);

@@ -175,14 +175,16 @@ impl Cache {
             }
         };
         let block_tokens = codec.layout.block_tokens();
-        let mut n_stored = 0;
+        let (mut n_stored, mut previous) = (0, None);
         for blocks in missing {
             let tokens = blocks.start as u32 * block_tokens..blocks.end as u32 * block_tokens;
             let n_tokens = tokens.end - tokens.start;
             let mut payload = self.pages.take(export.layout().payload_bytes(n_tokens));
-            if export.cut(tokens, &mut payload).is_err()
-                || self.insert(blocks, payload.freeze(), sequence_state).is_none()
-            {
+            if export.cut(tokens, &mut payload).is_err() {
+                break;
+            }
+            previous = self.insert(blocks, payload.freeze(), sequence_state, previous);
+            if previous.is_none() {
                 break;
             }
             n_stored += n_tokens;
@@ -210,7 +212,8 @@ impl Cache {
                 // A slice would keep the whole buffer in memory.
                 Some(part) => Bytes::copy_from_slice(part),
             };
-            let Some(id) = self.insert(blocks, payload, sequence_state) else { break };
+            let previous = stored_ids.last().copied();
+            let Some(id) = self.insert(blocks, payload, sequence_state, previous) else { break };
             self.index.hold(id);
             stored_ids.push(id);
             self.execute_orders();
@@ -219,8 +222,15 @@ impl Cache {
         stored_ids
     }
 
-    /// Adds a chunk with these blocks of a sequence; `None` if the index refuses it.
-    fn insert(&mut self, blocks: Range<usize>, payload: Bytes, sequence_state: &SequenceState<'_>) -> Option<ChunkId> {
+    /// Adds a chunk with these blocks of a sequence, behind the `previous` one that was added for it; `None` if the
+    /// index refuses it.
+    fn insert(
+        &mut self,
+        blocks: Range<usize>,
+        payload: Bytes,
+        sequence_state: &SequenceState<'_>,
+        previous: Option<ChunkId>,
+    ) -> Option<ChunkId> {
         let new = NewChunk {
             prefix: sequence_state.prefix,
             blocks,
@@ -229,7 +239,11 @@ impl Cache {
             tenant: sequence_state.tenant,
             now_ms: self.clock.now_ms(),
         };
-        match self.index.insert(&new) {
+        let inserted = match previous {
+            Some(previous) => self.index.insert_after(previous, &new),
+            None => self.index.insert(&new),
+        };
+        match inserted {
             Ok(id) => {
                 self.payloads.insert(id, payload);
                 Some(id)

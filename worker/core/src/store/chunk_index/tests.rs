@@ -263,3 +263,20 @@ fn reports_the_changes_of_each_chunk_once_and_in_order() {
     assert_eq!(told(&mut index), [gone[0], gone[1], (third.chain[0], Some(Tier::Ram))]);
     assert_eq!(told(&mut index), []);
 }
+
+#[test]
+fn a_chunk_is_stored_behind_the_one_before_it_only() {
+    let mut index = ChunkIndex::new(limits(100, 0));
+    let (long, other) = (Sequence::new(0..24), Sequence::new(100..124));
+    let first = index.insert(&long.new_chunk(0..4, 1)).unwrap();
+    let other_first = index.insert(&other.new_chunk(0..4, 1)).unwrap();
+    assert_eq!(index.insert_after(other_first, &long.new_chunk(4..8, 1)), Err(NotStored::NoParent));
+    assert_eq!(index.insert_after(first, &long.new_chunk(8..12, 1)), Err(NotStored::NoParent));
+    assert_eq!(index.insert_after(ChunkId(9), &long.new_chunk(4..8, 1)), Err(NotStored::NoParent));
+    assert_eq!(index.insert_after(first, &long.new_chunk(4..9, 1)), Err(NotStored::Malformed));
+    let second = index.insert_after(first, &long.new_chunk(4..8, 1)).unwrap();
+    index.insert_after(second, &long.new_chunk(8..12, 1)).unwrap();
+    assert_eq!(index.insert_after(first, &long.new_chunk(4..8, 1)), Err(NotStored::Taken));
+    assert_eq!((long.n_stored(&index), other.n_stored(&index)), (12, 4));
+    index.check_invariants();
+}

@@ -89,16 +89,29 @@ impl ChunkIndex {
     /// used chunk is not evicted during the minimum hold time, unless its tenant is above its share.
     /// Cost: O(blocks before it) to compare tokens, O(log n) for each eviction. Errors: see [`NotStored`].
     pub fn insert(&mut self, new: &NewChunk<'_>) -> Result<ChunkId, NotStored> {
-        let record = self.record_of(StateKind::Chunk, new)?;
-        if record.blocks.len() > self.limits.chunk_blocks_max {
-            return Err(NotStored::Malformed);
-        }
+        let record = self.chunk_record_of(new)?;
         let before = Prefix { chain: &new.prefix.chain[..record.first_block], ..new.prefix };
         let stored_prefix = self.find(&before);
         if stored_prefix.n_blocks < record.first_block {
             return Err(NotStored::NoParent);
         }
         self.admit(record, stored_prefix.pieces.last().map(|piece| piece.chunk), new.tenant, new.now_ms)
+    }
+
+    /// Stores a chunk like [`Self::insert`], behind the one that was stored for the same prefix just before. The tokens
+    /// before it are not compared again, so that a long prompt costs O(chunks), not O(chunks x blocks).
+    /// Errors: [`NotStored::NoParent`] if it does not follow `previous`; else see [`NotStored`].
+    pub fn insert_after(&mut self, previous: ChunkId, new: &NewChunk<'_>) -> Result<ChunkId, NotStored> {
+        let record = self.chunk_record_of(new)?;
+        let follows = |chunk: &Chunk| {
+            let ChunkRecord { root, first_block, blocks, .. } = &*chunk.record;
+            let is_next = *root == record.root && first_block + blocks.len() == record.first_block;
+            is_next && blocks.last() == record.parent.as_ref()
+        };
+        if !self.chunks.get(&previous).is_some_and(follows) {
+            return Err(NotStored::NoParent);
+        }
+        self.admit(record, Some(previous), new.tenant, new.now_ms)
     }
 
     /// Stores a checkpoint at the end of `new.blocks`, which start at 0 and are all tokens of `new.prefix`, because a
@@ -219,6 +232,11 @@ impl ChunkIndex {
         for (_, id) in ids {
             self.forget(id, Reason::Cleared);
         }
+    }
+
+    fn chunk_record_of(&self, new: &NewChunk<'_>) -> Result<ChunkRecord, NotStored> {
+        let is_short = |record: &ChunkRecord| record.blocks.len() <= self.limits.chunk_blocks_max;
+        Some(self.record_of(StateKind::Chunk, new)?).filter(is_short).ok_or(NotStored::Malformed)
     }
 
     fn record_of(&self, kind: StateKind, new: &NewChunk<'_>) -> Result<ChunkRecord, NotStored> {
