@@ -4,14 +4,17 @@
 //! on a trace of prompts in Mooncake's format; only time is modelled. Results are compared with a single cache of the
 //! whole fleet's size. `load` is the number of prompt tokens that arrive in a second, divided by the number that all
 //! workers could compute if nothing were cached; the trace's times are stretched to reach it.
+//! Agents' sessions run in a closed loop (`sessions`).
 
 pub mod ablation;
 pub mod lru;
+pub mod machine;
 pub mod network;
 pub mod outcome;
 pub mod policy;
 pub mod rivals;
 pub mod router;
+pub mod sessions;
 pub mod shapes;
 pub mod siblings;
 pub mod trace;
@@ -27,21 +30,26 @@ use anyhow::Context as _;
 use self::network::Network;
 use self::outcome::Outcome;
 use self::policy::Policy;
+use self::sessions::SessionsArgs;
 use self::shapes::TraceShape;
 use self::trace::Trace;
 use self::world::{FleetChange, FleetEvent, Scene};
 use crate::figures::FiguresArgs;
+use crate::simulated::kv::Eviction;
 use crate::table::OutputArgs;
 
 /// Flags of `sim`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct SimArgs {
     /// Trace to run: one JSON object a line with timestamp (ms), input_length, output_length, hash_ids.
-    #[arg(long, value_name = "FILE", required_unless_present = "shape")]
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["shape", "sessions"])]
     pub trace: Option<PathBuf>,
     /// Made trace to run instead of a file.
     #[arg(long, value_name = "NAME", conflicts_with = "trace")]
     pub shape: Option<TraceShape>,
+    /// Sessions that run in place of a trace.
+    #[command(flatten)]
+    pub sessions: SessionsArgs,
     /// Requests of a made trace.
     #[arg(long, default_value_t = 4000)]
     pub requests: usize,
@@ -70,9 +78,9 @@ pub struct SimArgs {
     /// Prompt tokens that come, over those that the workers could compute without any cache.
     #[arg(long, default_value_t = 0.7)]
     pub load: f64,
-    /// Policy by which workers are chosen.
-    #[arg(long, default_value = "predicted-ttft")]
-    pub policy: Policy,
+    /// Policies by which workers are chosen, each in a run of its own.
+    #[arg(long, value_delimiter = ',', default_value = "predicted-ttft")]
+    pub policy: Vec<Policy>,
     /// Runs every policy and compares them.
     #[arg(long, conflicts_with_all = ["policy", "ablation"])]
     pub all_policies: bool,
@@ -133,12 +141,10 @@ pub struct SimArgs {
 ///
 /// Errors: a trace that cannot be read; numbers that do not describe a fleet.
 pub fn run(args: &SimArgs) -> anyhow::Result<()> {
-    let policies = match (args.all_policies, args.ablation) {
-        (true, _) => Policy::COMPARED.to_vec(),
-        (_, true) => Policy::ablated(),
-        _ => vec![args.policy],
-    };
-    let outcomes = simulate(args, &policies)?;
+    if let Some(path) = &args.sessions.sessions {
+        return sessions::run(args, path);
+    }
+    let outcomes = simulate(args, &args.policies())?;
     args.figures.write(&outcome::figures(&outcomes, args.routers.max(1)))?;
     args.output.print(&outcomes, &outcome::tables(&outcomes))
 }
@@ -157,25 +163,38 @@ pub fn simulate(args: &SimArgs, policies: &[Policy]) -> anyhow::Result<Vec<Outco
     siblings::add(&mut trace, args.bursts)?;
     let n_blocks: u64 = workers.iter().map(|worker| worker.n_blocks_max).sum();
     let lru = lru::hits(&trace, usize::try_from(n_blocks)?);
-    let scene = |policy| -> anyhow::Result<Scene> {
-        Ok(Scene {
-            policy,
-            workers: workers.clone(),
-            n_routers: args.routers.max(1),
-            view_age: Duration::try_from_secs_f64(args.view_age)?,
-            load_age: Duration::try_from_secs_f64(args.load_age)?,
-            changes: changes(args)?,
-            network: network(args)?,
-            seed: args.seed,
-        })
-    };
     let limit = Duration::try_from_secs_f64(args.ttft_limit_ms / 1e3)?;
     let outcome = |policy: &Policy| -> anyhow::Result<Outcome> {
-        let scene = scene(*policy)?;
+        let scene = args.scene(*policy, workers.clone(), args.kv_token_bytes)?;
         let history = world::run(&trace, &scene);
         Ok(outcome::outcome(&trace, &scene, &history, lru, limit))
     };
     policies.iter().map(outcome).collect()
+}
+
+impl SimArgs {
+    /// Returns the policies to run.
+    fn policies(&self) -> Vec<Policy> {
+        match (self.all_policies, self.ablation) {
+            (true, _) => Policy::COMPARED.to_vec(),
+            (_, true) => Policy::ablated(),
+            _ => self.policy.clone(),
+        }
+    }
+
+    /// Returns the scene of these workers under a policy; a token's state has `kv_token_bytes`.
+    fn scene(&self, policy: Policy, workers: Vec<worker::Shape>, kv_token_bytes: u64) -> anyhow::Result<Scene> {
+        Ok(Scene {
+            policy,
+            workers,
+            n_routers: self.routers.max(1),
+            view_age: Duration::try_from_secs_f64(self.view_age)?,
+            load_age: Duration::try_from_secs_f64(self.load_age)?,
+            changes: changes(self)?,
+            network: network(self.kv_gbits, kv_token_bytes)?,
+            seed: self.seed,
+        })
+    }
 }
 
 /// Stretches the times of a trace so that it is this load for the workers.
@@ -196,7 +215,7 @@ fn read(args: &SimArgs) -> anyhow::Result<Trace> {
             anyhow::ensure!(are_positive && seconds > 0.0, "a rate and a time are more than 0");
             shape.trace_of_sessions(sessions_per_s, seconds, args.seed)
         }
-        (None, None, _) => anyhow::bail!("--trace or --shape says what to run"),
+        (None, None, _) => anyhow::bail!("--trace, --shape or --sessions says what to run"),
     }
 }
 
@@ -208,16 +227,20 @@ fn fleet(args: &SimArgs, trace: &Trace) -> anyhow::Result<Vec<worker::Shape>> {
     let shape = |(_, speed): (usize, &f64)| worker::Shape {
         n_slots: args.slots,
         n_blocks_max: (n_blocks.round() as u64).max(1),
+        disk: None,
+        eviction: Eviction::Arc,
         prefill_tokens_per_s: args.prefill_rate * speed,
+        half_speed_tokens: f64::INFINITY,
         decode_step_ms: args.decode_step_ms / speed,
+        restore_ms_per_token: worker::RESTORE_MS_PER_TOKEN,
     };
     Ok((0..args.workers).zip(args.speeds.iter().cycle()).map(shape).collect())
 }
 
-fn network(args: &SimArgs) -> anyhow::Result<Option<Network>> {
-    let Some(gbits) = args.kv_gbits else { return Ok(None) };
+fn network(kv_gbits: Option<f64>, bytes_per_token: u64) -> anyhow::Result<Option<Network>> {
+    let Some(gbits) = kv_gbits else { return Ok(None) };
     anyhow::ensure!(gbits.is_finite() && gbits > 0.0, "a bandwidth is more than 0");
-    Ok(Some(Network { bytes_per_ms: gbits * 1e9 / 8.0 / 1e3, bytes_per_token: args.kv_token_bytes }))
+    Ok(Some(Network { bytes_per_ms: gbits * 1e9 / 8.0 / 1e3, bytes_per_token }))
 }
 
 fn changes(args: &SimArgs) -> anyhow::Result<Vec<FleetChange>> {

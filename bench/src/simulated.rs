@@ -3,6 +3,7 @@
 //! `warmpath-bench sim` builds a fleet of them to measure times, and the simulation of the protocol
 //! (`tests/tests/simulation`) to check invariants. Both add their routers, networks and clients.
 
+pub mod disk;
 pub mod engine;
 pub mod event_queue;
 pub mod kv;

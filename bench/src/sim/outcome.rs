@@ -231,16 +231,16 @@ fn follow_ups_table(outcomes: &[Outcome]) -> Option<Table> {
     Some(table)
 }
 
-fn seconds(ms: f64) -> String {
+pub(super) fn seconds(ms: f64) -> String {
     format!("{:.2}", ms / 1e3)
 }
 
-fn ratio(part: f64, total: f64) -> f64 {
+pub(super) fn ratio(part: f64, total: f64) -> f64 {
     if total > 0.0 { part / total } else { 0.0 }
 }
 
 /// Returns the smallest value that at least a share `q` of the sorted values does not exceed.
-fn quantile(sorted_values: &[f64], q: f64) -> f64 {
+pub(super) fn quantile(sorted_values: &[f64], q: f64) -> f64 {
     let rank = (q * sorted_values.len() as f64).ceil() as usize;
     sorted_values.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
 }

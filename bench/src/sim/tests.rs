@@ -2,6 +2,7 @@
 
 use clap::ValueEnum as _;
 
+use super::machine::Machine;
 use super::outcome::outcome;
 use super::trace::Line;
 use super::world::{History, Served};
@@ -10,14 +11,22 @@ use super::*;
 const BLOCK_TOKENS: u32 = 100;
 
 /// A worker that computes a token per millisecond and decodes in no time.
-const WORKER: worker::Shape =
-    worker::Shape { n_slots: 2, n_blocks_max: 1000, prefill_tokens_per_s: 1000.0, decode_step_ms: 0.0 };
+const WORKER: worker::Shape = worker::Shape {
+    n_slots: 2,
+    n_blocks_max: 1000,
+    disk: None,
+    eviction: Eviction::Arc,
+    prefill_tokens_per_s: 1000.0,
+    half_speed_tokens: f64::INFINITY,
+    decode_step_ms: 0.0,
+    restore_ms_per_token: worker::RESTORE_MS_PER_TOKEN,
+};
 
 fn line(at_ms: f64, n_tokens: u32, ids: std::ops::Range<u32>) -> Line {
     Line { timestamp: at_ms, input_length: n_tokens, output_length: 10, hash_ids: ids.collect(), previous_blocks: None }
 }
 
-fn scene(policy: &str, n_workers: usize) -> Scene {
+pub(super) fn scene(policy: &str, n_workers: usize) -> Scene {
     Scene {
         policy: policy.parse().expect("the policy exists"),
         workers: vec![WORKER; n_workers],
@@ -105,10 +114,18 @@ fn who_comes_while_another_runs_starts_from_its_slot_and_afterwards_from_what_th
     assert_eq!(predicted, cached(&small), "the router predicts the blocks that the worker announced");
 }
 
-fn args(shape: TraceShape) -> SimArgs {
+pub(super) fn args(shape: TraceShape) -> SimArgs {
     SimArgs {
         trace: None,
         shape: Some(shape),
+        sessions: SessionsArgs {
+            sessions: None,
+            active: 32,
+            machine: Machine::Gpu8b,
+            ram_share: 0.3,
+            disk_share: 0.0,
+            eviction: vec![Eviction::Arc],
+        },
         requests: 300,
         sessions_per_s: None,
         seconds: None,
@@ -118,7 +135,7 @@ fn args(shape: TraceShape) -> SimArgs {
         workers: 4,
         cache_share: 0.3,
         load: 0.7,
-        policy: Policy::Offered(warmpath_router_core::routing::choose::Policy::default()),
+        policy: vec![Policy::Offered(warmpath_router_core::routing::choose::Policy::default())],
         all_policies: false,
         ablation: false,
         routers: 2,
@@ -164,11 +181,11 @@ fn a_worker_fetches_what_another_holds_and_computes_what_is_lost() {
 #[test]
 fn transfers_lose_no_request() {
     let args = SimArgs { kv_gbits: Some(10.0), kv_token_bytes: 23_040, load: 1.3, ..args(TraceShape::Agent) };
-    let outcome = &simulate(&args, &[args.policy]).expect("the fleet is well formed")[0];
+    let outcome = &simulate(&args, &args.policy).expect("the fleet is well formed")[0];
     assert_eq!(outcome.n_answered, 300);
     assert!(outcome.fetched_ratio > 0.0, "{outcome:?}");
     let endless = SimArgs { kv_gbits: Some(0.0), ..args };
-    assert!(simulate(&endless, &[endless.policy]).is_err());
+    assert!(simulate(&endless, &endless.policy).is_err());
 }
 
 #[test]
@@ -199,7 +216,7 @@ fn each_term_that_is_left_out_changes_choices() {
 #[test]
 fn what_a_dead_worker_had_is_answered_by_others_and_a_new_one_gets_its_share() {
     let args = SimArgs { die: vec![(0..=0, 30.0)], join: vec![(1..=1, 45.0)], load: 2.0, ..args(TraceShape::Agent) };
-    let outcomes = simulate(&args, &[args.policy]).expect("the fleet is well formed");
+    let outcomes = simulate(&args, &args.policy).expect("the fleet is well formed");
     assert_eq!(outcomes[0].n_answered, 300);
     assert!(outcomes[0].n_retries > 0, "{outcomes:?}");
     assert!(outcomes[0].imbalance < 4.0, "one worker did it all: {outcomes:?}");
@@ -248,29 +265,29 @@ fn follow_ups_miss_what_died_and_hit_again_afterwards() {
         join: vec![(8..=9, 150.0)],
         ..args(TraceShape::Chat)
     };
-    let outcome = simulate(&args, &[args.policy]).expect("the fleet is well formed").remove(0);
+    let outcome = simulate(&args, &args.policy).expect("the fleet is well formed").remove(0);
     assert_eq!(outcome.n_answered, outcome.n_requests);
     let [before, during, after] = outcome.follow_ups.expect("the fleet changes");
     assert!(before.hit_ratio > 0.95 && after.hit_ratio > 0.9, "{before:?} {after:?}");
     assert!((0.5..0.9).contains(&during.hit_ratio), "half of the caches are lost: {during:?}");
     assert!(before.n_requests > 100 && during.n_requests > 100 && after.n_requests > 100);
     let unchanged = SimArgs { die: Vec::new(), join: Vec::new(), ..args.clone() };
-    assert_eq!(simulate(&unchanged, &[args.policy]).expect("the fleet is well formed")[0].follow_ups, None);
+    assert_eq!(simulate(&unchanged, &args.policy).expect("the fleet is well formed")[0].follow_ups, None);
     let rag = SimArgs { shape: Some(TraceShape::Rag), ..args };
-    assert!(simulate(&rag, &[rag.policy]).is_err(), "questions about documents are no sessions");
+    assert!(simulate(&rag, &rag.policy).is_err(), "questions about documents are no sessions");
 }
 
 #[test]
 fn without_a_worker_nothing_is_answered() {
     let args = SimArgs { workers: 1, speeds: vec![1.0], join: vec![(0..=0, 1e6)], ..args(TraceShape::Rag) };
-    let outcomes = simulate(&args, &[args.policy]).expect("the fleet is well formed");
+    let outcomes = simulate(&args, &args.policy).expect("the fleet is well formed");
     assert_eq!((outcomes[0].n_answered, outcomes[0].goodput_per_s), (0, 0.0));
 }
 
 #[test]
 fn load_is_prompt_tokens_over_what_the_workers_could_compute() {
     let args = SimArgs { load: 0.5, speeds: vec![1.0], cache_share: 1e-9, ..args(TraceShape::Rag) };
-    let outcomes = simulate(&args, &[args.policy]).expect("the fleet is well formed");
+    let outcomes = simulate(&args, &args.policy).expect("the fleet is well formed");
     // The utilisation is the computed part of the load, apart from the time of the last responses.
     let computed = 0.5 * (1.0 - outcomes[0].block_hit_ratio);
     assert!((outcomes[0].utilisation - computed).abs() < 0.04, "{outcomes:?}");
@@ -285,7 +302,7 @@ fn an_outcome_is_counted_from_what_was_served() {
         Some(Served { worker, ttft, cached_tokens, fetched_tokens: 0, predicted_tokens: 0, n_retries: 1 })
     };
     let served = vec![answer(0, 1000, 0), answer(1, 100, 900)];
-    let history = History { served, n_cut_off: 0, ended: Duration::from_secs(2) };
+    let history = History { served, n_cut_off: 0, ended: Duration::from_secs(2), n_disk_blocks: [0; 2] };
     let lru = lru::hits(&trace, 100);
     let outcome = outcome(&trace, &scene("random", 2), &history, lru, Duration::from_millis(500));
     assert_eq!((outcome.block_hit_ratio, outcome.token_hit_ratio, outcome.lru_share), (0.45, 0.45, 1.0));
@@ -338,10 +355,10 @@ fn siblings_come_together_and_through_one_router_go_together() {
             16
         );
     }
-    let run = |args: SimArgs| simulate(&args, &[args.policy]).expect("the fleet is well formed").remove(0);
+    let run = |args: SimArgs| simulate(&args, &args.policy).expect("the fleet is well formed").remove(0);
     let one = run(SimArgs { bursts: 5, routers: 1, load: 0.1, ..args(TraceShape::Chat) });
     assert_eq!((one.n_answered, one.bursts_within_two), (380, Some(1.0)));
-    let random = SimArgs { policy: "random".parse().expect("it exists"), ..args(TraceShape::Chat) };
+    let random = SimArgs { policy: vec!["random".parse().expect("it exists")], ..args(TraceShape::Chat) };
     assert_eq!(run(SimArgs { bursts: 5, ..random.clone() }).workers_per_burst_max, Some(4));
     assert_eq!(run(random).workers_per_burst_max, None);
 }
@@ -352,7 +369,7 @@ fn eight_routers_spread_new_prefixes_as_one_does() {
     let shape = SimArgs { requests: 1000, workers: 16, slots: 32, speeds: vec![1.0], load: 0.5, ..shape };
     let imbalance = |routers, seed| {
         let args = SimArgs { routers, seed, ..shape.clone() };
-        simulate(&args, &[args.policy]).expect("the fleet is well formed")[0].imbalance
+        simulate(&args, &args.policy).expect("the fleet is well formed")[0].imbalance
     };
     // If routers did not count work that others have sent, the imbalance of eight routers would be 1.21.
     let [one, eight] = [1, 8].map(|routers| (imbalance(routers, 1) + imbalance(routers, 2)) / 2.0);

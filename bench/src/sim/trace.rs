@@ -37,8 +37,10 @@ pub struct Line {
 /// One request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// Time of arrival. Units: seconds from the trace's start.
+    /// Time of arrival. Units: seconds from the trace's start, or from the end of the response that it follows.
     pub at_s: f64,
+    /// Request whose response its client awaits before; `None` if the time of arrival is fixed.
+    pub follows: Option<usize>,
     /// Length of the prompt, at least 1. Units: tokens.
     pub prompt_tokens: u32,
     /// Length of the response, at least 1. Units: tokens.
@@ -58,6 +60,8 @@ pub struct Request {
 pub struct Trace {
     /// The requests.
     pub requests: Vec<Request>,
+    /// First requests of sessions, each of which begins when another session has ended; empty in an open loop.
+    pub later: Vec<usize>,
     /// Length of a block. Units: tokens.
     pub block_tokens: u32,
 }
@@ -86,7 +90,7 @@ impl Trace {
         let queue_delay_ms = lines[0].timestamp;
         lines.iter_mut().for_each(|line| line.timestamp -= queue_delay_ms);
         let requests = lines.into_iter().map(|line| Request::new(line, block_tokens)).collect::<anyhow::Result<_>>()?;
-        Ok(Self { requests, block_tokens })
+        Ok(Self { requests, later: Vec::new(), block_tokens })
     }
 
     /// Returns the number of prompt tokens of all requests.
@@ -137,6 +141,7 @@ impl Request {
         let prompt = Prompt { tokens: line.hash_ids, chain, root: ROOT };
         Ok(Self {
             at_s: line.timestamp / 1e3,
+            follows: None,
             prompt_tokens: line.input_length,
             answer_tokens: line.output_length.max(1),
             keys: prompt.keys().collect(),

@@ -18,8 +18,9 @@ use warmpath_worker_core::store::chunk_index::ChunkId;
 
 use self::announcements::Announcements;
 use super::trace::Trace;
+use crate::simulated::disk::DiskShape;
 use crate::simulated::engine::{Engine, EngineSettings, Job, Progress};
-use crate::simulated::kv::{EndedState, KvSizes};
+use crate::simulated::kv::{EndedState, Eviction, KvSizes};
 
 /// Size of a batch.
 ///
@@ -28,7 +29,7 @@ const BATCH: BatchLimits = BatchLimits { batch_tokens: 2048, ubatch_tokens: 512,
 /// Time to bring one stored token's KV state into a slot. Units: milliseconds.
 ///
 /// Source: docs/decisions/0000-measured-before.md: 2,048 tokens in 2-3 ms.
-const RESTORE_MS_PER_TOKEN: f64 = 0.0015;
+pub const RESTORE_MS_PER_TOKEN: f64 = 0.0015;
 /// Length of a stored chunk. Units: tokens.
 ///
 /// Source: the glossary: a chunk is up to 256 tokens.
@@ -43,21 +44,32 @@ const MIN_HOLD_MS: u64 = 10_000;
 pub struct Shape {
     /// Number of slots.
     pub n_slots: u16,
-    /// Maximum number of blocks that it keeps.
+    /// Maximum number of blocks that it keeps in RAM.
     pub n_blocks_max: u64,
-    /// Prefill speed. Units: prompt tokens per second.
+    /// Disk tier, if there is one.
+    pub disk: Option<DiskShape>,
+    /// Order in which it evicts.
+    pub eviction: Eviction,
+    /// Prefill speed at the start of a prompt. Units: prompt tokens per second.
     pub prefill_tokens_per_s: f64,
+    /// Number of tokens behind which the prefill speed is half of that; infinity for the same speed everywhere.
+    pub half_speed_tokens: f64,
     /// Time of a step that decodes. Units: milliseconds.
     pub decode_step_ms: f64,
+    /// Time to bring one stored token's KV state into a slot. Units: milliseconds.
+    pub restore_ms_per_token: f64,
 }
 
 impl Shape {
-    fn engine(self, block_tokens: u32) -> EngineSettings {
+    /// Returns the settings of its engine, of which a cell stands for a block.
+    pub fn engine(self, block_tokens: u32) -> EngineSettings {
         let kv = KvSizes {
             n_slots: self.n_slots,
             slot_cells: u32::MAX,
             block_cells: 1,
             store_blocks: self.n_blocks_max,
+            disk: self.disk,
+            eviction: self.eviction,
             chunk_blocks_max: (CHUNK_TOKENS / block_tokens).max(1) as usize,
             min_hold_ms: MIN_HOLD_MS,
             ended: EndedState::MovesToStore,
@@ -67,8 +79,9 @@ impl Shape {
             tokens_per_cell: block_tokens,
             batch: BATCH,
             prefill_tokens_per_s: self.prefill_tokens_per_s,
+            half_speed_tokens: self.half_speed_tokens,
             decode_step_ms: self.decode_step_ms,
-            restore_ms_per_token: RESTORE_MS_PER_TOKEN,
+            restore_ms_per_token: self.restore_ms_per_token,
             joins_decode_steps: true,
         }
     }
@@ -153,6 +166,23 @@ impl Worker {
         self.engine.kv_mut().bring_ahead(prefix, now.as_millis() as u64);
         self.engine.report();
         self.announce();
+    }
+
+    /// Returns when the next read from disk for a waiting request ends.
+    pub fn next_read(&self, now: Duration) -> Option<Duration> {
+        self.engine.next_read(now)
+    }
+
+    /// Starts the requests that have waited for the disk; returns the end of the running step if that has changed.
+    pub fn read_ended(&mut self, now: Duration) -> Option<Duration> {
+        let end = self.engine.wake(now);
+        self.announce();
+        end
+    }
+
+    /// Returns the numbers of blocks that it has read from disk and written to it.
+    pub fn n_disk_blocks(&self) -> [u64; 2] {
+        self.engine.kv().n_disk_blocks()
     }
 
     /// Returns when the running step ends.

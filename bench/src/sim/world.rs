@@ -106,11 +106,14 @@ pub struct History {
     pub n_cut_off: usize,
     /// Time of the last event.
     pub ended: Duration,
+    /// Numbers of blocks that all workers have read from disk and written to it.
+    pub n_disk_blocks: [u64; 2],
 }
 
 enum Event {
     Arrive { request: usize },
     StepEnds { worker: usize },
+    ReadEnds { worker: usize, boot: u64 },
     Fetched { worker: usize, boot: u64, request: usize, n_blocks: usize },
     Prefetched { worker: usize, boot: u64, prefix: Rc<HotPrefix> },
     Push { worker: usize },
@@ -122,6 +125,9 @@ enum Event {
 /// State of a request.
 #[derive(Default)]
 struct RequestState {
+    arrived: Duration,
+    /// Request that the client sends after the response.
+    next: Option<usize>,
     router: usize,
     receipt: Option<Receipt>,
     worker: usize,
@@ -152,6 +158,8 @@ struct WorkerHost {
     pushed: Option<Duration>,
     is_push_due: bool,
     announced_load: Load,
+    /// End of the read from disk that is scheduled last.
+    read_end: Option<Duration>,
 }
 
 struct World<'t> {
@@ -162,6 +170,8 @@ struct World<'t> {
     states: Vec<RequestState>,
     served: Vec<Option<Served>>,
     n_cut_off: usize,
+    /// First requests of the sessions that have not begun.
+    later: VecDeque<usize>,
     events: EventQueue<Duration, Event>,
     now: Duration,
     rng: ChaCha8Rng,
@@ -187,6 +197,7 @@ pub fn run(trace: &Trace, scene: &Scene) -> History {
         pushed: None,
         is_push_due: false,
         announced_load: Load::default(),
+        read_end: None,
     };
     let mut world = World {
         trace,
@@ -196,6 +207,7 @@ pub fn run(trace: &Trace, scene: &Scene) -> History {
         states: trace.requests.iter().map(|_| RequestState::default()).collect(),
         served: vec![None; trace.requests.len()],
         n_cut_off: 0,
+        later: trace.later.iter().copied().collect(),
         events: EventQueue::default(),
         now: Duration::ZERO,
         rng: ChaCha8Rng::seed_from_u64(scene.seed),
@@ -205,7 +217,9 @@ pub fn run(trace: &Trace, scene: &Scene) -> History {
         world.now = at;
         world.handle(event);
     }
-    History { served: world.served, n_cut_off: world.n_cut_off, ended: world.now }
+    let n_disk_blocks = world.hosts.iter().map(|host| host.worker.n_disk_blocks());
+    let n_disk_blocks = n_disk_blocks.fold([0; 2], |sum, n| [sum[0] + n[0], sum[1] + n[1]]);
+    History { served: world.served, n_cut_off: world.n_cut_off, ended: world.now, n_disk_blocks }
 }
 
 impl World<'_> {
@@ -217,9 +231,21 @@ impl World<'_> {
         for change in &self.scene.changes {
             self.schedule(change.at, Event::Fleet(*change));
         }
-        for (request, asked) in self.trace.requests.iter().enumerate() {
-            self.schedule(Duration::from_secs_f64(asked.at_s), Event::Arrive { request });
+        let trace = self.trace;
+        for (request, asked) in trace.requests.iter().enumerate() {
+            match asked.follows {
+                Some(previous) => self.states[previous].next = Some(request),
+                None if self.later.contains(&request) => {}
+                None => self.send(request, Duration::ZERO),
+            }
         }
+    }
+
+    /// Schedules the arrival of a request, at its time after `since`.
+    fn send(&mut self, request: usize, since: Duration) {
+        let at = since + Duration::from_secs_f64(self.trace.requests[request].at_s);
+        self.states[request].arrived = at;
+        self.schedule(at, Event::Arrive { request });
     }
 
     fn schedule(&mut self, at: Duration, event: Event) {
@@ -243,11 +269,16 @@ impl World<'_> {
                 let end = self.hosts[worker].worker.fetched(self.trace, request, n_blocks, self.now);
                 self.step_planned(worker, end);
             }
+            Event::ReadEnds { worker, boot } if self.hosts[worker].boot == boot => {
+                let end = self.hosts[worker].worker.read_ended(self.now);
+                self.step_planned(worker, end);
+            }
             Event::Prefetched { worker, boot, prefix } if self.hosts[worker].boot == boot => {
                 self.prefetched(worker, &prefix);
             }
             Event::ChangesArrive { .. }
             | Event::LoadArrives { .. }
+            | Event::ReadEnds { .. }
             | Event::Fetched { .. }
             | Event::Prefetched { .. } => {}
             Event::Fleet(change) => self.change(change),
@@ -291,6 +322,13 @@ impl World<'_> {
         if let Some(end) = end {
             self.schedule(end, Event::StepEnds { worker });
         }
+        let WorkerHost { worker: reader, read_end, boot, .. } = &mut self.hosts[worker];
+        let next_read = reader.next_read(self.now);
+        if let Some(at) = next_read.filter(|_| *read_end != next_read) {
+            let boot = *boot;
+            *read_end = next_read;
+            self.schedule(at, Event::ReadEnds { worker, boot });
+        }
         self.want_push(worker);
     }
 
@@ -321,21 +359,32 @@ impl World<'_> {
             return;
         }
         let (progress, next_end) = self.hosts[worker].worker.end_step(self.now);
-        if let Some(end) = next_end {
-            self.schedule(end, Event::StepEnds { worker });
-        }
         for (request, progress) in progress {
             match progress {
                 Progress::First { cached_tokens } => self.first_token(request as usize, cached_tokens),
-                Progress::Last { .. } => self.release(request as usize),
+                Progress::Last { .. } => {
+                    self.release(request as usize);
+                    self.answered(request as usize);
+                }
             }
         }
-        self.want_push(worker);
+        self.step_planned(worker, next_end);
+    }
+
+    /// Lets the client of a complete response go on: with its session, or with one that has not begun.
+    fn answered(&mut self, request: usize) {
+        let next = match self.states[request].next {
+            None => self.later.pop_front(),
+            next => next,
+        };
+        if let Some(next) = next {
+            self.send(next, self.now);
+        }
     }
 
     fn first_token(&mut self, request: usize, cached_tokens: u32) {
         let state = &self.states[request];
-        let ttft = self.now.saturating_sub(Duration::from_secs_f64(self.trace.requests[request].at_s));
+        let ttft = self.now.saturating_sub(state.arrived);
         let RequestState { worker, predicted_tokens, fetched: fetched_state, router, .. } = *state;
         let n_retries = state.tried.len();
         let fetched_tokens = fetched_state.map_or(0, |fetched_state| fetched_state.n_tokens);
@@ -423,6 +472,7 @@ impl World<'_> {
         self.release(request);
         if self.served[request].is_some() {
             self.n_cut_off += 1;
+            self.answered(request);
         } else {
             self.states[request].tried.push(worker);
             self.schedule(self.now, Event::Arrive { request });

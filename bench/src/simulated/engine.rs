@@ -17,6 +17,7 @@ use warmpath_worker_core::reports::pending_prefills::AnnouncementId;
 use warmpath_worker_core::reports::rates::{Averages, StepCounts};
 use warmpath_worker_core::reports::summary_writer::EngineUpdate;
 use warmpath_worker_core::slots::slot_plan::{SlotDecision, SlotPlan};
+use warmpath_worker_core::store::chunk_index::ChunkId;
 
 use super::kv::{Kv, KvSizes, Prompt};
 
@@ -29,14 +30,25 @@ pub struct EngineSettings {
     pub tokens_per_cell: u32,
     /// Size of a batch.
     pub batch: BatchLimits,
-    /// Prefill speed. Units: prompt tokens per second.
+    /// Prefill speed at the start of a prompt. Units: prompt tokens per second.
     pub prefill_tokens_per_s: f64,
+    /// Number of tokens behind which the prefill speed is half of that at the start, since attention reads all of them;
+    /// infinity for the same speed everywhere.
+    pub half_speed_tokens: f64,
     /// Time of a step that decodes. Units: milliseconds.
     pub decode_step_ms: f64,
     /// Time to bring one token's KV state into a slot. Units: milliseconds.
     pub restore_ms_per_token: f64,
     /// Whether steps that only decode are one event, up to the next end or arrival of a request.
     pub joins_decode_steps: bool,
+}
+
+impl EngineSettings {
+    /// Returns the time to compute `n_tokens` of a prompt behind its first `n_before`. Units: milliseconds.
+    pub fn prefill_ms(&self, n_before: u32, n_tokens: u32) -> f64 {
+        let slowdown = 1.0 + (f64::from(n_before) + f64::from(n_tokens) / 2.0) / self.half_speed_tokens;
+        f64::from(n_tokens) / self.prefill_tokens_per_s * 1e3 * slowdown
+    }
 }
 
 /// A request, as the engine receives it.
@@ -94,6 +106,10 @@ struct Queued {
     arrived: Duration,
     /// Number of prompt tokens that were expected to be cached when it was queued.
     n_cached: u32,
+    /// Chunks that are read from disk for it.
+    fetched_chunks: Vec<ChunkId>,
+    /// End of the last read; `None` if it never waited for the disk.
+    reads_until: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -174,6 +190,18 @@ impl Engine {
     /// Takes a request; returns the end of the running step if that has changed.
     pub fn submit(&mut self, job: Job, now: Duration) -> Option<Duration> {
         self.inbox.push((job, now));
+        self.wake(now)
+    }
+
+    /// Returns when the next read from disk for a waiting request ends, if that is after `now`; [`Engine::wake`] is to
+    /// be called then.
+    pub fn next_read(&self, now: Duration) -> Option<Duration> {
+        self.queue.iter().filter_map(|waiting| waiting.reads_until).filter(|until| *until > now).min()
+    }
+
+    /// Admits the requests that can start now, or at the end of the running repetition of a step; returns the end of
+    /// the running step if that has changed.
+    pub fn wake(&mut self, now: Duration) -> Option<Duration> {
         if let Some(step) = &mut self.step {
             // A sequence of decoding steps ends with the one that runs now.
             let n_begun = (now - step.start).as_nanos() / step.time.as_nanos().max(1) + 1;
@@ -192,7 +220,10 @@ impl Engine {
             self.kv.end(&job.prompt, slot, millis(now));
         } else if self.requests().any(|waiting| waiting == id) {
             self.inbox.retain(|(job, _)| job.id != id);
-            self.queue.retain(|waiting| waiting.job.id != id);
+            if let Some(idx) = self.queue.iter().position(|waiting| waiting.job.id == id) {
+                let fetched_chunks = self.queue.remove(idx).map(|waiting| waiting.fetched_chunks);
+                self.kv.release(fetched_chunks.unwrap_or_default());
+            }
             self.updates.push(EngineUpdate::Resolved(AnnouncementId(id)));
         } else {
             return;
@@ -274,17 +305,27 @@ impl Engine {
     /// arrival, and begins the next step; returns its end.
     fn admit(&mut self, now: Duration) -> Option<Duration> {
         let mut counted_requests = Vec::new();
+        self.kv.take_disk_events(now);
         for (job, arrived) in std::mem::take(&mut self.inbox) {
             counted_requests.push(AnnouncementId(job.id));
             let n_cached = self.kv.n_usable(&job.prompt) * self.settings.tokens_per_cell;
-            self.queue.push_back(Queued { job, arrived, n_cached });
+            self.queue.push_back(Queued { job, arrived, n_cached, fetched_chunks: Vec::new(), reads_until: None });
         }
         let (mut idx, mut started) = (0, Vec::new());
-        while idx < self.queue.len() {
-            match self.kv.plan(&self.queue[idx].job.prompt) {
+        while idx < self.queue.len() && self.running.len() < usize::from(self.settings.kv.n_slots) {
+            let waiting = &mut self.queue[idx];
+            if waiting.reads_until.is_some_and(|until| until > now) {
+                idx += 1;
+                continue;
+            }
+            match self.kv.plan(&waiting.job.prompt) {
                 SlotDecision::NoSlot => break,
                 SlotDecision::WaitFor { .. } => idx += 1,
-                SlotDecision::Fetch(_) => unreachable!("there is no disk to read from"),
+                SlotDecision::Fetch(chunks) => {
+                    waiting.reads_until = Some(self.kv.fetch(&chunks, now));
+                    waiting.fetched_chunks.extend(chunks);
+                    idx += 1;
+                }
                 SlotDecision::Start(plan) => {
                     let waiting = self.queue.remove(idx).expect("the index is below the length");
                     started.push(AnnouncementId(waiting.job.id));
@@ -299,8 +340,9 @@ impl Engine {
     }
 
     fn start(&mut self, waiting: Queued, plan: &SlotPlan, now: Duration) {
-        let Queued { job, arrived, .. } = waiting;
+        let Queued { job, arrived, fetched_chunks, .. } = waiting;
         self.kv.start(&job.prompt, plan, millis(now));
+        self.kv.release(fetched_chunks);
         let n_cached = plan.start.n_tokens() * self.settings.tokens_per_cell;
         self.restore_ms += f64::from(n_cached) * self.settings.restore_ms_per_token;
         self.averages.prompt(job.prompt_tokens - n_cached);
@@ -339,13 +381,18 @@ impl Engine {
             .collect();
         let is_joined = self.settings.joins_decode_steps && n_decoding == sequences.len();
         let n_repeats = if is_joined { self.n_decode_steps() } else { 1 };
-        let n_prefill: u32 = shares.iter().map(|share| share.1).sum::<u32>() - n_decoding as u32;
         let decode_ms = if n_decoding > 0 { self.settings.decode_step_ms } else { 0.0 };
-        let ms = f64::from(n_prefill) / self.settings.prefill_tokens_per_s * 1e3 + decode_ms;
+        let ms = shares.iter().map(|(slot, n_tokens)| self.prefill_ms(*slot, *n_tokens)).sum::<f64>() + decode_ms;
         let restore_ms = std::mem::take(&mut self.restore_ms);
         let time = Duration::from_secs_f64((ms + restore_ms) / 1e3);
         let restore = Duration::from_secs_f64(restore_ms / 1e3);
         Some(self.step.insert(Step { shares, n_repeats, time, restore, start: now }).end())
+    }
+
+    /// Returns the time of a share of a step, without that of decoding.
+    fn prefill_ms(&self, slot: SlotId, n_tokens: u32) -> f64 {
+        let prefilling = self.running.iter().find(|running| running.slot == slot && running.remaining_tokens() > 0);
+        prefilling.map_or(0.0, |running| self.settings.prefill_ms(running.n_computed, n_tokens))
     }
 
     /// Returns how many steps the running sequences decode before the first of them ends.

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Range;
+use std::time::Duration;
 
 use warmpath_common::block_hash::{BlockHash, BlockKey, block_chain, block_hash};
 use warmpath_common::ids::{SlotId, Token};
@@ -21,6 +22,8 @@ use warmpath_worker_core::store::chunk_index::{
 };
 use warmpath_worker_core::store::restore_costs::Costs;
 use warmpath_worker_core::tenants::{Tenant, TenantId};
+
+use super::disk::{Disk, DiskShape};
 
 /// Tenant of every request.
 const TENANT: Tenant = Tenant::with_share(TenantId(0));
@@ -79,14 +82,27 @@ pub struct KvSizes {
     pub slot_cells: u32,
     /// Cells of one block.
     pub block_cells: u32,
-    /// Maximum number of blocks in the store.
+    /// Maximum number of blocks of the store in RAM.
     pub store_blocks: u64,
+    /// Disk tier of the store, if there is one.
+    pub disk: Option<DiskShape>,
+    /// Order in which the store evicts.
+    pub eviction: Eviction,
     /// Maximum number of blocks of one stored chunk.
     pub chunk_blocks_max: usize,
     /// Time for which a chunk stays after its last use. Units: milliseconds.
     pub min_hold_ms: u64,
     /// Place of a sequence's state after its end.
     pub ended: EndedState,
+}
+
+/// Order in which a store evicts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Eviction {
+    /// The worker's: a segmented LRU whose border is learnt.
+    Arc,
+    /// The least recently used chunk first, as in other servers.
+    Lru,
 }
 
 /// Content of a stored chunk.
@@ -102,7 +118,8 @@ pub struct Kv {
     table: SlotTable,
     index: ChunkIndex,
     costs: Costs,
-    /// Chunks read from disk; empty, since there is no disk.
+    disk: Disk,
+    /// Chunks that were read from disk for a request and have no room in RAM.
     at_hand: HashSet<ChunkId>,
     block_cells: usize,
     ended: EndedState,
@@ -116,7 +133,7 @@ impl Kv {
     pub fn new(sizes: KvSizes, prefill_ms_per_cell: f64, restore_ms_per_cell: f64) -> Self {
         let limits = StoreLimits {
             ram_bytes: sizes.store_blocks,
-            disk_bytes: 0,
+            disk_bytes: sizes.disk.map_or(0, |disk| disk.n_blocks_max),
             min_hold_ms: sizes.min_hold_ms,
             chunk_blocks_max: sizes.chunk_blocks_max,
             block_size_tokens: sizes.block_cells,
@@ -133,13 +150,17 @@ impl Kv {
             copy_ms_per_token: Some(restore_ms_per_cell),
             export_ms_per_token: Some(restore_ms_per_cell),
             import_ms_per_byte: restore_ms_per_cell * f64::from(sizes.block_cells),
-            read_ms_per_byte: 0.0,
+            read_ms_per_byte: sizes.disk.map_or(0.0, |disk| disk.ms_per_block),
             suffix_rounding: None,
         };
         Self {
             table: SlotTable::new(slots),
-            index: ChunkIndex::new(limits),
+            index: match sizes.eviction {
+                Eviction::Arc => ChunkIndex::new(limits),
+                Eviction::Lru => ChunkIndex::plain_lru(limits),
+            },
             costs,
+            disk: sizes.disk.map(Disk::new).unwrap_or_default(),
             at_hand: HashSet::new(),
             block_cells: sizes.block_cells as usize,
             ended: sizes.ended,
@@ -211,7 +232,7 @@ impl Kv {
             let n_reused = self.table.take_reused(slot) as usize;
             self.touch(prompt, n_reused.div_ceil(self.block_cells), now_ms);
         }
-        self.take_orders();
+        self.take_orders(now_ms);
         if self.ended == EndedState::MovesToStore {
             self.table.forget(slot);
             self.cells[usize::from(slot.0)].clear();
@@ -223,15 +244,48 @@ impl Kv {
     pub fn bring(&mut self, prompt: &Prompt, n_blocks: usize, now_ms: u64) -> Vec<ChunkId> {
         let prefix = prompt.first(n_blocks, self.block_cells);
         self.store(prefix, prefix.tokens, now_ms);
-        self.take_orders();
+        self.take_orders(now_ms);
         let chunks: Vec<ChunkId> = self.index.find(&prefix).first(n_blocks).map(|chunk| chunk.id).collect();
         chunks.iter().for_each(|id| self.index.hold(*id));
         chunks
     }
 
-    /// Lets chunks of [`Kv::bring`] be evicted again.
+    /// Begins to read chunks from disk, which then stay in place until [`Kv::release`]; returns when all are read.
+    pub fn fetch(&mut self, chunks: &[ChunkId], now: Duration) -> Duration {
+        let read = |id: &ChunkId| {
+            self.index.hold(*id);
+            self.disk.read(*id, self.chunks[id].keys.len(), now)
+        };
+        chunks.iter().map(read).max().unwrap_or(now)
+    }
+
+    /// Applies the reads and writes of the disk that have ended.
+    pub fn take_disk_events(&mut self, now: Duration) {
+        let now_ms = now.as_millis() as u64;
+        while let Some(id) = self.disk.next_written(now) {
+            self.index.written(id, now_ms);
+        }
+        while let Some(id) = self.disk.next_read(now) {
+            if !self.index.read_back(id, now_ms) && self.index.is_held(id) {
+                self.at_hand.insert(id);
+            }
+        }
+        self.take_orders(now_ms);
+    }
+
+    /// Returns the numbers of blocks that were read from disk and written to it.
+    pub fn n_disk_blocks(&self) -> [u64; 2] {
+        self.disk.n_moved()
+    }
+
+    /// Lets chunks of [`Kv::bring`] or [`Kv::fetch`] be evicted again.
     pub fn release(&mut self, chunks: Vec<ChunkId>) {
-        chunks.into_iter().for_each(|id| self.index.release(id));
+        for id in chunks {
+            self.index.release(id);
+            if !self.index.is_held(id) {
+                self.at_hand.remove(&id);
+            }
+        }
     }
 
     /// Returns the stored prefixes, the most valuable ones first.
@@ -250,7 +304,7 @@ impl Kv {
     pub fn bring_ahead(&mut self, prefix: &HotPrefix, now_ms: u64) {
         let chain = self.chain_of(prefix);
         self.store(Prefix { root: prefix.root, chain: &chain, tokens: &prefix.tokens }, &prefix.tokens, now_ms);
-        self.take_orders();
+        self.take_orders(now_ms);
     }
 
     /// Takes the changes for routers.
@@ -292,10 +346,16 @@ impl Kv {
 
     /// Stores the blocks of a prefix that are not stored; `cells` is its state.
     fn store(&mut self, prefix: Prefix<'_>, cells: &[Token], now_ms: u64) {
+        let mut previous = None;
         for blocks in self.index.missing(&prefix) {
             let n_bytes = blocks.len() as u64;
             let new = NewChunk { prefix, blocks: blocks.clone(), n_bytes, priority: 0, tenant: TENANT, now_ms };
-            let Ok(id) = self.index.insert(&new) else { break };
+            let inserted = match previous {
+                Some(previous) => self.index.insert_after(previous, &new),
+                None => self.index.insert(&new),
+            };
+            let Ok(id) = inserted else { break };
+            previous = Some(id);
             let Range { start, end } = blocks.clone();
             let cells = cells[start * self.block_cells..end * self.block_cells].to_vec();
             let keys = prefix.chain[blocks].iter().map(BlockHash::key).collect();
@@ -303,12 +363,19 @@ impl Kv {
         }
     }
 
-    /// Applies the store's decisions on kept and evicted chunks.
-    fn take_orders(&mut self) {
+    /// Applies the store's decisions on written, kept and evicted chunks. A chunk's cells stay while any tier has it.
+    fn take_orders(&mut self, now_ms: u64) {
         for order in self.index.take_orders() {
             match order {
-                StoreOrder::DropRam(id) => drop(self.chunks.remove(&id)),
-                other => panic!("{other:?} without a disk"),
+                StoreOrder::Write(id) => {
+                    let n_blocks = self.chunks.get(&id).map_or(0, |chunk| chunk.keys.len());
+                    self.disk.write(id, n_blocks, Duration::from_millis(now_ms));
+                }
+                StoreOrder::DropRam(id) | StoreOrder::DropFile(id, _) => {
+                    if self.index.record(id).is_none() {
+                        self.chunks.remove(&id);
+                    }
+                }
             }
         }
         for change in self.index.take_changes() {

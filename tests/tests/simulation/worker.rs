@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use warmpath_bench::simulated::engine::{self, Engine, EngineSettings, Progress};
-use warmpath_bench::simulated::kv::{EndedState, KvSizes, Prompt};
+use warmpath_bench::simulated::kv::{EndedState, Eviction, KvSizes, Prompt};
 use warmpath_common::block_hash::{BlockKey, block_chain};
 use warmpath_common::ids::{RequestId, Token};
 use warmpath_common::model::Fingerprint;
@@ -186,6 +186,8 @@ fn engine_settings(build: Build) -> EngineSettings {
         slot_cells: CONTEXT_TOKENS,
         block_cells: build.block_size_tokens,
         store_blocks: STORE_BLOCKS,
+        disk: None,
+        eviction: Eviction::Arc,
         chunk_blocks_max: 3,
         min_hold_ms: 0,
         ended: EndedState::StaysInSlot,
@@ -195,6 +197,7 @@ fn engine_settings(build: Build) -> EngineSettings {
         tokens_per_cell: 1,
         batch: BATCH,
         prefill_tokens_per_s: 2000.0,
+        half_speed_tokens: f64::INFINITY,
         decode_step_ms: 4.0,
         restore_ms_per_token: 0.01,
         joins_decode_steps: false,

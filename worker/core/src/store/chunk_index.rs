@@ -187,6 +187,12 @@ impl ChunkIndex {
         }
     }
 
+    /// Returns an empty index whose tiers are plain LRUs, as other servers have them. Panics: as [`Self::new`].
+    pub fn plain_lru(limits: StoreLimits) -> Self {
+        let Self { ram, disk, .. } = Self::new(limits);
+        Self { ram: ram.plain_lru(), disk: disk.plain_lru(), ..Self::new(limits) }
+    }
+
     /// Returns the limits of the store and the sizes of its chunks.
     pub fn limits(&self) -> &StoreLimits {
         &self.limits

@@ -38,6 +38,8 @@ const N_NAMES_MAX: usize = 1 << 16;
 #[derive(Debug, Clone)]
 pub(super) struct ArcTarget {
     limit_bytes: u64,
+    /// Largest share of the tier that protected chunks may take, in percent.
+    percent_max: u64,
     protected_bytes_max: u64,
     unused: EvictedChunks,
     used: EvictedChunks,
@@ -64,8 +66,18 @@ struct EvictedChunks {
 
 impl ArcTarget {
     pub(super) fn new(limit_bytes: u64) -> Self {
-        let protected_bytes_max = percent(limit_bytes, PROTECTED_PERCENT_FIRST);
-        Self { limit_bytes, protected_bytes_max, unused: EvictedChunks::default(), used: EvictedChunks::default() }
+        Self::bounded(limit_bytes, PROTECTED_PERCENT_MAX)
+    }
+
+    /// Returns a limit of 0 for good, which makes the tier a plain LRU.
+    pub(super) fn zero(limit_bytes: u64) -> Self {
+        Self::bounded(limit_bytes, 0)
+    }
+
+    fn bounded(limit_bytes: u64, percent_max: u64) -> Self {
+        let protected_bytes_max = percent(limit_bytes, PROTECTED_PERCENT_FIRST.min(percent_max));
+        let (unused, used) = (EvictedChunks::default(), EvictedChunks::default());
+        Self { limit_bytes, percent_max, protected_bytes_max, unused, used }
     }
 
     /// Returns the maximum number of bytes of protected chunks.
@@ -92,7 +104,7 @@ impl ArcTarget {
             return true;
         }
         if self.used.take(name) {
-            let bytes_max = percent(self.limit_bytes, PROTECTED_PERCENT_MAX);
+            let bytes_max = percent(self.limit_bytes, self.percent_max);
             self.protected_bytes_max = self.protected_bytes_max.saturating_add(step(n_used, n_unused)).min(bytes_max);
             return true;
         }

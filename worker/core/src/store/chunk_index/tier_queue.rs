@@ -73,6 +73,11 @@ impl TierQueue {
         }
     }
 
+    /// Returns the tier, which must be empty, as a plain LRU.
+    pub(super) fn plain_lru(self) -> Self {
+        Self { arc_target: ArcTarget::zero(self.limit_bytes), ..self }
+    }
+
     pub(super) fn limit_bytes(&self) -> u64 {
         self.limit_bytes
     }

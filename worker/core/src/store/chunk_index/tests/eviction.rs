@@ -218,3 +218,20 @@ fn the_number_of_pins_is_limited() {
     assert!(index.pin(PinId(3), &sequence.prefix()).is_ok());
     index.check_invariants();
 }
+
+#[test]
+fn a_plain_lru_evicts_the_least_recently_used_however_often_others_were_used() {
+    let n_left = |mut index: ChunkIndex| {
+        let (hot, cold) = (Sequence::new(0..8), Sequence::new(50..58));
+        hot.store(&mut index, 0);
+        hot.touch(&mut index, 1);
+        cold.store(&mut index, 2);
+        Sequence::new(100..108).store(&mut index, 3);
+        index.check_invariants();
+        (hot.n_stored(&index), cold.n_stored(&index))
+    };
+    assert_eq!(n_left(ChunkIndex::plain_lru(limits(8, 0))), (0, 4));
+    assert_eq!(n_left(ChunkIndex::new(limits(8, 0))), (0, 4), "more than two fifths are not protected");
+    assert_eq!(n_left(ChunkIndex::new(limits(11, 0))), (4, 0));
+    assert_eq!(n_left(ChunkIndex::plain_lru(limits(11, 0))), (0, 4));
+}
