@@ -104,7 +104,7 @@ impl Fleet {
         metrics: Arc<Metrics>,
         tasks: &mut JoinSet<()>,
     ) -> Arc<Self> {
-        let (fleet, tracker, queues) = Self::new(config, (given, clients), metrics, rand::random());
+        let (fleet, tracker, queues) = Self::new(config, given, clients, metrics, rand::random());
         let (reports, inbox) = mpsc::channel(REPORTS_QUEUED_MAX);
         // The first contact includes the first summary of each host.
         for host_idx in 0..config.hosts.len() {
@@ -125,7 +125,8 @@ impl Fleet {
     /// `seed` keeps workers from choosing block keys that collide in the index.
     pub fn new(
         config: &FleetConfig,
-        (given, clients): (Vec<LoadedVocabulary>, Clients),
+        given: Vec<LoadedVocabulary>,
+        clients: Clients,
         metrics: Arc<Metrics>,
         seed: u64,
     ) -> (Arc<Self>, Tracker, TaskQueues) {
@@ -417,7 +418,7 @@ impl InFlightGuard {
     /// Starts to track the request's progress, if the worker is a stock server.
     pub fn watch(&mut self, request_id: &RequestId, sending: impl FnOnce() -> SentRequest) {
         if let Some(stock) = &self.fleet.member(self.worker).stock {
-            self.server_request = Some(ServerRequest::new(stock, &self.fleet.metrics, (request_id, sending())));
+            self.server_request = Some(ServerRequest::new(stock, &self.fleet.metrics, request_id, sending()));
         }
     }
 

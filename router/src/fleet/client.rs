@@ -167,7 +167,7 @@ impl WorkerClient {
     ///
     /// Errors: every [`CallError`].
     pub async fn get(&self, url: &Url) -> Result<Response<Body>, CallError> {
-        self.call((Method::GET, url), HeaderMap::new(), Bytes::new()).await
+        self.call(Method::GET, url, HeaderMap::new(), Bytes::new()).await
     }
 
     /// Returns the JSON that the worker answers to a GET request, from at most `bytes_max` bytes.
@@ -188,7 +188,8 @@ impl WorkerClient {
     /// [`CallError`].
     pub async fn call(
         &self,
-        (method, url): (Method, &Url),
+        method: Method,
+        url: &Url,
         headers: HeaderMap,
         body: Bytes,
     ) -> Result<Response<Body>, CallError> {

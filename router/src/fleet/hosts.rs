@@ -109,7 +109,7 @@ impl Hosts {
         let client = &self.host(host_idx).client;
         let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
         let call = async {
-            let response = client.call((Method::POST, &client.url(path)), headers, order).await?;
+            let response = client.call(Method::POST, &client.url(path), headers, order).await?;
             let (parts, body) = response.into_parts();
             let body = axum::body::to_bytes(body, HOST_ANSWER_BYTES_MAX).await.map_err(HostCallError::Broken)?;
             if parts.status.is_success() {

@@ -81,7 +81,7 @@ impl Fleet {
         }
         if block_size_tokens > 0 {
             let prefixes = prefetch::merge(read, block_size_tokens);
-            self.tell(metrics::JOIN, (worker, block_size_tokens), prefixes).await;
+            self.tell(metrics::JOIN, worker, block_size_tokens, prefixes).await;
         }
     }
 
@@ -100,7 +100,7 @@ impl Fleet {
         let shares = prefetch::divide(prefixes, &receivers, block_size_tokens, |keys| self.index().matches(keys));
         let told = shares.into_iter().map(|(receiver, share)| {
             let share = share.into_iter().map(|prefix| (worker, prefix)).collect();
-            self.tell(metrics::DRAIN, (receiver, block_size_tokens), share)
+            self.tell(metrics::DRAIN, receiver, block_size_tokens, share)
         });
         join_all(told).await;
     }
@@ -120,12 +120,7 @@ impl Fleet {
     }
 
     /// Sends a worker the list of prefixes to fetch, each with its peer.
-    async fn tell(
-        &self,
-        cause: &str,
-        (worker, block_size_tokens): (WorkerIdx, u32),
-        share: Vec<(WorkerIdx, HotPrefix)>,
-    ) {
+    async fn tell(&self, cause: &str, worker: WorkerIdx, block_size_tokens: u32, share: Vec<(WorkerIdx, HotPrefix)>) {
         if share.is_empty() {
             return;
         }
@@ -138,7 +133,7 @@ impl Fleet {
         let told = async {
             let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
             let url = member.client.url(KV_PATH);
-            let response = member.client.call((Method::POST, &url), headers, body.into()).await;
+            let response = member.client.call(Method::POST, &url, headers, body.into()).await;
             let status = response.map_err(AnswerError::from)?.status();
             if status.is_success() { Ok(()) } else { Err(PrefetchError::from(AnswerError::Refused(status))) }
         };

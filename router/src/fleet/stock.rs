@@ -132,7 +132,7 @@ impl StockServers {
             let member = fleet.member(worker.idx);
             let (Some(known), Some(stock)) = (self.found.get(&worker.idx), &member.stock) else { continue };
             let placed_models = self.placed_models(fleet, known, &fellows);
-            seat(worker, stock, (known, &placed_models));
+            seat(worker, stock, known, &placed_models);
             fellows.extend(placed_models);
         }
     }
@@ -154,7 +154,7 @@ impl StockServers {
 }
 
 /// Writes a server's models into its view and state, if they changed.
-fn seat(worker: &mut Arc<WorkerView>, stock: &Stock, (known, placed_models): (&Known, &[PlacedModel])) {
+fn seat(worker: &mut Arc<WorkerView>, stock: &Stock, known: &Known, placed_models: &[PlacedModel]) {
     let placed = |(placed_model, listed): (&PlacedModel, &StockModel)| Placed {
         fingerprint: placed_model.model.fingerprint,
         tokenizer_source: placed_model.tokenizer_source,

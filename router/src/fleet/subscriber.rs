@@ -284,7 +284,7 @@ impl Subscriber {
         loop {
             let next = next_effect(&mut chunks, &mut stream, &mut self.reader);
             let effect = tokio::select! {
-                next = unless_lost((&self.fleet, self.worker), next, silence_max) => next??,
+                next = unless_lost(&self.fleet, self.worker, next, silence_max) => next??,
                 stale_report = stale_report(&mut self.stale_reports) => return Err(stale_report.into()),
             };
             self.fleet.record_message(&self.member);
@@ -337,7 +337,8 @@ fn now() -> std::time::Instant {
 
 /// Returns the next frame of a worker, unless it is lost. Errors: `Idle`.
 async fn unless_lost<T>(
-    (fleet, worker): (&Fleet, WorkerIdx),
+    fleet: &Fleet,
+    worker: WorkerIdx,
     next: impl Future<Output = T>,
     silence_max: Duration,
 ) -> Result<T, StreamError> {

@@ -172,9 +172,7 @@ impl Tracker {
             TrackerMessage::Differs { worker, model } => self.differs(worker, model),
             TrackerMessage::Resumed { worker } => self.resumed(worker),
             TrackerMessage::Replaced { worker, runs } => self.blocks.begin(worker, runs),
-            TrackerMessage::Update { worker, changes, load, digest } => {
-                self.update((worker, now), changes, (load, digest))
-            }
+            TrackerMessage::Update { worker, changes, load, digest } => self.update(worker, changes, load, digest, now),
             TrackerMessage::Lost { worker, reason } => self.lost(worker, reason, now),
             TrackerMessage::Unreachable { worker, trouble } => self.unreachable(worker, trouble, now),
             TrackerMessage::Host { host_idx, view } => self.host(host_idx, *view),
@@ -273,9 +271,11 @@ impl Tracker {
 
     fn update(
         &mut self,
-        (worker, now): (WorkerIdx, Instant),
+        worker: WorkerIdx,
         changes: Vec<Change>,
-        (load, digest): (Option<Load>, Option<Digest>),
+        load: Option<Load>,
+        digest: Option<Digest>,
+        now: Instant,
     ) {
         let n_filling = self.blocks.update(worker, &changes);
         let model = self.workers.get(&worker).and_then(|tracked| tracked.view.model.as_ref());

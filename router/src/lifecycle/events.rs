@@ -69,7 +69,7 @@ pub(super) fn end_mark(endpoint: EndpointKind, path: &str, n_choices: u32) -> Op
 impl Events {
     /// Returns the events in `pieces`. The first event of the response must arrive by the deadline, each further one
     /// within the timeout.
-    pub(super) fn new(pieces: BodyPieces, mark: EndMark, (deadline, idle_timeout): (Instant, Duration)) -> Self {
+    pub(super) fn new(pieces: BodyPieces, mark: EndMark, deadline: Instant, idle_timeout: Duration) -> Self {
         Self {
             pieces,
             splitter: Splitter::default(),

@@ -227,8 +227,8 @@ mod tests {
     }
 
     fn of_pieces(pieces: impl Stream<Item = Result<Bytes, WorkerFailure>> + Send + 'static) -> Events {
-        let patience = (Instant::now() + Duration::from_secs(600), Duration::from_secs(300));
-        Events::new(pieces.fuse().boxed(), EndMark::Done, patience)
+        let deadline = Instant::now() + Duration::from_secs(600);
+        Events::new(pieces.fuse().boxed(), EndMark::Done, deadline, Duration::from_secs(300))
     }
 
     async fn check(given: &[&'static str], progress_min: StreamProgress, expected: Result<&str, WorkerFailure>) {

@@ -186,7 +186,15 @@ struct RelayState {
 }
 
 /// Search for another worker; it returns the request and the failover state.
-type Search = BoxFuture<'static, (IncomingRequest, Failover, Option<ContinuedStream>)>;
+type Search = BoxFuture<'static, SearchResult>;
+
+/// Result of a search.
+struct SearchResult {
+    request: IncomingRequest,
+    failover: Failover,
+    /// Absent if there is no other worker.
+    continued: Option<ContinuedStream>,
+}
 
 /// Reason why a response breaks off.
 enum Break {
@@ -289,13 +297,13 @@ impl RelayState {
         let worker = relay.worker_idx;
         Some(Box::pin(async move {
             let continued = failover.go_on(&mut request, worker, failure, lines, n_ended_choices).await;
-            (request, failover, continued)
+            SearchResult { request, failover, continued }
         }))
     }
 
     /// Continues the response at the worker that was found; returns `None` if there is none.
-    fn go_on(&mut self, found: (IncomingRequest, Failover, Option<ContinuedStream>)) -> Option<()> {
-        let (request, failover, continued) = found;
+    fn go_on(&mut self, found: SearchResult) -> Option<()> {
+        let SearchResult { request, failover, continued } = found;
         let relay = &mut self.relay;
         relay.keep_request(request, Some(failover));
         let continued = continued?;

@@ -76,8 +76,8 @@ impl Upstream<'_> {
         let client = &self.member.client;
         let mut url = client.url(&request.path);
         url.set_query(request.query.as_deref());
-        let target = (request.method.clone(), &url);
-        let call = client.call(target, headers::to_worker(request, attempt_target, self.past), self.body(request));
+        let headers = headers::to_worker(request, attempt_target, self.past);
+        let call = client.call(request.method.clone(), &url, headers, self.body(request));
         let deadline = Instant::now() + self.limits.response_timeout;
         let mut loss = self.member.loss();
         let response = tokio::select! {
@@ -248,7 +248,7 @@ impl Upstream<'_> {
             let first = first.unwrap_or(Err(WorkerFailure::Broken))?;
             return Ok(UpstreamResponse::Stream { head, first, rest: RestOfBody::Other(pieces) });
         };
-        let mut events = Events::new(pieces, mark, (deadline, self.limits.idle_timeout));
+        let mut events = Events::new(pieces, mark, deadline, self.limits.idle_timeout);
         if self.has_journal(&head) {
             let (lines, n_ended_choices) =
                 self.past.map(|past| (past.lines.clone(), past.n_ended_choices)).unwrap_or_default();

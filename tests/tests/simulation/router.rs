@@ -137,7 +137,7 @@ impl Router {
             tls: Default::default(),
             trial: TrialConfig::default(),
         };
-        let (fleet, tracker, _) = Fleet::new(&config, (Vec::new(), clients.clone()), Arc::new(Metrics::new()), seed);
+        let (fleet, tracker, _) = Fleet::new(&config, Vec::new(), clients.clone(), Arc::new(Metrics::new()), seed);
         Self {
             fleet,
             tracker,

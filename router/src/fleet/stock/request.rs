@@ -30,7 +30,7 @@ pub struct ServerRequest {
 
 impl ServerRequest {
     /// Records a request that is sent to `stock`.
-    pub fn new(stock: &Arc<Stock>, metrics: &Arc<Metrics>, (request_id, sending): (&RequestId, SentRequest)) -> Self {
+    pub fn new(stock: &Arc<Stock>, metrics: &Arc<Metrics>, request_id: &RequestId, sending: SentRequest) -> Self {
         let id = stock.server().sent(request_id, sending, Instant::now());
         stock.news.notify_one();
         Self {

@@ -38,7 +38,7 @@ fn tracker() -> Tracker {
         tls: ClientFiles::default(),
         trial: TrialConfig::default(),
     };
-    let (fleet, tracker, _) = Fleet::new(&config, (Vec::new(), clients.clone()), Arc::new(Metrics::new()), 7);
+    let (fleet, tracker, _) = Fleet::new(&config, Vec::new(), clients.clone(), Arc::new(Metrics::new()), 7);
     let url = "http://127.0.0.1:1".parse().expect("a URL");
     let address = WorkerAddress { url, api: WorkerApi::Warmpath, certified: None };
     fleet.seat(WORKER, &Member::new(WORKER, &address, clients.of(&address)));

@@ -19,7 +19,7 @@ enum Close {
 }
 
 fn events(pieces: impl Stream<Item = Result<Bytes, WorkerFailure>> + Send + 'static) -> Events {
-    Events::new(pieces.fuse().boxed(), EndMark::Done, (Instant::now() + RESPONSE, IDLE))
+    Events::new(pieces.fuse().boxed(), EndMark::Done, Instant::now() + RESPONSE, IDLE)
 }
 
 fn scripted(pieces: Vec<Bytes>, close: Close) -> Events {
@@ -161,7 +161,7 @@ fn comments() -> impl Stream<Item = Result<Bytes, WorkerFailure>> + Send {
 async fn check_silence(opening: &'static str, mark: EndMark, patience: (Duration, Duration)) {
     let opening = futures::stream::once(async move { Ok(Bytes::from_static(opening.as_bytes())) });
     let pieces = opening.chain(comments()).boxed();
-    let (given, end) = passed(Events::new(pieces, mark, (Instant::now() + patience.0, patience.1))).await;
+    let (given, end) = passed(Events::new(pieces, mark, Instant::now() + patience.0, patience.1)).await;
     assert_eq!(end, Err(WorkerFailure::Timeout), "{} pieces passed", given.len());
 }
 
@@ -187,14 +187,14 @@ async fn half_an_event_does_not_keep_a_stream_alive() {
         Ok(part)
     });
     let deadline = Instant::now() + Duration::from_millis(30);
-    let (given, end) = passed(Events::new(half.boxed(), EndMark::Done, (deadline, IDLE))).await;
+    let (given, end) = passed(Events::new(half.boxed(), EndMark::Done, deadline, IDLE)).await;
     assert_eq!((given.len(), end), (0, Err(WorkerFailure::Timeout)));
 }
 
 #[tokio::test]
 async fn a_flood_of_comments_is_silence_too() {
     let flood = futures::stream::repeat_with(|| Ok(Bytes::from_static(b": ping\n\n"))).boxed();
-    let (_, end) = passed(Events::new(flood, EndMark::Done, (Instant::now() + Duration::from_millis(5), IDLE))).await;
+    let (_, end) = passed(Events::new(flood, EndMark::Done, Instant::now() + Duration::from_millis(5), IDLE)).await;
     assert_eq!(end, Err(WorkerFailure::Timeout));
 }
 
@@ -203,7 +203,7 @@ async fn events_that_the_journal_covers_are_passed_on_before_a_timeout() {
     let write = |events: &str| format!("{events}{LINE_START}0 5\n");
     let together = Bytes::from([write(": ping\n\n"), write("data: 1\n\n")].concat());
     let pieces = futures::stream::iter([Ok(together)]).chain(futures::stream::pending()).boxed();
-    let mut events = Events::new(pieces, EndMark::Done, (Instant::now(), IDLE)).with_journal(Vec::new(), 0);
+    let mut events = Events::new(pieces, EndMark::Done, Instant::now(), IDLE).with_journal(Vec::new(), 0);
     let mut given = Vec::new();
     for _ in 0..2 {
         given.extend(events.next().await.expect("there is more").expect("it has arrived").bytes);
