@@ -1,7 +1,9 @@
 //! `warmpath-bench models`: models on demand with room for one, compared with llama-server's router mode.
 //!
 //! A folder has the same model under two names, so both take as long to load. Loads are counted in the list of models,
-//! which both servers give alike.
+//! which both servers give alike. Not here: several hosts, in virtual time (`simulated`).
+
+mod simulated;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -61,6 +63,12 @@ pub struct ModelsArgs {
     /// Rounds of the conversation; the median counts.
     #[arg(long, value_name = "N", default_value_t = 3)]
     rounds: u64,
+    /// Simulates three hosts with room for four of six models instead, beside hosts that load in the order of arrival.
+    #[arg(long, conflicts_with_all = ["model", "against", "bin_dir"])]
+    simulated: bool,
+    /// Seeds the requests of the simulation.
+    #[arg(long, default_value_t = 1, requires = "simulated")]
+    seed: u64,
     /// Folder that holds warmpath and its programs. The default is this program's folder.
     #[arg(long, value_name = "DIR")]
     bin_dir: Option<PathBuf>,
@@ -85,6 +93,9 @@ struct LoadCount {
 ///
 /// Errors: a server that does not start, a conversation that fails.
 pub async fn run(args: &ModelsArgs) -> anyhow::Result<()> {
+    if args.simulated {
+        return args.figures.show(&simulated::figures(args.seed), "scenario", "hosts");
+    }
     let models = tempfile::tempdir()?;
     let file = args.model.file()?;
     for name in NAMES {

@@ -239,7 +239,7 @@ impl Maker {
 }
 
 /// Returns a number from 0 (inclusive) to 1 (exclusive).
-fn unit(rng: &mut ChaCha8Rng) -> f64 {
+pub fn unit(rng: &mut ChaCha8Rng) -> f64 {
     (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }
 

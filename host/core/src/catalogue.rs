@@ -409,7 +409,8 @@ fn flag_name(key: &str) -> String {
 }
 
 impl Entry {
-    fn new(name: &str) -> Self {
+    /// Returns a model with this name and no settings.
+    pub fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
             aliases: Vec::new(),
