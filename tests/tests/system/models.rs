@@ -306,7 +306,8 @@ async fn a_model_that_cannot_be_loaded_says_why_and_disturbs_no_other() -> anyho
     let impossible = async |name: &str| {
         let reason = async |summary: &HostSummary| match &summary.model(name)?.state {
             ModelState::Impossible { reason, .. } => Some(reason.clone()),
-            _ => None,
+            // If its pause is over, a request has it tried again.
+            _ => host.post(DEMAND_PATH, &demand(name)).await.ok().and(None),
         };
         host.until("the refusal", reason).await
     };
