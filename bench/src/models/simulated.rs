@@ -21,8 +21,7 @@ use crate::names;
 use crate::sim::shapes::{exponential, unit};
 use crate::summary::Distribution;
 
-/// Loads: work of the requests with warm prompts, as a share of that which gives the most requested model as many as its
-/// one worker can do.
+/// Loads: work of the requests with warm prompts; at 1, the most requested model has as much as one worker can do.
 const LOADS: [f64; 3] = [0.5, 0.8, 1.1];
 /// Models, all of one size.
 const N_MODELS: usize = 6;

@@ -62,8 +62,7 @@ pub fn free_address(ip: IpAddr) -> std::io::Result<SocketAddr> {
     std::net::TcpListener::bind((ip, 0))?.local_addr()
 }
 
-/// Returns the name of a model's folder, its own as a file's: other characters than letters, digits and `-._` become `%`
-/// and two digits.
+/// Returns the name of a model's folder: other characters than letters, digits and `-._` become `%` and two digits.
 pub fn folder_name(model: &str) -> String {
     let mut name = String::new();
     for (idx, byte) in model.bytes().enumerate() {

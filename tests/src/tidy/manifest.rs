@@ -41,6 +41,7 @@ const MAY_USE: [(&str, &[&str]); 19] = [
         &[
             "warmpath-common",
             "warmpath-gguf",
+            "warmpath-host-core",
             "warmpath-prompt",
             "warmpath-router-core",
             "warmpath-router",

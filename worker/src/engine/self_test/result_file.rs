@@ -31,8 +31,8 @@ const LOCK_POLL: Duration = Duration::from_millis(20);
 const ENTRIES_MAX: usize = 64;
 /// Largest file that is read. Units: bytes. Source: 16 kB for each of [`ENTRIES_MAX`], which have some 2 kB.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// Time for which a machine that was busy counts as busy still. Source: own choice: models that a host swaps start every
-/// few seconds or minutes, and each try takes half a second.
+/// Time for which a machine that was busy counts as busy still. Source: own choice: models that a host swaps start
+/// every few seconds or minutes, and each try takes half a second.
 const BUSY_FOR: Duration = Duration::from_secs(10 * 60);
 /// Version of the measurement, increased when it changes.
 const VERSION: u32 = 7;
