@@ -50,7 +50,7 @@ const N_TURNS: usize = 5;
 /// Mean time between two turns. Units: milliseconds.
 const THINK_MS: f64 = 45_000.0;
 /// Share of conversations that are bursts: they alternate between two models, with a hundredth of the pause.
-const BURST_SHARE: u64 = 5;
+const BURST_SHARE: usize = 5;
 
 /// How hosts choose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -144,14 +144,14 @@ fn requests(load: f64, seed: u64) -> Vec<Request> {
     let weights: f64 = (0..N_MODELS).map(weight).sum();
     let pause_ms = work_ms / (load * N_SLOTS as f64 * weights / weight(0));
 
-    let (mut requests, mut begun_ms, mut n_conversations) = (Vec::new(), 0.0, 0);
+    let (mut requests, mut begun_ms, mut n_conversations) = (Vec::new(), 0.0, 0_usize);
     loop {
         begun_ms += exponential(&mut random, pause_ms);
         if begun_ms >= RUN_MS as f64 {
             break;
         }
         let models = [zipf(&mut random), zipf(&mut random)];
-        let is_burst = n_conversations as u64 % BURST_SHARE == 0;
+        let is_burst = n_conversations.is_multiple_of(BURST_SHARE);
         // A burst has one conversation with each of its models.
         let mut at_ms = begun_ms;
         for turn in 0..N_TURNS {
