@@ -134,7 +134,10 @@ impl Model {
             Happening::Release { .. } | Happening::Write { .. } => {}
         }
         let held = self.held.clone();
-        for dropped in self.do_orders(&|id| !held.contains(&id) && !guarded.contains(&id)) {
+        // What was stored just now may be pinned, too, so that pins take more than their share.
+        let guarded_now = self.guarded();
+        let must_stay = |id| held.contains(&id) || guarded.contains(&id) && guarded_now.contains(&id);
+        for dropped in self.do_orders(&|id| !must_stay(id)) {
             let has_file = |stored: &&Stored| stored.file.is_some();
             let is_cut_off = |stored: &Stored| dropped.ends(stored.record.root, stored.before());
             let is_back = self.stored.iter().filter(has_file).any(|stored| stored.id == dropped.id);
