@@ -2,7 +2,7 @@
 //!
 //! Only a router speaks Ollama's API: it converts a request before its way through the router, and the answer behind it
 //! (`warmpath-router-core`), so workers and stock servers need not know it. As in Ollama, unknown fields are ignored;
-//! some fields of a chat are passed on ([`settings::PASSED`]).
+//! some fields of a chat are passed on (`settings`).
 //! Source: Ollama 0.33, `docs/api.md` and `api/types.go`.
 
 mod messages;
