@@ -11,7 +11,7 @@ use super::*;
 const BLOCK_TOKENS: u32 = 100;
 
 /// A worker that computes a token per millisecond and decodes in no time.
-const WORKER: worker::Shape = worker::Shape {
+pub(super) const WORKER: worker::Shape = worker::Shape {
     n_slots: 2,
     n_blocks_max: 1000,
     disk: None,

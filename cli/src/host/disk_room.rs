@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use warmpath_host_core::disk::{DiskBudget, StoredState};
@@ -35,12 +35,12 @@ impl DiskRoom {
 
     /// Marks a folder as that of a model with a worker.
     pub fn enter(&self, folder: String) {
-        self.in_use.lock().unwrap_or_else(PoisonError::into_inner).insert(folder);
+        self.in_use().insert(folder);
     }
 
     /// Marks a folder as that of a model whose worker has ended.
     pub fn leave(&self, folder: &str) {
-        self.in_use.lock().unwrap_or_else(PoisonError::into_inner).remove(folder);
+        self.in_use().remove(folder);
     }
 
     /// Removes state until the budget holds. It reads and deletes files, so it blocks.
@@ -61,19 +61,19 @@ impl DiskRoom {
             if folder.starts_with(LEAVING_PREFIX) {
                 // A host that was killed left it.
                 fs::remove_dir_all(entry.path())?;
-            } else if entry.file_type()?.is_dir() && !self.is_in_use(&folder) {
+            } else if entry.file_type()?.is_dir() && !self.in_use().contains(&folder) {
                 let mut state = StoredState { folder, bytes: 0, used_at_s: 0 };
                 measure(&entry.path(), &mut state)?;
                 stored.push(state);
             }
         }
         // Removal.
-        let n_loaded = self.in_use.lock().unwrap_or_else(PoisonError::into_inner).len() as u64;
+        let n_loaded = self.in_use().len() as u64;
         for StoredState { folder, bytes, .. } in self.budget.leaving(n_loaded, stored) {
             let gone = self.dir.join(format!("{LEAVING_PREFIX}{folder}"));
             {
                 // A model that is loaded meanwhile finds its folder whole, or not at all.
-                let in_use = self.in_use.lock().unwrap_or_else(PoisonError::into_inner);
+                let in_use = self.in_use();
                 if in_use.contains(&folder) {
                     continue;
                 }
@@ -85,8 +85,8 @@ impl DiskRoom {
         Ok(())
     }
 
-    fn is_in_use(&self, folder: &str) -> bool {
-        self.in_use.lock().unwrap_or_else(PoisonError::into_inner).contains(folder)
+    fn in_use(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.in_use.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -4,23 +4,14 @@ use std::io::Write as _;
 
 use super::super::policy::Policy;
 use super::super::shapes::TraceShape;
-use super::super::tests::{args, scene};
+use super::super::tests::{self, args, scene};
 use super::super::worker;
 use super::super::world::Scene;
 use super::*;
 use crate::simulated::disk::DiskShape;
 
 /// A worker that computes a token per millisecond, and decodes and restores in no time.
-const WORKER: worker::Shape = worker::Shape {
-    n_slots: 2,
-    n_blocks_max: 1000,
-    disk: None,
-    eviction: Eviction::Arc,
-    prefill_tokens_per_s: 1000.0,
-    half_speed_tokens: f64::INFINITY,
-    decode_step_ms: 0.0,
-    restore_ms_per_token: 0.0,
-};
+const WORKER: worker::Shape = worker::Shape { restore_ms_per_token: 0.0, ..tests::WORKER };
 
 /// Returns a line with tools of 200 tokens and this system text, in blocks of 100 tokens.
 fn line(system: u32, requests: &str) -> String {
