@@ -59,18 +59,26 @@ pub async fn unload(
     request: Request,
 ) -> Result<Json<Value>, RequestError> {
     let name = ordered_name(&app, key.as_deref(), request).await?;
+    unload_everywhere(&app, &name).await?;
+    Ok(Json(json!({"success": true})))
+}
+
+/// Has every host that runs a model unload it; the client's rights are checked before ([`check_rights`]).
+///
+/// Errors: `Lookup` if no catalogue has it, `Field` if none runs it, `HostCall`.
+pub(super) async fn unload_everywhere(app: &App, name: &str) -> Result<(), RequestError> {
     let view = app.fleet.view();
-    if !view.hosts.knows(&name) {
-        return Err(unknown(&name, view.names()).into());
+    if !view.hosts.knows(name) {
+        return Err(unknown(name, view.names()).into());
     }
-    let running: Vec<_> = view.hosts.running(&name).collect();
+    let running: Vec<_> = view.hosts.running(name).collect();
     if running.is_empty() {
         return Err(RequestError::field("model", format!("the model `{name}` is not running")));
     }
     for prospect in running {
         app.fleet.hosts().post(prospect.host_idx, UNLOAD_PATH, order(&prospect.model.name)).await?;
     }
-    Ok(Json(json!({"success": true})))
+    Ok(())
 }
 
 /// Has a host download a model of Hugging Face; responds once the download has begun and the model is listed.

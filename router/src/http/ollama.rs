@@ -9,7 +9,7 @@ mod times;
 
 use std::sync::Arc;
 
-use axum::body::{Body, Bytes, to_bytes};
+use axum::body::{Bytes, to_bytes};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -27,7 +27,7 @@ use warmpath_shell::timestamps;
 
 use super::completions::ReceivedRequest;
 use super::context::RequestContext;
-use super::model_orders;
+use super::model_orders::{check_rights, unload_everywhere};
 use super::models::{check_model, find};
 use crate::app::App;
 use crate::endpoint::EndpointKind;
@@ -145,8 +145,8 @@ async fn unload(
         return Err(RequestError::field("keep_alive", reason));
     }
     if view.hosts.running(name).next().is_some() {
-        let order = Request::new(Body::from(json!({"model": name}).to_string()));
-        drop(model_orders::unload(State(app), key.map(Extension), order).await?);
+        check_rights(key.as_ref())?;
+        unload_everywhere(&app, name).await?;
     }
     let writer = AnswerWriter::new(ollama_request.form, ollama_request.model, ollama_request.spelling);
     Ok(Json(writer.without_prompt("unload", &timestamps::now())).into_response())
