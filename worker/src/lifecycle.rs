@@ -126,7 +126,8 @@ fn prepare(generator: &Generator, arrival: Arrival) -> Result<(ResponseSpec, Vec
     let tokenize = |text: &str| generator.tokenize_plain(text);
     let n_vocab = generator.common.model.n_vocab;
     // Only drafts use a prediction, so it is not tokenized otherwise.
-    let tokenize_predicted = |text: &str| if generator.engine.facts().drafts { tokenize(text) } else { Vec::new() };
+    let drafts = generator.engine.facts().drafted_max > 0;
+    let tokenize_predicted = |text: &str| if drafts { tokenize(text) } else { Vec::new() };
     let drafts = generation_fields.draft_wish(&tokenize_predicted)?;
     let mut generation =
         generation_fields.resolve(&CheckContext { n_vocab, tokenize: &tokenize, defaults: &generator.defaults })?;

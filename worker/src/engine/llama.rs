@@ -11,6 +11,7 @@ pub(crate) mod measure;
 pub(crate) mod offload;
 mod params;
 mod probe;
+mod rollback;
 mod shift;
 mod staging;
 mod state;
@@ -46,6 +47,7 @@ use super::media::RunAttention;
 use adapters::Adapters;
 use embeddings::EmbeddingBatch;
 use params::ModelParams;
+use rollback::Rollback;
 use staging::StagingBuffer;
 pub(crate) use threads::StepThreads;
 use window::Window;
@@ -102,6 +104,7 @@ fn context_params(config: &EngineConfig, n_cells: u32) -> LlamaContextParams {
         .with_n_seq_max(u32::from(config.n_slots) + spare_sequences)
         .with_n_batch(config.batch_tokens)
         .with_n_ubatch(config.ubatch_tokens)
+        .with_n_rs_seq(rollback::tokens_wanted(config))
         .with_n_threads(config.n_threads().into())
         .with_n_threads_batch(config.n_threads_batch().into())
         .with_type_k(kv_type(config.cache_type_k))
@@ -167,6 +170,8 @@ pub(crate) struct Llama<'m> {
     window: Window,
     /// Whether a part of the state is recurrent and cannot be cut.
     has_recurrent: bool,
+    /// Tokens by which recurrent state can be rolled back.
+    rollback: Rollback,
     /// Number of each slot's first tokens that may be in cells shared with another slot; also for the spare sequence.
     n_shared: Vec<u32>,
     /// Threads of the steps; `None` if they are always the configured ones.
@@ -184,6 +189,7 @@ impl<'m> Llama<'m> {
     pub(super) fn open(model: &'m LlamaModel, config: &EngineConfig) -> Result<Self, StartError> {
         let context = context(model, config)?;
         let batch = LlamaBatch::new(context.n_batch() as usize, 1);
+        let rollback = Rollback::of(&context);
         Ok(Self {
             context,
             batch,
@@ -193,7 +199,8 @@ impl<'m> Llama<'m> {
             kv_unified: config.uses_unified_kv(),
             spare_sequence: SpareSequence::of(config),
             window: Window::suggested(model, config),
-            has_recurrent: model.is_recurrent() || model.is_hybrid(),
+            has_recurrent: model.is_recurrent() || model.is_hybrid() || rollback.is_possible(),
+            rollback,
             n_shared: vec![0; usize::from(config.n_slots) + 1],
             threads: None,
             staging: StagingBuffer::new(devices::host_memory(&config.placement)),
@@ -225,10 +232,10 @@ impl<'m> Llama<'m> {
     ///
     /// After `false` the state of the sequence is undefined; [`Self::clear`] it.
     pub(super) fn rewind(&mut self, slot: SlotId, n_keep: u32) -> bool {
-        let cut = self.context.clear_kv_cache_seq(Some(u32::from(slot.0)), Some(n_keep), None);
+        let is_cut = self.remove_after(slot, n_keep);
         let n_shared = &mut self.n_shared[usize::from(slot.0)];
         *n_shared = n_keep.min(*n_shared);
-        cut.is_ok_and(|cut| cut) && self.resumes(slot, n_keep)
+        is_cut && self.resumes(slot, n_keep)
     }
 
     /// Returns whether a slot that was cut back to `n_keep` tokens has all cells that the next token attends to.
@@ -275,6 +282,7 @@ impl<'m> Llama<'m> {
         let position = i32::try_from(position).expect("a position is below the context's size, an i32");
         let result = self.batch.add(token, position, &[i32::from(slot.0)], logits == Logits::Wanted);
         result.expect("the batch plan respects the batch's size");
+        self.rollback.push(slot);
         idx
     }
 
@@ -303,6 +311,7 @@ impl<'m> Llama<'m> {
     /// Empties the batch.
     pub(super) fn reset_batch(&mut self) {
         self.batch.clear();
+        self.rollback.reset_batch();
         self.embeddings.clear();
     }
 
@@ -324,10 +333,12 @@ impl<'m> Llama<'m> {
             true => context.decode(batch),
             false => embeddings.decode(context),
         };
-        match threads {
+        let result = match threads {
             Some(threads) => threads.decode(context, n_tokens, decode),
             None => decode(context),
-        }
+        };
+        self.rollback.computed(&result);
+        result
     }
 
     /// Sets the threads of further steps: those with one token, and others.
@@ -376,6 +387,7 @@ impl<'m> Llama<'m> {
 
     /// Returns the properties of the loaded model and context.
     pub(super) fn facts(&self, model: &LlamaModel, config: &EngineConfig, probe: Probed) -> EngineFacts {
+        let rejected_max = if probe.memory.rewinds_anywhere() { u32::MAX } else { self.rolls_back_max() };
         EngineFacts {
             shift_obstacle: shift_obstacle(model, config, &probe),
             context_tokens: self.slot_tokens(model, config),
@@ -395,7 +407,7 @@ impl<'m> Llama<'m> {
             model_bytes: model.size(),
             adapters: probe.adapters,
             exchange: None,
-            drafts: config.speculation.is_some() && probe.memory.rewinds_anywhere(),
+            drafted_max: config.speculation.map_or(0, |_| rejected_max),
         }
     }
 }

@@ -56,6 +56,8 @@ pub(crate) struct ScheduleLimits {
     pub room: BatchLimits,
     /// Groups of slots that are computed together; `None` if the slots share their cells, because then all slots are.
     pub decode_groups: Option<DecodeGroups>,
+    /// Whether a draft is computed without other sequences.
+    pub drafts_alone: bool,
     /// Maximum number of prompt tokens of one step for prompts whose log probabilities are wanted.
     pub listed_tokens_max: usize,
     /// Longest time that an idle engine waits for further requests before its first step.

@@ -128,6 +128,7 @@ impl Setup<'_> {
         let limits = schedule::ScheduleLimits {
             room: BatchLimits { batch_tokens, ubatch_tokens, passes: passes(self.config) },
             decode_groups: (!self.facts.kv_unified).then(|| decode_groups(self.report)),
+            drafts_alone: !self.facts.memory.rewinds_anywhere(),
             listed_tokens_max: self.config.listed_logits_max / (self.facts.n_vocab as usize).max(1),
             gather_max: self.config.gather_max,
         };
@@ -146,13 +147,14 @@ impl Setup<'_> {
 
     /// Returns the state of speculative decoding; `None` if it is off.
     fn speculation<'m>(self, draft_model: Option<DraftModel<'m>>) -> Option<Speculation<'m>> {
-        if !self.facts.drafts {
+        if self.facts.drafted_max == 0 {
             if self.config.speculation.is_some() {
                 warn!("speculative decoding is off: the memory of this model cannot be rewound");
             }
             return None;
         }
-        Some(Speculation::new(step_costs(self.config, self.report), draft_model, self.facts))
+        let costs = step_costs(self.config, self.report, self.facts.memory);
+        Some(Speculation::new(costs, draft_model, self.facts))
     }
 
     /// Returns the KV state: empty slots, and the store.
@@ -339,11 +341,11 @@ pub(super) fn adopt(engine: &mut EngineState<'_>, config: &EngineConfig, report:
     let groups = (!config.uses_unified_kv()).then(|| decode_groups(Some(report)));
     engine.schedule.set_decode_groups(groups);
     engine.kv.set_idle_cell_ms(idle_cell_ms(config, Some(report)));
-    engine.generator.set_step_costs(step_costs(config, Some(report)));
+    engine.generator.set_step_costs(step_costs(config, Some(report), engine.kv.table.memory()));
 }
 
 /// Returns the times of steps by their tokens, as measured; without a measurement, usual ones.
-fn step_costs(config: &EngineConfig, report: Option<&SelfTestReport>) -> StepCosts {
+fn step_costs(config: &EngineConfig, report: Option<&SelfTestReport>, memory: MemoryKind) -> StepCosts {
     let is_like_gpu = config.speculation.is_some_and(|speculation| speculation.costs == DraftCosts::LikeGpu);
     let setting = report.filter(|_| !is_like_gpu).and_then(SelfTestReport::chosen);
     let figures = setting.map(|setting| &setting.figures);
@@ -357,7 +359,12 @@ fn step_costs(config: &EngineConfig, report: Option<&SelfTestReport>) -> StepCos
         (false, _, true) => (Curve::new(TOKENS_AT_FIRST_GPU), Curve::new(TOKENS_AT_FIRST_GPU)),
     };
     let depth = figures.map_or(DepthCost::default(), self_test::Figures::depth);
-    let passes = if is_like_gpu { Passes::Together } else { passes(config) };
+    let passes = match memory.rewinds_anywhere() {
+        true if is_like_gpu => Passes::Together,
+        true => passes(config),
+        // A draft is computed alone, so that recurrent state can be rolled back from its rejected tokens.
+        false => Passes::Apart,
+    };
     StepCosts { tokens, streams, passes, depth }
 }
 

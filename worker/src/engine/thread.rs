@@ -105,7 +105,7 @@ pub(super) fn start(
     let engine = EngineHandle::new(EngineShared {
         tenants: Mutex::default(),
         announcer: if keeps_prefixes && facts.memory.rewinds_anywhere() { announcer.filling() } else { announcer },
-        speculation: speculation.filter(|_| facts.drafts),
+        speculation: speculation.filter(|_| facts.drafted_max > 0),
         facts,
         queue_max,
         block_hasher,

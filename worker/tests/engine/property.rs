@@ -370,6 +370,24 @@ async fn answers_stay_the_same_whatever_is_drafted() {
     assert!(none.drafted_tokens > 1000 && none.accepted_tokens < 10, "{none:?}");
 }
 
+#[cfg_attr(
+    any(feature = "cuda", feature = "metal", feature = "rocm", feature = "vulkan"),
+    ignore = "random weights tie so closely that a GPU's rounding decides"
+)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn answers_stay_the_same_whatever_is_drafted_and_rolled_back() {
+    let drafting = |preset, seed, kv_unified| {
+        compare(Life::short(preset, seed), move |config| {
+            config.speculation = forced(half_right);
+            config.kv_unified = kv_unified;
+        })
+    };
+    for (seed, kv_unified) in [(8, Switch::Off), (9, Switch::On)] {
+        let half = drafting(Preset::TinyHybrid, seed, kv_unified).await;
+        assert!(half.accepted_tokens > 50 && half.drafted_tokens > half.accepted_tokens + 50, "{half:?}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn answers_stay_the_same_with_a_draft_model() {
     let agreeing = |config: &mut EngineConfig| *config = drafting(config, config.model.clone());

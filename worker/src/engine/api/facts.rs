@@ -47,8 +47,8 @@ pub struct EngineFacts {
     pub adapters: Vec<AdapterInfo>,
     /// State that other workers can use; `None` if the worker has no store, or its state cannot be cut into blocks.
     pub exchange: Option<Exchange>,
-    /// Whether responses are drafted.
-    pub drafts: bool,
+    /// Maximum length of a draft whose rejected tokens can be removed; 0 if responses are not drafted.
+    pub drafted_max: u32,
 }
 
 /// Stored state that other workers can use.

@@ -7,6 +7,12 @@ use warmpath_worker_core::drafting::{DraftLimits, Drafter, ForcedDrafts};
 
 use crate::engine::api::Submission;
 
+/// Rejected tokens by which recurrent state can be rolled back, and so the longest draft of such a model.
+///
+/// Source: own choice: each token takes the memory of one more state for every slot, and llama.cpp copies the states of
+/// convolutions once more in every step.
+const ROLLBACK_TOKENS: u32 = 7;
+
 /// Settings of speculative decoding.
 #[derive(Debug, Clone, Copy)]
 pub struct SpeculationConfig {
@@ -36,6 +42,11 @@ impl Default for SpeculationConfig {
 }
 
 impl SpeculationConfig {
+    /// Returns the number of rejected tokens by which recurrent state must be rolled back at most.
+    pub(crate) fn rollback_tokens(&self) -> u32 {
+        u32::try_from(self.limits.n_max).unwrap_or(u32::MAX).min(ROLLBACK_TOKENS)
+    }
+
     /// Returns the drafter of a submission's response; `None` if the submission turns drafts off.
     pub(crate) fn drafter(self, submission: &Submission) -> Option<Drafter> {
         let options = &submission.generation.drafts;

@@ -110,6 +110,7 @@ pub(super) fn raw(params: &LlamaContextParams) -> sys::llama_context_params {
     raw.n_seq_max = params.n_seq_max();
     raw.n_batch = params.n_batch();
     raw.n_ubatch = params.n_ubatch();
+    raw.n_rs_seq = params.n_rs_seq();
     raw.n_threads = params.n_threads();
     raw.n_threads_batch = params.n_threads_batch();
     raw.type_k = params.type_k().into();

@@ -40,7 +40,7 @@ impl Llama<'_> {
         {
             self.correct_window(whole_bytes, partial.len());
         }
-        let rewinds = self.rewind(slot, 1);
+        let rewinds = !self.rollback.is_possible() && self.rewind(slot, 1);
         self.clear_all();
         Ok(match (rewinds, model.is_hybrid(), model.is_recurrent()) {
             (_, true, _) => MemoryKind::Hybrid,

@@ -148,6 +148,11 @@ impl Llama<'_> {
                 let n_shared = &mut self.n_shared[usize::from(slot.0)];
                 *n_shared = n_tokens.max(*n_shared);
             }
+            // llama.cpp shares the last computed state, also after a rollback from it; an export has the right one.
+            if self.rollback.is_possible() && self.n_held(from) == n_tokens {
+                let partial = self.partial(from)?;
+                return self.restore_partial(to, &partial, n_tokens);
+            }
             return self.expect_tokens(to, n_tokens);
         }
         if self.window != Window::None && !self.has_recurrent {
@@ -256,8 +261,7 @@ impl Llama<'_> {
     ///
     /// Errors: `Rewind`, `Import`; the slot is then empty.
     pub(in crate::engine) fn cut_back(&mut self, slot: SlotId, n_tokens: u32) -> Result<(), StateError> {
-        let cut = self.context.clear_kv_cache_seq(Some(u32::from(slot.0)), Some(n_tokens), None);
-        if cut != Ok(true) {
+        if !self.remove_after(slot, n_tokens) {
             self.clear(slot);
             return Err(StateError::Rewind { slot, n_tokens });
         }

@@ -149,7 +149,7 @@ impl<'m> DraftModel<'m> {
         config: &EngineConfig,
         facts: &EngineFacts,
     ) -> Result<Option<Self>, StartError> {
-        let Some(draft) = config.draft_model.as_ref().filter(|_| facts.drafts) else { return Ok(None) };
+        let Some(draft) = config.draft_model.as_ref().filter(|_| facts.drafted_max > 0) else { return Ok(None) };
         let own_config = llama::offload::with_devices(config.with_draft_model(draft, facts.context_tokens))?;
         let refuse = |reason: String| StartError::DraftModel { path: own_config.model.clone(), reason };
         let loaded_model = llama::load(&own_config, Box::new(|_| true))?;

@@ -41,6 +41,8 @@ pub(crate) struct Speculation<'m> {
     costs: StepCosts,
     /// Maximum number of drafts in one step.
     drafts_max: u32,
+    /// Maximum length of a draft.
+    drafted_max: usize,
     /// Time of the draft model that is not yet counted in a step.
     making_time: Duration,
 }
@@ -62,7 +64,8 @@ impl<'m> Speculation<'m> {
         // sliding window has passed, and rejected tokens move the window back to these cells.
         let drafts_max = if facts.memory == MemoryKind::Sliding { 1 } else { u32::from(facts.n_slots) };
         let memory = SuffixMemory::new(MEMORY_TOKENS_MAX);
-        Self { memory, model, costs, drafts_max, making_time: Duration::ZERO }
+        let drafted_max = facts.drafted_max as usize;
+        Self { memory, model, costs, drafts_max, drafted_max, making_time: Duration::ZERO }
     }
 
     pub(crate) fn set_costs(&mut self, costs: StepCosts) {
@@ -88,7 +91,7 @@ impl<'m> Speculation<'m> {
             let following = self.model.as_ref().and_then(|model| model.following(sequence, slot, contents));
             let root = contents.root().copied().filter(|_| contents.lends());
             let Some(drafter) = &mut sequence.drafter else { continue };
-            let n_max = rest_tokens.min(n_context);
+            let n_max = rest_tokens.min(n_context).min(self.drafted_max);
             let made_draft = self.model.as_ref().zip(following).map(|(model, following)| {
                 drafter.made_draft(n_max.min(following.n_max), model.times(&following, &self.costs))
             });

@@ -29,6 +29,8 @@ use crate::engine::sequence::{LogitsUse, Sequence};
 pub(super) struct PlannedBatch {
     /// Shares not yet computed, in their order.
     rest: Vec<Share>,
+    /// Shares with a draft that are computed after these, each in a micro-batch of its own.
+    alone: Vec<Share>,
     /// Sequences that were ready when the batch was planned, by the order of their starts.
     ready: BTreeSet<u64>,
 }
@@ -65,23 +67,28 @@ impl Scheduler {
 
     /// Returns whether the batch has been computed completely, or dropped.
     pub(crate) fn is_over(&self) -> bool {
-        self.planned.rest.is_empty()
+        self.planned.rest.is_empty() && self.planned.alone.is_empty()
     }
 
     /// Drops the rest of the batch in progress.
     pub(crate) fn give_up(&mut self) {
         self.planned.rest.clear();
+        self.planned.alone.clear();
     }
 
     /// Ends the sequence in a busy slot, and drops its shares of the batch in progress.
     pub(crate) fn end(&mut self, slot: SlotId) -> Sequence {
         self.planned.rest.retain(|share| share.slot != slot);
+        self.planned.alone.retain(|share| share.slot != slot);
         self.running.take(slot)
     }
 
     /// Takes the next micro-batch from the batch in progress and puts its tokens into llama.cpp's batch.
     pub(crate) fn fill_batch(&mut self, kv: &mut KvState<'_>) -> Batch {
-        let shares = micro_batches::take(&mut self.planned.rest, self.limits.room);
+        let shares = match self.planned.rest.is_empty() {
+            true => self.planned.alone.pop().into_iter().collect(),
+            false => micro_batches::take(&mut self.planned.rest, self.limits.room),
+        };
         let mut batch = Batch { shares, outputs: Vec::new(), n_prefill: 0, n_decode: 0 };
         kv.llama.reset_batch();
         for share in &batch.shares {
@@ -173,6 +180,12 @@ impl Scheduler {
             true => generator.draft(shares, &mut self.running, table, room.ubatch_tokens),
             false => shares,
         };
+        let is_alone = |share: &Share| {
+            let is_draft = share.n_tokens > 1 && self.running.in_slot(share.slot).is_stream();
+            self.limits.drafts_alone && is_draft
+        };
+        let (alone, shares) = shares.into_iter().partition::<Vec<_>, _>(is_alone);
+        self.planned.alone = alone;
         self.planned.rest = match &self.limits.decode_groups {
             Some(decode_groups) => decode_groups.arrange(&shares),
             None => shares,

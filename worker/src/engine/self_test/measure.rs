@@ -105,8 +105,8 @@ struct MeasuredContext<'m, 'l> {
     rewinds: bool,
     /// Whether every slot has its own cells, so that the slots computed together can be chosen.
     splits: bool,
-    /// Whether responses are drafted.
-    drafts: bool,
+    /// Maximum length of a draft; 0 if responses are not drafted.
+    drafted_max: u32,
     /// Whether suffixes shorter than a tile may be slow, so that rounding them up is measured.
     rounds_suffixes: bool,
     tile_ms: f64,
@@ -170,6 +170,7 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
         let stop = |error: StartError| Stop::Failed(error.to_string());
         let mut llama = Llama::open(model, &small).map_err(stop)?;
         let layout = slot_state::look_at_layout(&mut llama, model, config.block_size_tokens).ok();
+        let rejected_max = if rewinds(model) { u32::MAX } else { llama.rolls_back_max() };
         let (n_slots, figures) = (config.n_slots, Figures { n_slots: config.n_slots, ..Figures::default() });
         let mut bench = Self {
             model,
@@ -178,7 +179,7 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
             n_cached,
             rewinds: rewinds(model),
             splits: rewinds(model) && !config.uses_unified_kv(),
-            drafts: rewinds(model) && config.speculation.is_some(),
+            drafted_max: config.speculation.map_or(0, |_| rejected_max),
             rounds_suffixes: rewinds(model) && config.uses_flash_attn() && config.ubatch_tokens >= TILE_TOKENS,
             tile_ms: 0.0,
             layout,
@@ -299,8 +300,7 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
 
     /// Measures steps with drafts of one slot.
     fn measure_drafts(&mut self) -> Result<(), Stop> {
-        let drafts = if self.drafts { &DRAFT_TOKENS[..] } else { &[] };
-        for &n in drafts {
+        for n in self.draft_steps(&DRAFT_TOKENS) {
             let ms = self.best_of(&[Share { slot: SlotId(0), n_tokens: n }], Outputs::All)?;
             self.figures.draft_ms.insert(n, ms);
             self.check_undisturbed()?;
@@ -308,12 +308,18 @@ impl<'m, 'l> MeasuredContext<'m, 'l> {
         Ok(())
     }
 
+    /// Returns those of `steps`, numbers of tokens, that a step with a draft can have.
+    fn draft_steps(&self, steps: &[u32]) -> Vec<u32> {
+        let step_max = if self.drafted_max == 0 { 0 } else { self.drafted_max.saturating_add(1) };
+        steps.iter().copied().filter(|n| *n <= step_max).collect()
+    }
+
     /// Measures steps with drafts of the last slot, which is empty before and after it.
     fn measure_shallow_drafts(&mut self) -> Result<(), Stop> {
         let last = SlotId(self.n_slots - 1);
-        if self.drafts {
+        if self.drafted_max > 0 {
             self.llama.decode_any(self.model, last, SHALLOW_TOKENS)?;
-            for n in SHALLOW_DRAFT_TOKENS {
+            for n in self.draft_steps(&SHALLOW_DRAFT_TOKENS) {
                 let ms = self.best_of(&[Share { slot: last, n_tokens: n }], Outputs::All)?;
                 self.figures.shallow_ms.insert(n, ms);
                 self.check_undisturbed()?;

@@ -140,7 +140,7 @@ fn describe(slot: &SlotView, generator: &Generator) -> Value {
     json!({
         "id": slot.id,
         "n_ctx": generator.common.model.context_tokens,
-        "speculative": generator.engine.facts().drafts,
+        "speculative": generator.engine.facts().drafted_max > 0,
         "is_processing": slot.request_id.is_some(),
         "request_id": slot.request_id,
         "n_prompt_tokens": slot.prompt_tokens,

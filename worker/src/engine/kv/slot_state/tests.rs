@@ -12,6 +12,7 @@ use warmpath_common::ids::Token;
 use warmpath_worker_core::slots::shift_plan::Move;
 
 use super::*;
+use crate::engine::config::speculation::SpeculationConfig;
 use crate::engine::config::{CacheType, EngineConfig, Switch};
 use crate::engine::llama::{Logits, load};
 
@@ -65,10 +66,13 @@ impl Setting {
     }
 
     fn run(self, test: impl FnOnce(&mut Bed<'_>)) {
+        self.run_with(&self.config(), test);
+    }
+
+    fn run_with(self, config: &EngineConfig, test: impl FnOnce(&mut Bed<'_>)) {
         println!("{self:?}");
-        let config = self.config();
-        let model = load(&config, Box::new(|_| true)).unwrap();
-        let mut llama = Llama::open(&model, &config).unwrap();
+        let model = load(config, Box::new(|_| true)).unwrap();
+        let mut llama = Llama::open(&model, config).unwrap();
         let layout = check_layout(&mut llama, &model, BLOCK).unwrap();
         test(&mut Bed { setting: self, model: &model, llama, layout });
     }
@@ -262,6 +266,78 @@ fn a_slot_is_cut_back_to_a_checkpoint() {
             bed.assert_continues_as_fresh(A, &prompt[..160]);
         });
     }
+}
+
+/// Runs a test with a context that keeps the states after the last tokens.
+fn with_rollback(test: impl Fn(&mut Bed<'_>)) {
+    for setting in settings(&[Preset::TinyHybrid]) {
+        let config = EngineConfig { speculation: Some(SpeculationConfig::default()), ..setting.config() };
+        setting.run_with(&config, |bed| {
+            assert!(bed.llama.rolls_back_max() > 0);
+            test(bed);
+        });
+    }
+}
+
+#[test]
+fn recurrent_state_is_rolled_back_within_the_last_batch_and_once() {
+    with_rollback(|bed| {
+        let (all, others) = (tokens(1, 90), tokens(2, 40));
+        for n_removed in 1..=bed.llama.rolls_back_max() {
+            let kept = &all[..90 - n_removed as usize];
+            bed.fill_scattered(A, &all[..80]);
+            bed.push(B, &others);
+            bed.push(A, &all[80..]);
+            assert!(bed.llama.rewind(A, 90 - n_removed));
+            // Other sequences may be computed before the next token of this one.
+            bed.push(B, &others[..3]);
+            bed.assert_continues_as_fresh(A, kept);
+            bed.llama.clear(B);
+            bed.llama.clear(A);
+        }
+        bed.fill_scattered(A, &all[..80]);
+        bed.push(A, &all[80..]);
+        assert!(bed.llama.rewind(A, 88));
+        assert!(!bed.llama.rewind(A, 87), "llama.cpp keeps the states for one rollback");
+    });
+}
+
+#[test]
+fn a_rollback_that_would_be_wrong_is_refused() {
+    with_rollback(|bed| {
+        let (all, others) = (tokens(1, 90), tokens(2, 40));
+        let mut refuses = |parts: &[(SlotId, &[Token])], n_keep: u32| {
+            bed.llama.clear_all();
+            for (slot, part) in parts {
+                bed.push(*slot, part);
+            }
+            assert!(!bed.llama.rewind(A, n_keep), "{n_keep}");
+        };
+        refuses(&[(A, &all), (B, &others)], 89);
+        refuses(&[(A, &all[..89]), (A, &all[89..])], 89);
+        refuses(&[(A, &all[..85]), (A, &all[85..])], 85);
+        refuses(&[(A, &all)], 80);
+        bed.llama.clear_all();
+        bed.push(A, &all);
+        bed.llama.copy_prefix(A, B, 90).unwrap();
+        assert!(!bed.llama.rewind(B, 89), "a copy has no earlier states");
+    });
+}
+
+#[test]
+fn state_after_a_rollback_is_copied_and_exported_as_it_is() {
+    with_rollback(|bed| {
+        let all = tokens(1, 90);
+        bed.fill_scattered(A, &all[..80]);
+        bed.push(A, &all[80..]);
+        assert!(bed.llama.rewind(A, 86));
+        bed.llama.copy_prefix(A, B, 86).unwrap();
+        let n_bytes = bed.llama.export(A).unwrap().len();
+        bed.assert_continues_as_fresh(B, &all[..86]);
+        bed.llama.import_written(B, n_bytes, 86).unwrap();
+        bed.assert_continues_as_fresh(B, &all[..86]);
+        bed.assert_continues_as_fresh(A, &all[..86]);
+    });
 }
 
 #[test]
