@@ -155,7 +155,7 @@ bench: build fixtures ## Measure everything beside its peers (llama-server is bu
 		--against nginx-round-robin,smg
 
 report: export GPU := $(GPU)
-report: build fixtures ## Measure all in turn and write a page with plots (half an hour; QUICK=1: five minutes; COMPARE=old.json)
+report: build fixtures ## Measure all in turn and write a page (half an hour; QUICK=1: five minutes; COMPARE=old.json)
 	@$(STAGE) report $(BIN)/warmpath-bench report --model $(BENCH_MODEL) $(if $(QUICK),--quick) \
 		$(if $(COMPARE),--compare $(COMPARE)) $(REPORT_FLAGS)
 

@@ -60,7 +60,7 @@ impl Answers {
         Summary::of(self.answers.iter().map(|(_, answer)| answer))
     }
 
-    /// Adds a sample of each figure of a fleet, and its responses for the plots.
+    /// Adds a sample of each figure of a fleet, and its responses for the plot.
     pub fn record(&self, fleet: &str, figures: &mut Figures) {
         let (row, summary) = (Row::new("", fleet), self.summary());
         let requests_per_s = self.answers.len() as f64 / self.took.as_secs_f64();
@@ -76,7 +76,6 @@ impl Answers {
         figures.answers.extend(self.answers.iter().map(|(at, answer)| Answered {
             fleet: fleet.to_owned(),
             at_s: at.as_secs_f64(),
-            ttft_ms: answer.ttft_ms,
             prompt_tokens: answer.prompt_tokens,
             cached_tokens: answer.cached_tokens,
         }));

@@ -123,23 +123,19 @@ pub enum Better {
 pub struct Row {
     /// Scenario or size; empty if there is only one.
     pub case: String,
-    /// Size as a number, for the axis of a plot; absent if the case is no size.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub size: Option<f64>,
     /// Server, fleet, index or policy.
     pub subject: String,
 }
 
 impl Row {
-    /// Returns the row of `subject` in a case that is no size.
+    /// Returns the row of `subject` in a case.
     pub fn new(case: impl Into<String>, subject: impl Into<String>) -> Self {
-        Self { case: case.into(), size: None, subject: subject.into() }
+        Self { case: case.into(), subject: subject.into() }
     }
 
     /// Returns the row of `subject` with a number of things, such as 8 `worker`s.
     pub fn of_size(thing: &str, n: usize, subject: impl Into<String>) -> Self {
-        let case = format!("{n} {thing}{}", if n == 1 { "" } else { "s" });
-        Self { case, size: Some(n as f64), subject: subject.into() }
+        Self::new(format!("{n} {thing}{}", if n == 1 { "" } else { "s" }), subject)
     }
 }
 
@@ -236,15 +232,13 @@ impl Figure {
     }
 }
 
-/// Answer of a fleet under load, for the plots.
+/// Answer of a fleet under load, for the plot.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Answered {
     /// Fleet.
     pub fleet: String,
     /// Time from the start of the load to the end of the answer. Units: seconds.
     pub at_s: f64,
-    /// TTFT. Units: milliseconds.
-    pub ttft_ms: f64,
     /// Prompt tokens.
     pub prompt_tokens: u64,
     /// Prompt tokens that were reused.
@@ -362,13 +356,7 @@ mod tests {
         let path = dir.path().join("figures.json");
         let mut figures = Figures { notes: vec!["a".to_owned()], ..Figures::default() };
         figures.add(&Row::new("", "Warmpath"), Measure::higher("prefix hit ratio", Unit::Share), &[0.25, 0.5]);
-        figures.answers.push(Answered {
-            fleet: "Warmpath".to_owned(),
-            at_s: 1.5,
-            ttft_ms: 20.25,
-            prompt_tokens: 10,
-            cached_tokens: 5,
-        });
+        figures.answers.push(Answered { fleet: "Warmpath".to_owned(), at_s: 1.5, prompt_tokens: 10, cached_tokens: 5 });
         FiguresArgs { figures: Some(path.clone()) }.write(&figures).expect("it is written");
         assert_eq!(Figures::read(&path).expect("it is read"), figures);
         FiguresArgs::default().write(&figures).expect("nothing is written");

@@ -185,7 +185,7 @@ mod tests {
         let mut figures = Figures::default();
         collect(&row, &mut figures);
         assert_eq!((figures.figures.len(), figures.figures[0].median), (6, row.lookup_ns_p50 as f64));
-        assert_eq!((figures.figures[0].row.case.as_str(), figures.figures[0].row.size), ("3 workers", Some(3.0)));
+        assert_eq!(figures.figures[0].row.case, "3 workers");
     }
 
     #[test]

@@ -1,17 +1,16 @@
 //! `warmpath-bench report`: runs all benchmarks and writes their figures, with commands and spreads, as one page with
-//! plots and as JSON.
+//! a plot and as JSON.
 //!
 //! The measurements are other subcommands, each run in a fresh process, round by round (`plan`, `runner`); their
-//! figures are collected in `results` and shown by `page`, `plots` and `chart`. Not here: the measurements.
+//! figures are collected in `results` and shown by `page` and `plot`. Not here: the measurements.
 
-pub mod chart;
 pub mod compare;
 pub mod machine;
 pub mod page;
 pub mod part;
 pub mod peers;
 pub mod plan;
-pub mod plots;
+pub mod plot;
 pub mod results;
 pub mod runner;
 pub mod versions;
@@ -51,7 +50,7 @@ pub struct ReportArgs {
     /// Results to show instead of measuring.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["quick", "parts", "model"])]
     from: Option<PathBuf>,
-    /// Folder of the page, its plots and its results. The default is target/report; the results of a full report in
+    /// Folder of the page, its plot and its results. The default is target/report; the results of a full report in
     /// which no command failed go to bench/results.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -109,7 +108,7 @@ fn folders(out: Option<&Path>, results: &Results) -> Folders {
     }
 }
 
-/// Writes page and plots into `folder`; returns the page's path.
+/// Writes page and plot into `folder`; returns the page's path.
 ///
 /// Errors: a file cannot be written.
 fn write_page(
@@ -118,15 +117,15 @@ fn write_page(
     path: &Path,
     comparison: Option<&Comparison>,
 ) -> anyhow::Result<PathBuf> {
-    let plots = plots::plots(results);
     let images = folder.join("images");
     std::fs::create_dir_all(&images).with_context(|| format!("creating {}", images.display()))?;
-    for plot in &plots {
-        let file = images.join(&plot.file);
-        std::fs::write(&file, chart::svg(plot)?).with_context(|| format!("writing {}", file.display()))?;
+    for part in results.parts.iter().filter(|part| !part.figures.answers.is_empty()) {
+        let file = images.join(plot::FILE);
+        std::fs::write(&file, plot::svg(&plot::series(part))?)
+            .with_context(|| format!("writing {}", file.display()))?;
     }
     let page = folder.join(PAGE);
-    let text = page::page(results, &results_link(folder, path), &plots, comparison);
+    let text = page::page(results, &results_link(folder, path), comparison);
     std::fs::write(&page, text).with_context(|| format!("writing {}", page.display()))?;
     Ok(page)
 }

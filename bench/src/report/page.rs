@@ -1,16 +1,16 @@
-//! The page of a report: the commands, the table and the plots of each part.
+//! The page of a report: the commands and the table of each part, and the plot of the fleets.
 
 use super::compare::Comparison;
 use super::part::Pace;
-use super::plots::Plot;
+use super::plot;
 use super::results::{PartResults, Results, Skipped};
 use crate::table::{LINE_CHARS_MAX, Table, wrapped};
 
 /// Returns the page; `link` is the path of the results, relative to the page.
-pub fn page(results: &Results, link: &str, plots: &[Plot], comparison: Option<&Comparison>) -> String {
+pub fn page(results: &Results, link: &str, comparison: Option<&Comparison>) -> String {
     let mut parts = vec![introduction(results, link)];
     parts.extend(comparison.map(|comparison| format!("## Changes\n\n{}", comparison.markdown())));
-    parts.extend(results.parts.iter().map(|part| section(part, plots)));
+    parts.extend(results.parts.iter().map(section));
     if !results.skipped.is_empty() {
         parts.push(skipped(&results.skipped));
     }
@@ -34,7 +34,7 @@ fn introduction(results: &Results, link: &str) -> String {
     format!("# Report\n\n{}\n\n{table}", wrapped(&text))
 }
 
-fn section(part: &PartResults, plots: &[Plot]) -> String {
+fn section(part: &PartResults) -> String {
     let seeds = match (part.n_rounds, part.has_seeds) {
         (1, true) => "One round, with `--seed 1`.".to_owned(),
         (1, false) => "One round.".to_owned(),
@@ -57,8 +57,8 @@ fn section(part: &PartResults, plots: &[Plot]) -> String {
     if !remarks.is_empty() {
         text.push_str(&format!("\n\n{}", remarks.join("\n")));
     }
-    for plot in plots.iter().filter(|plot| plot.part == part.part) {
-        text.push_str(&format!("\n\n![{}](images/{})", plot.title, plot.file));
+    if !part.figures.answers.is_empty() {
+        text.push_str(&format!("\n\n![{}](images/{})", plot::TITLE, plot::FILE));
     }
     text
 }
@@ -89,14 +89,13 @@ fn skipped(skipped_parts: &[Skipped]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::plots::plots;
     use super::super::tests::results;
     use super::*;
 
     #[test]
-    fn every_part_has_its_commands_its_table_and_its_plots() {
+    fn every_part_has_its_commands_and_its_table_and_the_fleets_have_a_plot() {
         let results = results();
-        let page = page(&results, "../bench/results/r.json", &plots(&results), None);
+        let page = page(&results, "../bench/results/r.json", None);
         for expected in [
             "# Report\n\nWritten by `make report` on 2026-11-26; the same figures, with every sample, are in\n[../bench/results/r.json]",
             "| machine  | Acme CPU 9, 2 cores, 24 GiB, Debian 12, kernel 6.1.0 |",
@@ -106,7 +105,7 @@ mod tests {
             "| Warmpath | 6.50 (6.00-7.00) | 190 (180-200) |",
             "| SMG      | 4.00             |               |",
             "- llama-server gets --flash-attn off",
-            "![TTFT of each fleet](images/report-fleets-ttft.svg)",
+            "![Prefix hit ratio of each fleet over time](images/report-fleets-hit-ratio.svg)",
             "- **Failed:** index, round 1 of 1: out of memory",
             "## Not measured\n\n- wrk: no network",
         ] {
@@ -121,7 +120,7 @@ mod tests {
     fn a_comparison_stands_before_the_parts() {
         let results = results();
         let comparison = super::super::compare::compare(&results, &results);
-        let page = page(&results, "r.json", &[], Some(&comparison));
+        let page = page(&results, "r.json", Some(&comparison));
         let [changes, fleets] = ["## Changes", "## Fleets"].map(|heading| page.find(heading).expect("it is there"));
         assert!(changes < fleets);
     }

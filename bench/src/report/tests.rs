@@ -56,7 +56,6 @@ pub(super) fn results() -> Results {
     let answered = |(fleet, n): (&str, u64)| Answered {
         fleet: fleet.to_owned(),
         at_s: n as f64,
-        ttft_ms: 10.0 * (n + 1) as f64,
         prompt_tokens: 100,
         cached_tokens: 10 * n,
     };
@@ -75,7 +74,7 @@ pub(super) fn results() -> Results {
 }
 
 #[test]
-fn a_page_is_written_beside_its_plots_and_links_to_its_results() {
+fn a_page_is_written_beside_its_plot_and_links_to_its_results() {
     let root = tempfile::tempdir().expect("a folder");
     let (docs, kept) = (root.path().join("docs"), root.path().join("bench/results"));
     let path = kept.join("r.json");
