@@ -6,7 +6,6 @@
 
 pub mod measure;
 pub mod ours;
-pub mod resync;
 pub mod workload;
 
 use std::path::PathBuf;
@@ -17,7 +16,6 @@ use serde::{Deserialize, Serialize};
 
 use self::measure::{Row, Size};
 use self::ours::Ours;
-use self::resync::ResyncReport;
 use crate::figures::{self, Figures, FiguresArgs, Measure, Unit};
 use crate::table::OutputArgs;
 
@@ -33,9 +31,6 @@ pub struct IndexArgs {
     /// Number of look-ups that are timed for each fleet size.
     #[arg(long, default_value_t = 200_000)]
     pub lookups: usize,
-    /// Number of blocks that a resync replaces; 0 measures none.
-    #[arg(long, default_value_t = 1_000_000)]
-    pub resync_blocks: usize,
     /// Seed of the workers' blocks and of the look-ups.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -75,12 +70,7 @@ pub fn run(args: &IndexArgs) -> anyhow::Result<()> {
     let mut figures = Figures::default();
     rows.iter().for_each(|row| collect(row, &mut figures));
     args.figures.write(&figures)?;
-    let mut tables = figures.table("fleet", "index").to_string();
-    if args.resync_blocks > 0 {
-        let resync = resync::measure(args.resync_blocks, args.seed);
-        tables.push_str(&format!("\n\n{}", resync_figures(&resync).table("", "view")));
-    }
-    args.output.print(&Report { rows }, &tables)
+    args.output.print(&Report { rows }, &figures.table("fleet", "index"))
 }
 
 /// Adds one round's figures of an index with one fleet size.
@@ -106,11 +96,7 @@ fn measure_rounds(n_workers: u32, args: &IndexArgs) -> anyhow::Result<Vec<Row>> 
     let ours = std::env::current_exe().context("finding this program")?;
     let mut rows = Vec::new();
     for _ in 0..args.rounds {
-        rows.extend(measure_apart(
-            Command::new(&ours).args(["index", "--json", "--resync-blocks", "0"]),
-            n_workers,
-            args,
-        )?);
+        rows.extend(measure_apart(Command::new(&ours).args(["index", "--json"]), n_workers, args)?);
         for program in &args.against {
             rows.extend(measure_apart(&mut Command::new(program), n_workers, args)?);
         }
@@ -140,20 +126,6 @@ fn measure_apart(command: &mut Command, n_workers: u32, args: &IndexArgs) -> any
     Ok(report.rows)
 }
 
-fn resync_figures(resync: &ResyncReport) -> Figures {
-    let (row, mut figures) = (figures::Row::new("", format!("{} blocks", resync.n_blocks)), Figures::default());
-    for (name, unit, value) in [
-        ("replaced by the same", Unit::Ms, resync.same_ms),
-        ("replaced by another", Unit::Ms, resync.other_ms),
-        ("look-up p99, quiet", Unit::Ns, resync.quiet_ns_p99 as f64),
-        ("look-up p99, meanwhile", Unit::Ns, resync.busy_ns_p99 as f64),
-        ("longest look-up", Unit::Ns, resync.busy_ns_max as f64),
-    ] {
-        figures.add(&row, Measure::lower(name, unit), &[value]);
-    }
-    figures
-}
-
 #[cfg(test)]
 mod tests {
     use super::measure::Subject;
@@ -165,7 +137,6 @@ mod tests {
             workers: vec![3],
             blocks_per_worker: 400,
             lookups: 300,
-            resync_blocks: 0,
             seed: 7,
             against: Vec::new(),
             rounds: 1,
@@ -226,14 +197,6 @@ mod tests {
         let size = Size { n_workers: 2, blocks_per_worker: 100, n_lookups: 100, seed: 1 };
         let told = measure::measure("deaf", size, || Deaf(Ours::new(1))).unwrap_err();
         assert!(told.to_string().contains("brute force says"), "{told}");
-    }
-
-    #[test]
-    fn a_resync_is_timed_while_prompts_are_looked_up() {
-        let report = resync::measure(20_000, 1);
-        assert!(report.same_ms > 0.0 && report.other_ms > 0.0);
-        assert!(report.quiet_ns_p99 >= 20 && report.busy_ns_max >= report.busy_ns_p99, "{report:?}");
-        assert_eq!(resync_figures(&report).figures.len(), 5);
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub enum Change {
 }
 
 /// Returns a run of `keys` in a slot.
-pub fn run_of(keys: &[u64], slot: u16) -> Run {
+fn run_of(keys: &[u64], slot: u16) -> Run {
     Run {
         keys: keys.iter().copied().map(BlockKey).collect(),
         tier: Tier::Resident,

@@ -138,7 +138,7 @@ impl Plan {
             Part::Index => {
                 let against = if available.has_indexes { format!("--against {INDEX_PROGRAMS}") } else { String::new() };
                 let size = choose("--lookups 50000", "--workers 8,64,256 --lookups 20000");
-                vec![words(format!("index {size} --resync-blocks 0 {against}"))]
+                vec![words(format!("index {size} {against}"))]
             }
             Part::Policies => {
                 let requests = choose("4000", "1000");
