@@ -67,13 +67,19 @@ pub enum Unit {
     /// Bytes.
     #[serde(rename = "bytes")]
     Bytes,
+    /// Terabytes.
+    #[serde(rename = "TB")]
+    Terabytes,
+    /// Value divided by another of the same unit.
+    #[serde(rename = "ratio")]
+    Ratio,
     /// Number of things.
     #[serde(rename = "count")]
     Count,
 }
 
 impl Unit {
-    /// Returns the unit in the header of a table; empty for counts.
+    /// Returns the unit in the header of a table; empty for counts and ratios.
     pub fn label(self) -> &'static str {
         match self {
             Self::Ms => "ms",
@@ -84,7 +90,8 @@ impl Unit {
             Self::RequestsPerS => "requests/s",
             Self::MillionBlocksPerS => "million blocks/s",
             Self::Bytes => "bytes",
-            Self::Count => "",
+            Self::Terabytes => "TB",
+            Self::Count | Self::Ratio => "",
         }
     }
 
@@ -103,7 +110,7 @@ impl Unit {
     pub fn is_timed(self) -> bool {
         match self {
             Self::Ms | Self::Ns | Self::TokensPerS | Self::RequestsPerS | Self::MillionBlocksPerS => true,
-            Self::Share | Self::Tokens | Self::Bytes | Self::Count => false,
+            Self::Share | Self::Tokens | Self::Bytes | Self::Terabytes | Self::Ratio | Self::Count => false,
         }
     }
 }

@@ -36,7 +36,6 @@ use self::trace::Trace;
 use self::world::{FleetChange, FleetEvent, Scene};
 use crate::figures::FiguresArgs;
 use crate::simulated::kv::Eviction;
-use crate::table::OutputArgs;
 
 /// Flags of `sim`.
 #[derive(Debug, Clone, clap::Args)]
@@ -129,9 +128,6 @@ pub struct SimArgs {
     /// Time to first token within which an answer counts as good, in milliseconds.
     #[arg(long, default_value_t = 5000.0)]
     pub ttft_limit_ms: f64,
-    /// Form of the output.
-    #[command(flatten)]
-    pub output: OutputArgs,
     /// File for the figures.
     #[command(flatten)]
     pub figures: FiguresArgs,
@@ -145,8 +141,7 @@ pub fn run(args: &SimArgs) -> anyhow::Result<()> {
         return sessions::run(args, path);
     }
     let outcomes = simulate(args, &args.policies())?;
-    args.figures.write(&outcome::figures(&outcomes, args.routers.max(1)))?;
-    args.output.print(&outcomes, &outcome::tables(&outcomes))
+    args.figures.show(&outcome::figures(&outcomes, args.routers.max(1)), "routers", "policy")
 }
 
 /// Runs the trace once under each policy.

@@ -1,20 +1,17 @@
-//! The outcome of a simulated run, as figures and as rows of a table.
+//! The outcome of a simulated run, and its figures.
 //!
 //! The run itself is in `world`, the cache that it is compared with in `lru`.
 
 use std::time::Duration;
 
-use serde::Serialize;
-
 use super::lru::LruHits;
 use super::siblings;
 use super::trace::Trace;
 use super::world::{History, Scene, Served};
-use crate::figures::{Figures, Measure, Row, Unit};
-use crate::table::{Table, percent};
+use crate::figures::{Figures, Measure, Row, Sample, Unit};
 
 /// Outcome of one run.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
     /// Name of the policy.
     pub policy: String,
@@ -61,7 +58,7 @@ pub struct Outcome {
 }
 
 /// Requests that follow an earlier turn of their session, in one part of a run.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FollowUps {
     /// Number of requests.
     pub n_requests: usize,
@@ -142,97 +139,49 @@ pub fn outcome(trace: &Trace, scene: &Scene, history: &History, lru: LruHits, tt
     }
 }
 
-/// Returns the tables of several runs.
-pub fn tables(outcomes: &[Outcome]) -> String {
-    let follow_ups = follow_ups_table(outcomes).map(|table| format!("\n\n{table}"));
-    format!("{}{}", table(outcomes), follow_ups.unwrap_or_default())
-}
-
-fn table(outcomes: &[Outcome]) -> Table {
-    let mut table = Table::new(&[
-        "policy",
-        "answered",
-        "blocks hit",
-        "tokens hit",
-        "of LRU",
-        "fetched",
-        "computed",
-        "TTFT mean s",
-        "p50 s",
-        "p99 s",
-        "imbalance",
-        "in use",
-        "within limit",
-        "goodput/s",
-        "mispredicted",
-        "bursts on <= 2",
-        "most",
-    ]);
-    for outcome in outcomes {
-        table.add([
-            outcome.policy.clone(),
-            percent(ratio(outcome.n_answered as f64, outcome.n_requests as f64)),
-            percent(outcome.block_hit_ratio),
-            percent(outcome.token_hit_ratio),
-            percent(outcome.lru_share),
-            percent(outcome.fetched_ratio),
-            format!("{:.1}M", outcome.computed_tokens as f64 / 1e6),
-            seconds(outcome.ttft_ms_mean),
-            seconds(outcome.ttft_ms_p50),
-            seconds(outcome.ttft_ms_p99),
-            format!("{:.2}", outcome.imbalance),
-            percent(outcome.utilisation),
-            percent(outcome.within_limit),
-            format!("{:.2}", outcome.goodput_per_s),
-            percent(outcome.mispredicted),
-            outcome.bursts_within_two.map_or_else(String::new, percent),
-            outcome.workers_per_burst_max.map_or_else(String::new, |n| n.to_string()),
-        ]);
-    }
-    table
-}
-
 /// Returns the figures of several runs with the same number of routers.
 pub fn figures(outcomes: &[Outcome], n_routers: usize) -> Figures {
     let mut figures = Figures::default();
     for outcome in outcomes {
-        let row = Row::of_size("router", n_routers, outcome.policy.as_str());
-        let samples = [
-            Measure::higher("prefix hit ratio", Unit::Share).sample(outcome.token_hit_ratio),
-            Measure::lower("TTFT mean", Unit::Ms).sample(outcome.ttft_ms_mean),
-            Measure::lower("TTFT p50", Unit::Ms).sample(outcome.ttft_ms_p50),
-            Measure::lower("TTFT p99", Unit::Ms).sample(outcome.ttft_ms_p99),
-            Measure::higher("TTFT within limit", Unit::Share).sample(outcome.within_limit),
-            Measure::lower("computed", Unit::Tokens).sample(outcome.computed_tokens as f64),
-        ];
-        figures.add_samples(&row, samples);
+        figures.add_samples(&Row::of_size("router", n_routers, outcome.policy.as_str()), outcome.samples());
     }
     figures
 }
 
-/// Returns the table of follow-ups in several runs of a fleet that changes; `None` if it does not.
-fn follow_ups_table(outcomes: &[Outcome]) -> Option<Table> {
-    let mut table =
-        Table::new(&["policy", "follow-ups", "hit before", "during", "after", "errors", "retries", "cut off"]);
-    for outcome in outcomes {
-        let follow_ups = outcome.follow_ups?;
-        let [before, during, after] = follow_ups.map(|part| percent(part.hit_ratio));
-        table.add([
-            outcome.policy.clone(),
-            follow_ups.iter().map(|part| part.n_requests).sum::<usize>().to_string(),
-            before,
-            during,
-            after,
-            (outcome.n_requests - outcome.n_answered).to_string(),
-            outcome.n_retries.to_string(),
-            outcome.n_cut_off.to_string(),
-        ]);
+impl Outcome {
+    fn samples(&self) -> Vec<Sample> {
+        let (share, higher, lower) = (Unit::Share, Measure::higher, Measure::lower);
+        let mut samples = vec![
+            higher("answered", share).sample(ratio(self.n_answered as f64, self.n_requests as f64)),
+            higher("prefix hit ratio", share).sample(self.token_hit_ratio),
+            higher("blocks hit", share).sample(self.block_hit_ratio),
+            higher("of one LRU cache", share).sample(self.lru_share),
+            lower("TTFT mean", Unit::Ms).sample(self.ttft_ms_mean),
+            lower("TTFT p50", Unit::Ms).sample(self.ttft_ms_p50),
+            lower("TTFT p99", Unit::Ms).sample(self.ttft_ms_p99),
+            higher("TTFT within limit", share).sample(self.within_limit),
+            higher("goodput", Unit::RequestsPerS).sample(self.goodput_per_s),
+            lower("computed", Unit::Tokens).sample(self.computed_tokens as f64),
+            lower("imbalance", Unit::Ratio).sample(self.imbalance),
+            lower("in use", share).sample(self.utilisation),
+            lower("mispredicted", share).sample(self.mispredicted),
+        ];
+        // Figures that only some fleets and traces have.
+        if self.fetched_ratio > 0.0 {
+            samples.push(higher("fetched", share).sample(self.fetched_ratio));
+        }
+        if let (Some(within_two), Some(n_workers)) = (self.bursts_within_two, self.workers_per_burst_max) {
+            samples.push(higher("bursts on <= 2 workers", share).sample(within_two));
+            samples.push(lower("most workers of a burst", Unit::Count).sample(n_workers as f64));
+        }
+        if let Some(follow_ups) = self.follow_ups {
+            let names = ["follow-ups hit before", "follow-ups hit during", "follow-ups hit after"];
+            samples.extend(names.iter().zip(follow_ups).map(|(name, part)| higher(name, share).sample(part.hit_ratio)));
+            samples.push(lower("retries", Unit::Count).sample(self.n_retries as f64));
+            samples.push(lower("cut off", Unit::Count).sample(self.n_cut_off as f64));
+        }
+        samples
     }
-    Some(table)
-}
-
-pub(super) fn seconds(ms: f64) -> String {
-    format!("{:.2}", ms / 1e3)
 }
 
 pub(super) fn ratio(part: f64, total: f64) -> f64 {

@@ -80,8 +80,7 @@ pub(super) fn run(args: &SimArgs, path: &Path) -> anyhow::Result<()> {
     let cases = args.policies().into_iter().flat_map(|policy| eviction.iter().map(move |order| (policy, *order)));
     let outcomes = cases.map(|(policy, order)| simulate(args, &sessions, policy, order));
     let outcomes = outcomes.collect::<anyhow::Result<Vec<_>>>()?;
-    args.figures.write(&outcome::figures(&outcomes, args.routers.max(1)))?;
-    args.output.print(&outcomes, &outcome::table(&outcomes))
+    args.figures.show(&outcome::figures(&outcomes, args.routers.max(1)), "routers", "policy, eviction")
 }
 
 /// Runs sessions once.

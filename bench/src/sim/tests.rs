@@ -152,7 +152,6 @@ pub(super) fn args(shape: TraceShape) -> SimArgs {
         kv_gbits: None,
         kv_token_bytes: 131_072,
         ttft_limit_ms: 1000.0,
-        output: OutputArgs::default(),
         figures: crate::figures::FiguresArgs::default(),
     }
 }

@@ -1,18 +1,15 @@
-//! The outcome of a run of agents' sessions, as figures and as rows of a table.
+//! The outcome of a run of agents' sessions, and its figures.
 
 use std::time::Duration;
 
-use serde::Serialize;
-
-use super::super::outcome::{quantile, ratio, seconds};
+use super::super::outcome::{quantile, ratio};
 use super::super::worker;
 use super::super::world::{History, Served};
 use super::Sessions;
 use crate::figures::{Figures, Measure, Row, Unit};
-use crate::table::Table;
 
 /// Outcome of one run.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct SessionsOutcome {
     /// Names of the policy and of the order of eviction.
     pub policy: String,
@@ -45,8 +42,6 @@ pub struct SessionsOutcome {
     pub read_bytes: u64,
     /// State that was written to disk. Units: bytes.
     pub written_bytes: u64,
-    /// Simulated time. Units: seconds.
-    pub duration_s: f64,
 }
 
 /// Returns the outcome of a run on workers of one shape; a token's state has `kv_token_bytes`.
@@ -98,7 +93,6 @@ pub(super) fn outcome(
         fetched_bytes: bytes(|response| response.fetched_tokens),
         read_bytes,
         written_bytes,
-        duration_s: history.ended.as_secs_f64(),
     }
 }
 
@@ -108,56 +102,25 @@ fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
     values
 }
 
-/// Returns the table of several runs.
-pub(super) fn table(outcomes: &[SessionsOutcome]) -> Table {
-    let mut table = Table::new(&[
-        "policy, eviction",
-        "answered",
-        "computed/new",
-        "TTFT p50 s",
-        "p95 s",
-        "p99 s",
-        "slow-down p50",
-        "p95",
-        "to slots TB",
-        "fetched",
-        "read",
-        "written",
-    ]);
-    let terabytes = |bytes: u64| format!("{:.2}", bytes as f64 / 1e12);
-    for outcome in outcomes {
-        table.add([
-            outcome.policy.clone(),
-            format!("{}/{}", outcome.n_answered, outcome.n_requests),
-            format!("{:.3}", outcome.computed_per_new),
-            seconds(outcome.ttft_ms_p50),
-            seconds(outcome.ttft_ms_p95),
-            seconds(outcome.ttft_ms_p99),
-            format!("{:.2}", outcome.slowdown_p50),
-            format!("{:.2}", outcome.slowdown_p95),
-            terabytes(outcome.restored_bytes),
-            terabytes(outcome.fetched_bytes),
-            terabytes(outcome.read_bytes),
-            terabytes(outcome.written_bytes),
-        ]);
-    }
-    table
-}
-
 /// Returns the figures of several runs with the same number of routers.
 pub(super) fn figures(outcomes: &[SessionsOutcome], n_routers: usize) -> Figures {
     let mut figures = Figures::default();
+    let state = |name, bytes: u64| Measure::lower(name, Unit::Terabytes).sample(bytes as f64 / 1e12);
     for outcome in outcomes {
         let row = Row::of_size("router", n_routers, outcome.policy.as_str());
-        let moved_bytes = outcome.restored_bytes + outcome.fetched_bytes + outcome.read_bytes + outcome.written_bytes;
+        let answered = ratio(outcome.n_answered as f64, outcome.n_requests as f64);
         let samples = [
+            Measure::higher("answered", Unit::Share).sample(answered),
             Measure::lower("computed of new", Unit::Share).sample(outcome.computed_per_new),
             Measure::lower("TTFT p50", Unit::Ms).sample(outcome.ttft_ms_p50),
             Measure::lower("TTFT p95", Unit::Ms).sample(outcome.ttft_ms_p95),
             Measure::lower("TTFT p99", Unit::Ms).sample(outcome.ttft_ms_p99),
-            Measure::lower("slow-down p50", Unit::Share).sample(outcome.slowdown_p50),
-            Measure::lower("slow-down p95", Unit::Share).sample(outcome.slowdown_p95),
-            Measure::lower("KV state moved", Unit::Bytes).sample(moved_bytes as f64),
+            Measure::lower("slow-down p50", Unit::Ratio).sample(outcome.slowdown_p50),
+            Measure::lower("slow-down p95", Unit::Ratio).sample(outcome.slowdown_p95),
+            state("to slots", outcome.restored_bytes),
+            state("fetched", outcome.fetched_bytes),
+            state("read", outcome.read_bytes),
+            state("written", outcome.written_bytes),
         ];
         figures.add_samples(&row, samples);
     }
