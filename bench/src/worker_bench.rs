@@ -19,21 +19,19 @@ pub mod throughput;
 pub mod traffic;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum as _};
 
 use self::contender::{Contender, Programs, ServerArgs, Setup};
-use self::goals::Verdict;
 use self::measured::Measured;
-use self::outcome::Outcome;
+use self::outcome::{Assessment, Outcome};
 use self::scenario::Scenario;
 use self::shapes::Texts;
 use self::traffic::{Pass, Traffic};
 use crate::client::Message;
-use crate::figures::{Figures, FiguresArgs, Row, Sample};
+use crate::figures::{Figures, FiguresArgs};
 use crate::peers;
 use crate::prompts::words;
 
@@ -48,9 +46,6 @@ pub struct WorkerArgs {
     /// Passes of every reuse scenario, each on a fresh server with other texts; throughput has rounds of its own.
     #[arg(long, value_name = "N", default_value_t = 1)]
     repeat: u64,
-    /// Page to write the tables into.
-    #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
     /// Seed of all texts.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -61,7 +56,7 @@ pub struct WorkerArgs {
 /// Context of a slot, large enough for the longest scenario's prompts and responses. Units: tokens.
 const SLOT_CONTEXT_TOKENS: u32 = 8192;
 
-/// Runs the scenarios, prints their tables, and writes them into the page if one is given.
+/// Runs the scenarios and prints their tables.
 ///
 /// A missed goal is reported and is not an error, since this is a measurement. Errors: a server that does not start or
 /// respond; the other scenarios are run and shown nevertheless.
@@ -78,12 +73,8 @@ pub async fn run(args: &WorkerArgs) -> anyhow::Result<()> {
         bench.run(scenario, &mut outcome).await;
     }
     eprintln!("{}", outcome.summary());
-    if let Some(out) = &args.out {
-        let page = std::fs::read_to_string(out).with_context(|| format!("reading {}", out.display()))?;
-        std::fs::write(out, outcome::splice(&page, &outcome.page()))?;
-    }
-    args.figures.write(&outcome.figures())?;
-    let failures = outcome.failures();
+    args.figures.write(&outcome.figures)?;
+    let failures = &outcome.failures;
     anyhow::ensure!(failures.is_empty(), "not everything could be measured: {}", failures.join("; "));
     Ok(())
 }
@@ -114,26 +105,37 @@ struct Bench {
     repeat: u64,
 }
 
-/// Figures of a server in a scenario, and whether it reached the goals.
-struct Assessment {
-    samples: Vec<Sample>,
-    verdicts: Vec<Verdict>,
-}
-
 impl Bench {
     /// Runs a scenario, shows its table and adds it to the outcome.
     async fn run(&self, scenario: Scenario, outcome: &mut Outcome) {
         let start = Instant::now();
         eprintln!("{} ...", scenario.name());
+        let (programs, texts, mut measured) = (&self.programs, self.texts(0), Vec::new());
         match scenario {
-            Scenario::Throughput => self.throughput(outcome).await,
-            Scenario::Constrained => self.constrained(outcome).await,
-            Scenario::LongPrompt => self.long_prompt(outcome).await,
-            Scenario::Restart => self.restart(outcome).await,
-            Scenario::SharedRam50 => self.footprint(outcome).await,
-            Scenario::Settings => self.settings(outcome).await,
-            _ => self.reuse(scenario, outcome).await,
+            Scenario::Throughput => {
+                for load in throughput::LOADS {
+                    measured.push((Contender::Worker, throughput::measure(programs, texts, load).await));
+                }
+            }
+            Scenario::Constrained => {
+                for n in constrained::SEQUENCES {
+                    measured.push((Contender::Worker, constrained::measure(programs, texts, n).await));
+                }
+            }
+            Scenario::Settings => measured.push((Contender::Worker, settings::measure(programs, texts).await)),
+            Scenario::LongPrompt | Scenario::Restart | Scenario::SharedRam50 => {
+                for contender in self.contenders(scenario) {
+                    let assessment = match scenario {
+                        Scenario::LongPrompt => long_prompt::measure(programs, contender, texts).await,
+                        Scenario::Restart => state::restart(programs, contender, texts).await,
+                        _ => state::footprint(programs, contender, texts).await,
+                    };
+                    measured.push((contender, assessment));
+                }
+            }
+            _ => measured = self.reuse(scenario).await,
         }
+        outcome.add(scenario, measured);
         eprintln!("  {:.0} s", start.elapsed().as_secs_f64());
     }
 
@@ -149,21 +151,22 @@ impl Bench {
         contenders
     }
 
-    async fn reuse(&self, scenario: Scenario, outcome: &mut Outcome) {
+    async fn reuse(&self, scenario: Scenario) -> Vec<(Contender, anyhow::Result<Assessment>)> {
         let mut passes: BTreeMap<Contender, Vec<Pass>> = BTreeMap::new();
+        let mut measured = Vec::new();
         for pass_idx in 0..self.repeat {
             for contender in self.contenders(scenario) {
                 match self.pass(scenario, contender, pass_idx).await {
                     Ok(pass) => passes.entry(contender).or_default().push(pass),
-                    Err(error) => outcome.fail(scenario, contender, &error),
+                    Err(error) => measured.push((contender, Err(error))),
                 }
             }
         }
         let mut figures = Figures::default();
         for (contender, passes) in &passes {
             for pass in passes {
-                let measurements = Measured::of(std::slice::from_ref(pass));
-                figures.add_samples(&row(scenario, *contender), measurements.samples());
+                let of_pass = Measured::of(std::slice::from_ref(pass));
+                figures.add_samples(&outcome::row(scenario, *contender), of_pass.samples());
             }
         }
         let by_contender = passes.iter().map(|(&contender, passes)| (contender, Measured::of(passes))).collect();
@@ -171,7 +174,8 @@ impl Bench {
             eprintln!("  the servers' answers differ, and so do the prompts that contain them");
         }
         let verdicts = goals::judge(scenario, &by_contender);
-        outcome.add("Reuse of the warm prompts in one pass:", figures, scenario, verdicts);
+        measured.push((Contender::Worker, Ok(Assessment { figures, verdicts })));
+        measured
     }
 
     async fn pass(&self, scenario: Scenario, contender: Contender, pass_idx: u64) -> anyhow::Result<Pass> {
@@ -194,96 +198,4 @@ impl Bench {
         let flood_tokens = u64::from(traffic::FLOOD_PROMPTS * traffic::FLOOD_PROMPT_TOKENS);
         Ok((flood_tokens * state::kv_token_bytes(&self.programs.model)? / 3).div_ceil(1 << 20))
     }
-
-    async fn throughput(&self, outcome: &mut Outcome) {
-        for load in throughput::LOADS {
-            match throughput::measure(&self.programs, self.texts(0), load).await {
-                Ok(rates) => {
-                    let mut figures = Figures::default();
-                    throughput::record(load, &rates, &mut figures);
-                    let verdicts = throughput::verdicts(load, &rates);
-                    outcome.add(throughput::TITLE, figures, Scenario::Throughput, verdicts);
-                }
-                Err(error) => outcome.fail(Scenario::Throughput, Contender::Worker, &error),
-            }
-        }
-    }
-
-    async fn constrained(&self, outcome: &mut Outcome) {
-        for n in constrained::SEQUENCES {
-            match constrained::measure(&self.programs, self.texts(0), n).await {
-                Ok(rates) => {
-                    let mut figures = Figures::default();
-                    constrained::record(n, &rates, &mut figures);
-                    let verdicts = constrained::verdicts(n, &rates);
-                    outcome.add(constrained::TITLE, figures, Scenario::Constrained, verdicts);
-                }
-                Err(error) => outcome.fail(Scenario::Constrained, Contender::Worker, &error),
-            }
-        }
-    }
-
-    async fn long_prompt(&self, outcome: &mut Outcome) {
-        let measure = async |contender| {
-            let waits = long_prompt::measure(&self.programs, contender, self.texts(0)).await?;
-            Ok(Assessment { samples: waits.samples(), verdicts: waits.verdicts(contender) })
-        };
-        let title = "What waits for a prompt of 3,584 tokens that is alone:";
-        self.compare(outcome, Scenario::LongPrompt, title, measure).await;
-    }
-
-    async fn restart(&self, outcome: &mut Outcome) {
-        let measure = async |contender| {
-            let restart = state::restart(&self.programs, contender, self.texts(0)).await?;
-            Ok(Assessment { samples: restart.samples(), verdicts: restart.verdicts(contender) })
-        };
-        let title = "Restart, the same conversations before and after:";
-        self.compare(outcome, Scenario::Restart, title, measure).await;
-    }
-
-    async fn footprint(&self, outcome: &mut Outcome) {
-        let measure = async |contender| {
-            let footprint = state::footprint(&self.programs, contender, self.texts(0)).await?;
-            Ok(Assessment { samples: footprint.samples(), verdicts: footprint.verdicts() })
-        };
-        let title = "Memory of 50 conversations that share a prefix of 2,000 tokens:";
-        self.compare(outcome, Scenario::SharedRam50, title, measure).await;
-    }
-
-    async fn settings(&self, outcome: &mut Outcome) {
-        match settings::measure(&self.programs, self.texts(0)).await {
-            Ok(regret) => {
-                let mut figures = Figures::default();
-                regret.record(&mut figures);
-                outcome.add(settings::TITLE, figures, Scenario::Settings, regret.verdicts());
-            }
-            Err(error) => outcome.fail(Scenario::Settings, Contender::Worker, &error),
-        }
-    }
-
-    /// Measures every contender of a scenario once, and judges them together.
-    async fn compare(
-        &self,
-        outcome: &mut Outcome,
-        scenario: Scenario,
-        title: &'static str,
-        measure: impl AsyncFn(Contender) -> anyhow::Result<Assessment>,
-    ) {
-        let (mut figures, mut verdicts) = (Figures::default(), Vec::new());
-        for contender in self.contenders(scenario) {
-            match measure(contender).await {
-                Ok(assessment) => {
-                    figures.add_samples(&row(scenario, contender), assessment.samples);
-                    verdicts.extend(assessment.verdicts);
-                }
-                Err(error) => outcome.fail(scenario, contender, &error),
-            }
-        }
-        outcome.add(title, figures, scenario, verdicts);
-    }
-}
-
-/// Returns the row of a server in a scenario.
-fn row(scenario: Scenario, contender: Contender) -> Row {
-    Row::new(scenario.name(), contender.name())
 }

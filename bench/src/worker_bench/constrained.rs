@@ -6,13 +6,13 @@
 //! runs of the same moment.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
 
 use futures::future::try_join_all;
 use serde_json::{Value, json};
 
 use super::contender::{Contender, Programs, Running, Setup};
 use super::goals::Verdict;
+use super::outcome::Assessment;
 use super::shapes::Texts;
 use super::throughput::{Streamed, measured_together};
 use crate::figures::{Figures, Measure, Row, Unit};
@@ -39,7 +39,7 @@ const ROUNDS: usize = 7;
 
 /// Constraint that responses must follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Rule {
+enum Rule {
     /// No constraint.
     Nothing,
     /// A JSON schema.
@@ -73,12 +73,12 @@ impl Rule {
 }
 
 /// Throughput of one server with a given number of sequences, by constraint and by round. Units: tokens a second.
-pub type Rates = BTreeMap<Rule, Vec<f64>>;
+type Rates = BTreeMap<Rule, Vec<f64>>;
 
 /// Measures the worker and, where there is one, the peer.
 ///
 /// Errors: a server that does not start, a request that fails, a response that ends early.
-pub async fn measure(programs: &Programs, texts: Texts, n: u32) -> anyhow::Result<BTreeMap<Contender, Rates>> {
+pub async fn measure(programs: &Programs, texts: Texts, n: u32) -> anyhow::Result<Assessment> {
     let mut contenders = vec![Contender::Worker];
     contenders.extend(programs.peer.is_some().then_some(Contender::PeerChosen));
     let setup = Setup { n_slots: N_SLOTS, slot_context_tokens: SLOT_CONTEXT_TOKENS, ..Setup::default() };
@@ -100,20 +100,21 @@ pub async fn measure(programs: &Programs, texts: Texts, n: u32) -> anyhow::Resul
         server.stop().await?;
         rates.insert(contender, rates_by_rule);
     }
-    Ok(rates)
+    Ok(Assessment { figures: figures(n, &rates), verdicts: verdicts(n, &rates) })
 }
 
 async fn answers(server: &Running, texts: Texts, n: u32, rule: Rule) -> anyhow::Result<Vec<Streamed>> {
-    let requests = (0..n).map(|sequence| async move {
+    let requests = (0..n).map(|sequence| {
         let messages = texts.user(u64::from(sequence), PROMPT_TOKENS);
-        let sent_at = Instant::now();
-        let answer = match rule.field() {
-            None => server.client.ask_exactly(&messages, ANSWER_TOKENS).await?,
-            Some((name, value)) => server.client.ask_following(&messages, ANSWER_TOKENS, name, value).await?,
-        };
-        let n_tokens = answer.completion_tokens;
-        anyhow::ensure!(n_tokens == u64::from(ANSWER_TOKENS), "an answer has {n_tokens} tokens");
-        anyhow::Ok(Streamed { sent: sent_at, answer })
+        Streamed::of(async move {
+            let answer = match rule.field() {
+                None => server.client.ask_exactly(&messages, ANSWER_TOKENS).await?,
+                Some((name, value)) => server.client.ask_following(&messages, ANSWER_TOKENS, name, value).await?,
+            };
+            let n_tokens = answer.completion_tokens;
+            anyhow::ensure!(n_tokens == u64::from(ANSWER_TOKENS), "an answer has {n_tokens} tokens");
+            Ok(answer)
+        })
     });
     try_join_all(requests).await
 }
@@ -149,11 +150,8 @@ string ::= "\"" ([^"\\\x00-\x1F] | "\\" ["\\nrt]){0,40} "\""
 value  ::= string | [0-9]{1,9} | "null" | "[" (value (", " value)*)? "]"
 "#;
 
-/// Line above the table.
-pub const TITLE: &str = "Decode, constrained and free, in tokens/s; must reach 0.90x:";
-
 /// Returns the verdict on the worker for each constraint.
-pub fn verdicts(n: u32, rates: &BTreeMap<Contender, Rates>) -> Vec<Verdict> {
+fn verdicts(n: u32, rates: &BTreeMap<Contender, Rates>) -> Vec<Verdict> {
     let (goal, minimum) = GOAL;
     let verdict = |rule: Rule| {
         let rate = |rule: Rule| rates.get(&Contender::Worker)?.get(&rule).and_then(|rates| median(rates));
@@ -163,14 +161,16 @@ pub fn verdicts(n: u32, rates: &BTreeMap<Contender, Rates>) -> Vec<Verdict> {
     [Rule::Schema, Rule::Grammar].into_iter().filter_map(verdict).collect()
 }
 
-/// Adds the rates of every server, constraint and round to `figures`.
-pub fn record(n: u32, rates: &BTreeMap<Contender, Rates>, figures: &mut Figures) {
+/// Returns the rates of every server, constraint and round.
+fn figures(n: u32, rates: &BTreeMap<Contender, Rates>) -> Figures {
+    let mut figures = Figures::default();
     for (contender, rates) in rates {
         for (rule, rates) in rates {
             let row = Row::new(format!("{n} sequences, following {}", rule.name()), contender.name());
             figures.add(&row, Measure::higher("decode", Unit::TokensPerS), rates);
         }
     }
+    figures
 }
 
 #[cfg(test)]
@@ -186,9 +186,7 @@ mod tests {
         let measured = [(Contender::Worker, rates(89.0, 91.0)), (Contender::PeerChosen, rates(50.0, 20.0))].into();
         let passed: Vec<bool> = verdicts(4, &measured).iter().map(|verdict| verdict.passed).collect();
         assert_eq!(passed, [false, true]);
-        let mut figures = Figures::default();
-        record(4, &measured, &mut figures);
-        let medians: Vec<f64> = figures.figures.iter().map(|figure| figure.median).collect();
+        let medians: Vec<f64> = figures(4, &measured).figures.iter().map(|figure| figure.median).collect();
         assert_eq!(medians, [100.0, 89.0, 91.0, 100.0, 50.0, 20.0]);
     }
 }

@@ -10,6 +10,8 @@ use anyhow::Context as _;
 
 use super::contender::{Contender, Programs, Running, Setup};
 use super::goals::Verdict;
+use super::outcome::Assessment;
+use super::scenario::Scenario;
 use super::shapes::Texts;
 use crate::client::Answer;
 use crate::figures::{Measure, Sample, Unit};
@@ -41,21 +43,21 @@ const CANCELLED_MAX: (&str, f64) = ("1x", 1.0);
 
 /// Waiting times beside the long prompt. Units: milliseconds.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Waits {
+struct Waits {
     /// TTFT of the long prompt alone.
-    pub alone_ms: f64,
+    alone_ms: f64,
     /// TTFT of a short request.
-    pub short_ms: f64,
+    short_ms: f64,
     /// Time until a cancelled request's slot is free.
-    pub cancelled_ms: f64,
+    cancelled_ms: f64,
     /// Time until the response of `/cache`; absent if a server has none.
-    pub cache_ms: Option<f64>,
+    cache_ms: Option<f64>,
 }
 
 /// Measures short requests, cancellations and looks at the cache at several moments of a long prompt.
 ///
 /// Errors: a server that does not start, a request that fails.
-pub async fn measure(programs: &Programs, contender: Contender, texts: Texts) -> anyhow::Result<Waits> {
+pub async fn measure(programs: &Programs, contender: Contender, texts: Texts) -> anyhow::Result<Assessment> {
     let setup = Setup { n_slots: N_SLOTS, slot_context_tokens: SLOT_CONTEXT_TOKENS, ..Setup::default() };
     let server = programs.start(contender, &setup).await?;
     let mut beside = Beside { server: &server, texts, n_asked: 0, alone: Duration::ZERO };
@@ -71,7 +73,8 @@ pub async fn measure(programs: &Programs, contender: Contender, texts: Texts) ->
     }
     server.stop().await?;
     let (short_ms, cancelled_ms) = median(&short).zip(median(&cancelled)).context("there are moments")?;
-    Ok(Waits { alone_ms, short_ms, cancelled_ms, cache_ms: median(&cache) })
+    let waits = Waits { alone_ms, short_ms, cancelled_ms, cache_ms: median(&cache) };
+    Ok(Assessment::of(Scenario::LongPrompt, contender, waits.samples(), waits.verdicts(contender)))
 }
 
 /// A server, and texts that it has not seen.
@@ -140,7 +143,7 @@ impl Beside<'_> {
 
 impl Waits {
     /// Returns a sample of each figure.
-    pub fn samples(&self) -> Vec<Sample> {
+    fn samples(&self) -> Vec<Sample> {
         let cache = self.cache_ms.map(|ms| ("/cache", ms));
         let waits = [
             ("long prompt alone", self.alone_ms),
@@ -155,7 +158,7 @@ impl Waits {
     }
 
     /// Returns the verdicts; none for other servers than the worker.
-    pub fn verdicts(&self, contender: Contender) -> Vec<Verdict> {
+    fn verdicts(&self, contender: Contender) -> Vec<Verdict> {
         if contender != Contender::Worker {
             return Vec::new();
         }

@@ -5,13 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
 use futures::future::try_join_all;
 
 use super::contender::{Contender, Programs, Running, Setup};
 use super::goals::Verdict;
+use super::outcome::Assessment;
 use super::shapes::Texts;
 use super::throughput::{Streamed, measured_together};
 use crate::client::Message;
@@ -53,7 +53,7 @@ const SETTINGS: [([&str; 3], &str); 4] = [
 
 /// Times of a worker with one setting, by round. Units: milliseconds.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Times {
+struct Times {
     /// A new prompt.
     cold: Vec<f64>,
     /// A question behind a cached prompt.
@@ -90,7 +90,7 @@ impl Times {
 
 /// What was chosen and measured.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Regret {
+struct Regret {
     /// Number of starts that chose a setting, by its name.
     chosen: BTreeMap<String, usize>,
     /// Times, by the setting's name.
@@ -100,7 +100,7 @@ pub struct Regret {
 /// Starts workers that choose, then measures one with each setting.
 ///
 /// Errors: a worker that does not start, a request that fails.
-pub async fn measure(programs: &Programs, texts: Texts) -> anyhow::Result<Regret> {
+pub async fn measure(programs: &Programs, texts: Texts) -> anyhow::Result<Assessment> {
     let setup = Setup { n_slots: N_SLOTS, slot_context_tokens: SLOT_CONTEXT_TOKENS, ..Setup::default() };
     let mut regret = Regret::default();
     let mut n_busy = 0;
@@ -131,7 +131,7 @@ pub async fn measure(programs: &Programs, texts: Texts) -> anyhow::Result<Regret
     for (_, server) in servers {
         server.stop().await?;
     }
-    Ok(regret)
+    Ok(Assessment { figures: regret.figures(), verdicts: regret.verdicts() })
 }
 
 /// Adds the times of a round. Each slot holds a prompt while tokens are decoded; one slot gets a new one each round.
@@ -153,10 +153,7 @@ async fn measure_round(server: &Running, texts: Texts, round: u64, times: &mut T
     }
     let answer_alone = server.client.ask_exactly(&prompts[0], ANSWER_TOKENS).await?;
     times.decode_one.push(answer_alone.tpot_ms.context("an answer of one token")?);
-    let ask = async |prompt: &Vec<Message>| {
-        let sent_at = Instant::now();
-        anyhow::Ok(Streamed { sent: sent_at, answer: server.client.ask_exactly(prompt, ANSWER_TOKENS).await? })
-    };
+    let ask = async |prompt: &Vec<Message>| Streamed::of(server.client.ask_exactly(prompt, ANSWER_TOKENS)).await;
     let tokens_per_s = measured_together(async || try_join_all(prompts.iter().map(ask)).await).await?;
     times.decode_all.push(1e3 * f64::from(N_SLOTS) / tokens_per_s);
     Ok(())
@@ -180,7 +177,7 @@ impl Regret {
     }
 
     /// Returns the verdicts.
-    pub fn verdicts(&self) -> Vec<Verdict> {
+    fn verdicts(&self) -> Vec<Verdict> {
         let n_same = self.chosen.values().max().copied().unwrap_or_default();
         let (goal, maximum) = REGRET;
         let regret = self.mean().map(|mean| Verdict::at_most("regret", goal, mean, maximum));
@@ -189,8 +186,9 @@ impl Regret {
         regret.into_iter().chain([same]).collect()
     }
 
-    /// Adds the starts and the times of every setting to `figures`.
-    pub fn record(&self, figures: &mut Figures) {
+    /// Returns the starts and the times of every setting.
+    fn figures(&self) -> Figures {
+        let mut figures = Figures::default();
         for (name, times) in &self.times {
             let row = Row::new("settings", *name);
             let n_chosen = self.chosen.get(*name).copied().unwrap_or_default();
@@ -201,11 +199,9 @@ impl Regret {
             figures.add(&row, Measure::lower("request", Unit::Ms), times.request_ms().as_slice());
             figures.add(&row, Measure::lower("of the fastest", Unit::Share), self.of(name).as_slice());
         }
+        figures
     }
 }
-
-/// Line above the table.
-pub const TITLE: &str = "Settings of attention and buffer: starts that chose them, medians in ms:";
 
 #[cfg(test)]
 mod tests {

@@ -10,6 +10,8 @@ use warmpath_gguf::Header;
 
 use super::contender::{Contender, Programs, Running, Setup};
 use super::goals::Verdict;
+use super::outcome::Assessment;
+use super::scenario::Scenario;
 use super::shapes::Texts;
 use crate::client::{Answer, Message};
 use crate::figures::{Measure, Sample, Unit};
@@ -56,21 +58,21 @@ fn ttft_ms(answers: &[Answer]) -> f64 {
 
 /// Result of a restart.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Restart {
+struct Restart {
     /// Tokens that were reused when the traffic was repeated before the restart.
-    pub held_tokens: u64,
+    held_tokens: u64,
     /// Tokens that were reused when it was repeated after the restart.
-    pub came_back_tokens: u64,
+    came_back_tokens: u64,
     /// Median TTFT of the first traffic. Units: milliseconds.
-    pub cold_ttft_ms: f64,
+    cold_ttft_ms: f64,
     /// Median TTFT of the traffic after the restart. Units: milliseconds.
-    pub after_ttft_ms: f64,
+    after_ttft_ms: f64,
 }
 
 /// Runs conversations twice, restarts the server as an operator would, and runs them again.
 ///
 /// Errors: a server that does not start or end, a request that fails.
-pub async fn restart(programs: &Programs, contender: Contender, texts: Texts) -> anyhow::Result<Restart> {
+pub async fn restart(programs: &Programs, contender: Contender, texts: Texts) -> anyhow::Result<Assessment> {
     let dir = tempfile::tempdir()?;
     let setup = Setup { cache_disk: Some(dir.path().to_owned()), ..setup() };
     let server = programs.start(contender, &setup).await?;
@@ -80,12 +82,13 @@ pub async fn restart(programs: &Programs, contender: Contender, texts: Texts) ->
     let server = programs.start(contender, &setup).await?;
     let after = ask_all(&server, texts).await?;
     server.stop().await?;
-    Ok(Restart {
+    let restart = Restart {
         held_tokens: cached_tokens(&held_answers),
         came_back_tokens: cached_tokens(&after),
         cold_ttft_ms: ttft_ms(&cold_answers),
         after_ttft_ms: ttft_ms(&after),
-    })
+    };
+    Ok(Assessment::of(Scenario::Restart, contender, restart.samples(), restart.verdicts(contender)))
 }
 
 async fn ask_all(server: &Running, texts: Texts) -> anyhow::Result<Vec<Answer>> {
@@ -99,12 +102,12 @@ async fn ask_all(server: &Running, texts: Texts) -> anyhow::Result<Vec<Answer>> 
 
 impl Restart {
     /// Returns the share of the reused tokens that was reused again after the restart.
-    pub fn share(&self) -> f64 {
+    fn share(&self) -> f64 {
         self.came_back_tokens as f64 / self.held_tokens.max(1) as f64
     }
 
     /// Returns a sample of each figure.
-    pub fn samples(&self) -> Vec<Sample> {
+    fn samples(&self) -> Vec<Sample> {
         vec![
             Measure::higher("came back", Unit::Share).sample(self.share()),
             Measure::lower("TTFT cold", Unit::Ms).sample(self.cold_ttft_ms),
@@ -113,7 +116,7 @@ impl Restart {
     }
 
     /// Returns the verdict; none for other servers than the worker.
-    pub fn verdicts(&self, contender: Contender) -> Vec<Verdict> {
+    fn verdicts(&self, contender: Contender) -> Vec<Verdict> {
         let verdict = Verdict::at_least("came back", "95 %", self.share(), COME_BACK_MIN);
         if contender == Contender::Worker { vec![verdict] } else { Vec::new() }
     }
@@ -121,24 +124,24 @@ impl Restart {
 
 /// Memory of conversations with one prefix.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Footprint {
+struct Footprint {
     /// Tokens of all of them, with the prefix counted once.
-    pub distinct_tokens: u64,
+    distinct_tokens: u64,
     /// Size of a token's KV state. Units: bytes.
-    pub token_bytes: u64,
+    token_bytes: u64,
     /// Size of the RAM tier; only the worker reports it. Units: bytes.
-    pub cache_bytes: Option<u64>,
+    cache_bytes: Option<u64>,
     /// Growth of the process; absent if the system does not report it. Units: bytes.
-    pub rss_growth_bytes: Option<i64>,
+    rss_growth_bytes: Option<i64>,
     /// Share of the tokens after the prefix that was reused when all conversations were repeated, which shows what was
     /// really kept.
-    pub own_reused: f64,
+    own_reused: f64,
 }
 
 /// Runs the conversations that share a prefix, reads the memory, and repeats them all.
 ///
 /// Errors: a server that does not start, a request that fails, a worker whose `/cache` lacks the size.
-pub async fn footprint(programs: &Programs, contender: Contender, texts: Texts) -> anyhow::Result<Footprint> {
+pub async fn footprint(programs: &Programs, contender: Contender, texts: Texts) -> anyhow::Result<Assessment> {
     let token_bytes = kv_token_bytes(&programs.model)?;
     let server = programs.start(contender, &setup()).await?;
     let before = server.rss_bytes();
@@ -161,13 +164,14 @@ pub async fn footprint(programs: &Programs, contender: Contender, texts: Texts) 
     server.stop().await?;
     let own_tokens: u64 = again.iter().map(|answer| answer.prompt_tokens - n_shared_tokens).sum();
     let own_cached_tokens: u64 = again.iter().map(|answer| answer.cached_tokens.saturating_sub(n_shared_tokens)).sum();
-    Ok(Footprint {
+    let footprint = Footprint {
         distinct_tokens,
         token_bytes,
         cache_bytes,
         rss_growth_bytes: before.zip(after).map(|(before, after)| after as i64 - before as i64),
         own_reused: own_cached_tokens as f64 / own_tokens as f64,
-    })
+    };
+    Ok(Assessment::of(Scenario::SharedRam50, contender, footprint.samples(), footprint.verdicts()))
 }
 
 async fn ram_tier_bytes(server: &Running) -> anyhow::Result<u64> {
@@ -182,7 +186,7 @@ impl Footprint {
     }
 
     /// Returns a sample of each figure.
-    pub fn samples(&self) -> Vec<Sample> {
+    fn samples(&self) -> Vec<Sample> {
         let cache = self.cache_bytes.map(|bytes| ("cache", bytes as f64));
         let grown = self.rss_growth_bytes.map(|bytes| ("process growth", bytes as f64));
         let sizes = cache.into_iter().chain(grown).map(|(name, bytes)| Measure::lower(name, Unit::Bytes).sample(bytes));
@@ -190,7 +194,7 @@ impl Footprint {
     }
 
     /// Returns the verdicts on the worker: a small size counts only if the state is used.
-    pub fn verdicts(&self) -> Vec<Verdict> {
+    fn verdicts(&self) -> Vec<Verdict> {
         let Some(cache_bytes) = self.cache_bytes else { return Vec::new() };
         let ratio = cache_bytes as f64 / self.distinct_bytes();
         let bytes = Verdict::at_most("cache to distinct tokens", "1.1x", ratio, BYTES_MAX);

@@ -12,6 +12,7 @@ use futures::future::try_join_all;
 
 use super::contender::{Contender, Programs, Running, Setup};
 use super::goals::Verdict;
+use super::outcome::Assessment;
 use super::shapes::Texts;
 use crate::client::Answer;
 use crate::figures::{Figures, Measure, Row, Unit};
@@ -125,7 +126,7 @@ pub struct Rates {
 /// Measures every server under `load`.
 ///
 /// Errors: a server that does not start, a request that fails.
-pub async fn measure(programs: &Programs, texts: Texts, load: Load) -> anyhow::Result<BTreeMap<Contender, Rates>> {
+pub async fn measure(programs: &Programs, texts: Texts, load: Load) -> anyhow::Result<Assessment> {
     let mut contenders = vec![Contender::Worker];
     contenders.extend(load.against.contenders().iter().filter(|_| programs.peer.is_some()));
     let setup = Setup { n_slots: N_SLOTS, slot_context_tokens: SLOT_CONTEXT_TOKENS, ..Setup::default() };
@@ -162,7 +163,7 @@ pub async fn measure(programs: &Programs, texts: Texts, load: Load) -> anyhow::R
     for server in servers.into_values().flatten() {
         server.stop().await?;
     }
-    Ok(rates)
+    Ok(Assessment { figures: figures(load, &rates), verdicts: verdicts(load, &rates) })
 }
 
 /// A load and its texts.
@@ -182,11 +183,9 @@ impl Under {
     }
 
     async fn ask(&self, server: &Running, round: u64, n_tokens: u32) -> anyhow::Result<Vec<Streamed>> {
-        let requests = (0..self.load.n_sequences).map(|sequence| async move {
+        let requests = (0..self.load.n_sequences).map(|sequence| {
             let messages = self.texts.user(round * 100 + u64::from(sequence), self.load.context_tokens);
-            let sent_at = Instant::now();
-            let answer = server.client.ask_exactly(&messages, n_tokens).await?;
-            anyhow::Ok(Streamed { sent: sent_at, answer })
+            Streamed::of(async move { server.client.ask_exactly(&messages, n_tokens).await })
         });
         try_join_all(requests).await
     }
@@ -210,8 +209,8 @@ impl Under {
 /// A response, and when it was requested.
 #[derive(Debug, Clone)]
 pub(super) struct Streamed {
-    pub(super) sent: Instant,
-    pub(super) answer: Answer,
+    sent: Instant,
+    answer: Answer,
 }
 
 /// Share of the time between the earliest and the latest token in which all responses must be running.
@@ -250,6 +249,12 @@ fn decode_rate(answers: &[Streamed]) -> Option<f64> {
 }
 
 impl Streamed {
+    /// Sends a request now and returns its response.
+    pub(super) async fn of(request: impl Future<Output = anyhow::Result<Answer>>) -> anyhow::Result<Self> {
+        let sent = Instant::now();
+        Ok(Self { sent, answer: request.await? })
+    }
+
     /// Returns the times of the first and the last token; `None` for a response of one token.
     fn span(&self) -> Option<(Instant, Instant)> {
         let n_behind = self.answer.completion_tokens.saturating_sub(1);
@@ -258,12 +263,8 @@ impl Streamed {
     }
 }
 
-/// Line above the table.
-pub const TITLE: &str =
-    "Tokens/s of warmpath-worker and llama-server; must reach 0.98x of its better setting, 3x of the defaults:";
-
 /// Returns the verdicts on the compared phases of a load.
-pub fn verdicts(load: Load, rates: &BTreeMap<Contender, Rates>) -> Vec<Verdict> {
+fn verdicts(load: Load, rates: &BTreeMap<Contender, Rates>) -> Vec<Verdict> {
     let (goal, minimum) = load.against.goal();
     let phases = if load.against == Against::Better { &[Phase::Prefill, Phase::Decode][..] } else { &[Phase::Decode] };
     let verdict = |phase: &Phase| {
@@ -275,14 +276,16 @@ pub fn verdicts(load: Load, rates: &BTreeMap<Contender, Rates>) -> Vec<Verdict> 
     phases.iter().filter_map(verdict).collect()
 }
 
-/// Adds the rates of every server and round to `figures`.
-pub fn record(load: Load, rates: &BTreeMap<Contender, Rates>, figures: &mut Figures) {
+/// Returns the rates of every server and round.
+fn figures(load: Load, rates: &BTreeMap<Contender, Rates>) -> Figures {
+    let mut figures = Figures::default();
     for (contender, rates) in rates {
         let row = Row::new(load.describe(), contender.name());
         for phase in [Phase::Prefill, Phase::Decode] {
             figures.add(&row, Measure::higher(phase.name(), Unit::TokensPerS), phase.of(rates));
         }
     }
+    figures
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -365,8 +368,7 @@ mod tests {
         let verdicts = verdicts(LOADS[1], &rates);
         let passed: Vec<_> = verdicts.iter().map(|verdict| (verdict.reached.as_str(), verdict.passed)).collect();
         assert_eq!(passed, [("0.970x", false), ("0.990x", true)]);
-        let mut figures = Figures::default();
-        record(LOADS[1], &rates, &mut figures);
+        let figures = figures(LOADS[1], &rates);
         let found: Vec<_> = figures.figures.iter().map(|figure| (figure.samples.len(), figure.median)).collect();
         assert_eq!(found, [(1, 97.0), (3, 99.0), (1, 90.0), (3, 100.0), (1, 100.0), (3, 80.0)]);
         assert_eq!(figures.figures[2].row, Row::new("4 x 256 tokens", "llama-server, chosen"));
