@@ -7,7 +7,6 @@
 //! All servers of a situation run at the same time and are asked in turn, round by round, so that a noisy machine
 //! affects all of them. Not here: quiet machines (`worker_bench`).
 
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
@@ -18,17 +17,16 @@ use futures::future::try_join_all;
 use crate::cgroup::{Cgroup, Controller};
 use crate::client::{ChatClient, Message};
 use crate::figures::{Figures, FiguresArgs, Measure, Row, Unit};
-use crate::fleet::{Server, bin_dir};
-use crate::model::real::ModelChoice;
+use crate::fleet::Server;
 use crate::peers::{self, LOAD_TIMEOUT};
 use crate::prompts::words;
 use crate::summary::median;
-use crate::worker_bench::contender::Peer;
+use crate::worker_bench::contender::{self, Programs, ServerArgs, Setup};
 
 /// Context of a slot. Units: tokens.
 const SLOT_CONTEXT_TOKENS: u32 = 2048;
 /// Number of slots of each server.
-const N_SLOTS: u32 = 4;
+const N_SLOTS: u16 = 4;
 /// Length of each prompt. Units: words.
 const PROMPT_WORDS: usize = 256;
 /// Length of each response while decode is measured. Units: tokens.
@@ -39,13 +37,8 @@ const WARM_UP_TOKENS: u32 = 32;
 /// Flags of `busy`.
 #[derive(Debug, Args)]
 pub struct BusyArgs {
-    /// Model that every server serves: a GGUF file, `smollm2` (SmolLM2-135M-Instruct, fetched once) or `made` (made by
-    /// code).
-    #[arg(long, value_name = "FILE|NAME")]
-    model: ModelChoice,
-    /// Server to compare with; it is built first if it is missing. The default is to measure only the worker.
-    #[arg(long, value_name = "PEER")]
-    against: Option<Peer>,
+    #[command(flatten)]
+    servers: ServerArgs,
     /// Situation to measure; may be repeated. The default is all; a limit needs root.
     #[arg(long = "scenario", value_name = "NAME")]
     scenarios: Vec<Scenario>,
@@ -61,9 +54,6 @@ pub struct BusyArgs {
     /// Rounds of each measurement; the median counts.
     #[arg(long, value_name = "N", default_value_t = 3)]
     rounds: usize,
-    /// Folder that holds warmpath-worker. The default is this program's folder.
-    #[arg(long, value_name = "DIR")]
-    bin_dir: Option<PathBuf>,
     #[command(flatten)]
     figures: FiguresArgs,
 }
@@ -91,12 +81,11 @@ impl Scenario {
     }
 }
 
-/// A kind of server with its settings.
-#[derive(Debug, Clone)]
+/// Kind of server with its number of threads.
 struct Contender {
     name: &'static str,
-    program: PathBuf,
-    args: Vec<String>,
+    kind: contender::Contender,
+    programs: Programs,
 }
 
 /// Servers of one kind.
@@ -120,8 +109,7 @@ struct Loops(Vec<Child>);
 ///
 /// Errors: a server that does not start or answer; a limit that cannot be set.
 pub async fn run(args: &BusyArgs) -> anyhow::Result<()> {
-    let self_test_cache = tempfile::tempdir()?;
-    let contenders = contenders(args, self_test_cache.path()).await?;
+    let contenders = contenders(args).await?;
     let mut figures = Figures::default();
     let scenarios = if args.scenarios.is_empty() { Scenario::value_variants() } else { &args.scenarios };
     for &scenario in scenarios {
@@ -133,45 +121,39 @@ pub async fn run(args: &BusyArgs) -> anyhow::Result<()> {
     args.figures.show(&figures, "situation", "server")
 }
 
-/// Returns the servers to compare. The first start of a worker decides about attention and buffers, on the quiet
-/// machine.
-async fn contenders(args: &BusyArgs, self_test_cache: &Path) -> anyhow::Result<Vec<Contender>> {
-    let n_processors = std::thread::available_parallelism()?.get();
-    let common = [
-        ("--model", args.model.file()?.display().to_string()),
-        ("--parallel", N_SLOTS.to_string()),
-        ("--ctx-size", (N_SLOTS * SLOT_CONTEXT_TOKENS).to_string()),
-    ];
-    let common: Vec<String> = common.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect();
-    let worker = bin_dir(args.bin_dir.as_deref())?.join("warmpath-worker");
-    let cache = format!("XDG_CACHE_HOME={}", self_test_cache.display());
-    let worker_args = [&cache, &worker.display().to_string(), "--listen", "127.0.0.1:0", "--spec-type", "none"];
-    let (worker, worker_args) = (PathBuf::from("env"), worker_args.map(str::to_owned));
-    let of = |name, program: &PathBuf, threads: usize, worker_args: &[String]| {
-        let threads = ["--threads".to_owned(), threads.to_string()];
-        Contender { name, program: program.clone(), args: [worker_args, &common, &threads].concat() }
-    };
-    let mut contenders =
-        vec![of("worker", &worker, n_processors, &worker_args), of("worker, 1 thread", &worker, 1, &worker_args)];
-    let (mut tested, _) = contenders[0].start(None).await?;
-    if let Some(Peer::LlamaServer) = args.against {
-        let program = peers::llama_server()?;
-        let server_args = ["--host", "127.0.0.1", "--port", "0"].map(str::to_owned);
-        let server_args = [&server_args[..], &peers::llama_server_chosen(&tested.log())?].concat();
-        contenders.push(of("llama-server", &program, n_processors, &server_args));
-        contenders.push(of("llama-server, 1 thread", &program, 1, &server_args));
+/// Returns the servers to compare, with all threads and with one. The first start of a worker decides about attention
+/// and buffers, on the quiet machine.
+async fn contenders(args: &BusyArgs) -> anyhow::Result<Vec<Contender>> {
+    let mut programs = args.servers.programs()?;
+    let worker = programs.start(contender::Contender::Worker, &setup()).await?;
+    programs.peer_chosen = peers::llama_server_chosen(&worker.log())?.to_vec();
+    worker.stop().await?;
+    let mut contenders = Vec::new();
+    for (names, kind) in [
+        (["worker", "worker, 1 thread"], contender::Contender::Worker),
+        (["llama-server", "llama-server, 1 thread"], contender::Contender::PeerChosen),
+    ] {
+        if !kind.is_peer() || programs.peer.is_some() {
+            for (name, threads) in names.into_iter().zip([programs.threads, 1]) {
+                contenders.push(Contender { name, kind, programs: Programs { threads, ..programs.clone() } });
+            }
+        }
     }
-    tested.terminate(LOAD_TIMEOUT).await?;
     Ok(contenders)
+}
+
+fn setup() -> Setup {
+    let worker_flags = ["--spec-type", "none"].map(str::to_owned).to_vec();
+    Setup { n_slots: N_SLOTS, slot_context_tokens: SLOT_CONTEXT_TOKENS, worker_flags, ..Setup::default() }
 }
 
 impl Contender {
     async fn start(&self, cgroup: Option<&Cgroup>) -> anyhow::Result<(Server, ChatClient)> {
-        let (program, mut args) = match cgroup {
-            Some(cgroup) => cgroup.command(&self.program),
-            None => (self.program.clone(), Vec::new()),
-        };
-        args.extend_from_slice(&self.args);
+        let (mut program, mut args) = self.programs.command(self.kind, &setup())?;
+        if let Some(cgroup) = cgroup {
+            let (outer, outer_args) = cgroup.command(&program);
+            (program, args) = (outer, outer_args.into_iter().chain(args).collect());
+        }
         peers::start_warm(self.name, &program, &args).await
     }
 }

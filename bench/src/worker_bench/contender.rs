@@ -4,7 +4,7 @@
 //! The requests are made in `traffic`, `throughput` and `state`. Every run gets a new process, so that its cache is
 //! really cold, with the same model, slots, threads and context.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -159,18 +159,27 @@ impl Programs {
     ///
     /// Errors: it does not start or does not respond; its log is in the message.
     pub async fn start(&self, contender: Contender, setup: &Setup) -> anyhow::Result<Running> {
+        let (program, args) = self.command(contender, setup)?;
+        let (server, client) = peers::start_warm(contender.name(), &program, &args).await?;
+        Ok(Running { server, client })
+    }
+
+    /// Returns the program and the arguments that start `contender` on a free port.
+    ///
+    /// Errors: no llama-server takes part.
+    pub fn command(&self, contender: Contender, setup: &Setup) -> anyhow::Result<(PathBuf, Vec<String>)> {
         let (program, mut args) = if contender.is_peer() {
-            let peer = self.peer.as_deref().context("no llama-server takes part")?;
+            let peer = self.peer.clone().context("no llama-server takes part")?;
             (peer, ["--host", "127.0.0.1", "--port", "0"].map(str::to_owned).to_vec())
         } else {
             let cache = format!("XDG_CACHE_HOME={}", self.self_test_cache.path().display());
             let args = [&cache, &self.worker.display().to_string(), "--listen", "127.0.0.1:0"].map(str::to_owned);
-            (Path::new("env"), args.to_vec())
+            (PathBuf::from("env"), args.to_vec())
         };
         args.extend(["--model".to_owned(), self.model.display().to_string()]);
         args.extend(["--threads".to_owned(), self.threads.to_string()]);
         args.extend(settings(contender, setup, &self.peer_chosen));
-        Running::start(contender, program, &args).await
+        Ok((program, args))
     }
 }
 
@@ -183,11 +192,6 @@ pub struct Running {
 }
 
 impl Running {
-    async fn start(contender: Contender, program: &Path, args: &[String]) -> anyhow::Result<Self> {
-        let (server, client) = peers::start_warm(contender.name(), program, args).await?;
-        Ok(Self { server, client })
-    }
-
     /// Ends the server with SIGTERM and waits for its end.
     ///
     /// Errors: it does not end, or not with status 0.
