@@ -153,8 +153,9 @@ async fn measure(args: &ReportArgs) -> anyhow::Result<Results> {
     let mut parts = args.parts.clone();
     parts.sort();
     parts.dedup();
-    let (available, mut skipped) = peers::install(&parts, &bar, &mut interrupts).await?;
-    let plan = plan::Plan { pace, available, model: args.model.clone() };
+    let (peers, mut skipped) = peers::install(&parts, &bar, &mut interrupts).await?;
+    let has_overhead_model = parts.contains(&Part::Overhead) && peers::make_overhead_model().is_ok();
+    let plan = plan::Plan { pace, peers, has_overhead_model, model: args.model.clone() };
     parts.retain(|&part| match plan.obstacle(part) {
         None => true,
         Some(reason) => {
@@ -167,7 +168,7 @@ async fn measure(args: &ReportArgs) -> anyhow::Result<Results> {
         date: jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
         pace,
         machine: Machine::read()?,
-        versions: versions::versions(&plan.available),
+        versions: versions::versions(&plan.peers),
         parts: parts.iter().map(|&part| plan.empty_results(part)).collect(),
         skipped,
     };

@@ -8,11 +8,11 @@ use std::path::Path;
 use indicatif::ProgressBar;
 
 use super::part::Part;
-use super::plan::{Available, OVERHEAD_MODEL};
+use super::plan::OVERHEAD_MODEL;
 use super::results::Skipped;
 use super::runner::{self, Interrupts, Run};
 use crate::model::{Preset, write_model};
-use crate::peers::{Gateway, Program, ROOT};
+use crate::peers::{Program, ROOT};
 
 /// Vocabulary of the model of `overhead`, which `make fixtures` fetches.
 const OVERHEAD_VOCABULARY: &str = "target/fixtures/vocab/qwen2.gguf";
@@ -24,20 +24,21 @@ pub async fn install(
     parts: &[Part],
     bar: &ProgressBar,
     interrupts: &mut Interrupts,
-) -> anyhow::Result<(Available, Vec<Skipped>)> {
-    let (mut available, mut skipped) = (Available::default(), Vec::new());
+) -> anyhow::Result<(BTreeSet<Program>, Vec<Skipped>)> {
+    let (mut installed, mut skipped) = (BTreeSet::new(), Vec::new());
     for program in needed(parts) {
         bar.set_message(format!("installing {}", program.name()));
         match attempt(program.script().into(), interrupts).await? {
-            Run::Succeeded => add(program, &mut available),
+            Run::Succeeded => {
+                installed.insert(program);
+            }
             Run::Failed(reason) => {
                 bar.suspend(|| eprintln!("without {}: {reason}", program.name()));
                 skipped.push(Skipped { what: program.name().to_owned(), reason });
             }
         }
     }
-    available.has_overhead_model = parts.contains(&Part::Overhead) && make_overhead_model().is_ok();
-    Ok((available, skipped))
+    Ok((installed, skipped))
 }
 
 /// Returns the programs that these parts compare with or use.
@@ -54,17 +55,6 @@ fn needed(parts: &[Part]) -> BTreeSet<Program> {
     parts.iter().flat_map(of).copied().collect()
 }
 
-fn add(program: Program, available: &mut Available) {
-    match program {
-        Program::Nginx | Program::Smg => {
-            available.gateways.extend(Gateway::ALL.into_iter().filter(|gateway| gateway.program() == program));
-        }
-        Program::Wrk => available.has_wrk = true,
-        Program::LlamaServer => available.has_llama_server = true,
-        Program::Indexes => available.has_indexes = true,
-    }
-}
-
 /// Runs a script with its output in a log.
 async fn attempt(script: tokio::process::Command, interrupts: &mut Interrupts) -> anyhow::Result<Run> {
     let folder = tempfile::tempdir()?;
@@ -72,7 +62,9 @@ async fn attempt(script: tokio::process::Command, interrupts: &mut Interrupts) -
 }
 
 /// Writes the model of `overhead`, made from its vocabulary.
-fn make_overhead_model() -> anyhow::Result<()> {
+///
+/// Errors: the vocabulary is missing, or the file cannot be written.
+pub fn make_overhead_model() -> anyhow::Result<()> {
     let root = Path::new(ROOT);
     write_model(Preset::Tiny, 1, Some(&root.join(OVERHEAD_VOCABULARY)), &root.join(OVERHEAD_MODEL))
 }
@@ -88,19 +80,6 @@ mod tests {
         assert!(needed(&[Part::Policies, Part::Routers, Part::Chaos]).is_empty());
         assert_eq!(needed(&[Part::Worker, Part::Throughput]), [Program::LlamaServer].into());
         assert_eq!(needed(Part::value_variants()).len(), 5);
-    }
-
-    #[test]
-    fn a_program_brings_its_gateways() {
-        let mut available = Available::default();
-        for program in needed(Part::value_variants()) {
-            add(program, &mut available);
-        }
-        assert_eq!(available.gateways, Gateway::ALL);
-        assert!(available.has_wrk && available.has_llama_server && available.has_indexes);
-        let mut smg = Available::default();
-        add(Program::Smg, &mut smg);
-        assert_eq!(smg, Available { gateways: vec![Gateway::Smg], ..Available::default() });
     }
 
     #[tokio::test]

@@ -3,26 +3,13 @@
 //! Each round runs all parts, so that a change of the machine's speed affects all of them. The page shows each command
 //! as it runs, without its seed, which is the number of the round.
 
+use std::collections::BTreeSet;
+
 use super::part::{Pace, Part};
 use super::results::PartResults;
 use crate::figures::Figures;
 use crate::names;
-use crate::peers::Gateway;
-
-/// Installed peers, and files made for them.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Available {
-    /// Gateways.
-    pub gateways: Vec<Gateway>,
-    /// Whether wrk is installed.
-    pub has_wrk: bool,
-    /// Whether llama-server is installed.
-    pub has_llama_server: bool,
-    /// Whether the programs that measure other indexes are installed.
-    pub has_indexes: bool,
-    /// Whether the model of `overhead` exists.
-    pub has_overhead_model: bool,
-}
+use crate::peers::{Gateway, Program};
 
 /// One command to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,8 +43,10 @@ const ROUTERS: (&[u32], &[u32]) = (&[1, 2, 4, 8, 16], &[1, 4, 16]);
 pub struct Plan {
     /// Length.
     pub pace: Pace,
-    /// Peers.
-    pub available: Available,
+    /// Installed peers.
+    pub peers: BTreeSet<Program>,
+    /// Whether the model of `overhead` exists.
+    pub has_overhead_model: bool,
     /// Model of workers and fleets.
     pub model: String,
 }
@@ -66,10 +55,8 @@ impl Plan {
     /// Returns the reason why a part cannot be measured; `None` if it can.
     pub fn obstacle(&self, part: Part) -> Option<&'static str> {
         match part {
-            Part::Overhead if !self.available.has_wrk => Some("it needs wrk"),
-            Part::Overhead if !self.available.has_overhead_model => {
-                Some("its vocabulary is missing: `make fixtures` fetches it")
-            }
+            Part::Overhead if !self.peers.contains(&Program::Wrk) => Some("it needs wrk"),
+            Part::Overhead if !self.has_overhead_model => Some("its vocabulary is missing: `make fixtures` fetches it"),
             _ => None,
         }
     }
@@ -109,11 +96,12 @@ impl Plan {
         let is_quick = self.pace == Pace::Quick;
         let choose = |in_full: &'static str, quick: &'static str| if is_quick { quick } else { in_full };
         let words = |text: String| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-        let available = &self.available;
-        let against_llama = if available.has_llama_server { "--against llama-server" } else { "" };
+        let gateways = Gateway::ALL.into_iter().filter(|gateway| self.peers.contains(&gateway.program()));
+        let has_llama_server = self.peers.contains(&Program::LlamaServer);
+        let against_llama = if has_llama_server { "--against llama-server" } else { "" };
         match part {
             Part::Fleets => {
-                let gateways = if available.has_llama_server { names(&available.gateways) } else { String::new() };
+                let gateways = if has_llama_server { names(gateways) } else { String::new() };
                 let shape = choose("", "--users 3 --turns 3");
                 vec![words(format!("fleets --model {} --slots 2 {shape} --against {gateways}", self.model))]
             }
@@ -129,14 +117,14 @@ impl Plan {
             }
             Part::Overhead => {
                 // Both settings of nginx add the same latency.
-                let gateways = available.gateways.iter().copied().filter(|&gateway| gateway != Gateway::NginxLeastConn);
-                let gateways = names(&gateways.collect::<Vec<_>>());
+                let gateways = names(gateways.filter(|&gateway| gateway != Gateway::NginxLeastConn));
                 let against = if gateways.is_empty() { String::new() } else { format!("--against {gateways}") };
                 let length = choose("--seconds 3", "--sizes 1,32 --seconds 1");
                 vec![words(format!("overhead --model {OVERHEAD_MODEL} {against} {length} --rounds 1"))]
             }
             Part::Index => {
-                let against = if available.has_indexes { format!("--against {INDEX_PROGRAMS}") } else { String::new() };
+                let has_indexes = self.peers.contains(&Program::Indexes);
+                let against = if has_indexes { format!("--against {INDEX_PROGRAMS}") } else { String::new() };
                 let size = choose("--lookups 50000", "--workers 8,64,256 --lookups 20000");
                 vec![words(format!("index {size} {against}"))]
             }
@@ -155,8 +143,8 @@ impl Plan {
     }
 }
 
-fn names(gateways: &[Gateway]) -> String {
-    gateways.iter().map(|gateway| names::name(*gateway)).collect::<Vec<_>>().join(",")
+fn names(gateways: impl Iterator<Item = Gateway>) -> String {
+    gateways.map(names::name).collect::<Vec<_>>().join(",")
 }
 
 /// Parses the name of a model: one word, since the page's commands contain it.
@@ -170,25 +158,19 @@ pub fn model_name(text: &str) -> Result<String, String> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use std::collections::BTreeMap;
 
     use clap::ValueEnum as _;
 
     use super::*;
 
-    pub(in crate::report) fn everything() -> Available {
-        Available {
-            gateways: Gateway::ALL.to_vec(),
-            has_wrk: true,
-            has_llama_server: true,
-            has_indexes: true,
-            has_overhead_model: true,
-        }
-    }
+    const ALL: [Program; 5] = [Program::Nginx, Program::Smg, Program::Wrk, Program::LlamaServer, Program::Indexes];
 
-    fn plan(pace: Pace, available: Available) -> Plan {
-        Plan { pace, available, model: "made".to_owned() }
+    fn plan(pace: Pace, peers: &[Program]) -> Plan {
+        let peers: BTreeSet<Program> = peers.iter().copied().collect();
+        let has_overhead_model = !peers.is_empty();
+        Plan { pace, peers, has_overhead_model, model: "made".to_owned() }
     }
 
     fn shown(plan: &Plan, part: Part) -> String {
@@ -198,7 +180,7 @@ pub(super) mod tests {
     #[test]
     fn every_part_runs_once_before_any_runs_again() {
         for pace in [Pace::Full, Pace::Quick] {
-            let plan = plan(pace, everything());
+            let plan = plan(pace, &ALL);
             let steps = plan.steps(Part::value_variants());
             assert!(steps.is_sorted_by_key(|step| step.round), "{steps:?}");
             let mut rounds: BTreeMap<Part, Vec<u64>> = BTreeMap::new();
@@ -209,36 +191,35 @@ pub(super) mod tests {
                 assert_eq!(rounds, (1..=plan.empty_results(part).n_rounds).collect::<Vec<_>>());
             }
         }
-        let full = plan(Pace::Full, everything()).steps(&[Part::Fleets, Part::Overhead]);
+        let full = plan(Pace::Full, &ALL).steps(&[Part::Fleets, Part::Overhead]);
         let ends: Vec<String> = full.iter().map(|step| step.args[step.args.len() - 2..].join(" ")).collect();
         assert_eq!(ends, ["--seed 1", "--rounds 1", "--seed 2", "--rounds 1", "--seed 3", "--rounds 1"]);
     }
 
     #[test]
     fn a_missing_peer_is_left_out_of_the_commands() {
-        let all = plan(Pace::Full, everything());
+        let all = plan(Pace::Full, &ALL);
         assert!(shown(&all, Part::Fleets).ends_with("--against nginx-round-robin,nginx-least-conn,smg"));
         assert!(shown(&all, Part::Overhead).contains("--against nginx-round-robin,smg "));
         assert!(shown(&all, Part::Worker).contains("--against llama-server "));
         assert!(shown(&all, Part::Index).contains("--against target/peers"));
         assert!(all.obstacle(Part::Overhead).is_none());
-        let no_smg = Available { gateways: vec![Gateway::NginxRoundRobin], ..everything() };
-        let no_smg = plan(Pace::Full, no_smg);
-        assert!(shown(&no_smg, Part::Fleets).ends_with("--against nginx-round-robin"));
-        let none = plan(Pace::Full, Available::default());
+        let no_smg = plan(Pace::Full, &[Program::Nginx, Program::LlamaServer]);
+        assert!(shown(&no_smg, Part::Fleets).ends_with("--against nginx-round-robin,nginx-least-conn"));
+        let none = plan(Pace::Full, &[]);
         assert!(shown(&none, Part::Fleets).ends_with("--against"));
         for part in [Part::Worker, Part::Throughput, Part::Overhead, Part::Index] {
             assert!(!shown(&none, part).contains("--against"), "{}", shown(&none, part));
         }
         assert_eq!(none.obstacle(Part::Overhead), Some("it needs wrk"));
-        let no_llama = plan(Pace::Full, Available { has_llama_server: false, ..everything() });
+        let no_llama = plan(Pace::Full, &[Program::Nginx, Program::Smg]);
         assert!(shown(&no_llama, Part::Fleets).ends_with("--against"), "a gateway needs servers behind it");
     }
 
     #[test]
     fn a_report_leaves_out_what_takes_long() {
         assert!(!Part::DEFAULT.contains(&Part::Throughput));
-        let quick = plan(Pace::Quick, everything());
+        let quick = plan(Pace::Quick, &ALL);
         assert_eq!(quick.empty_results(Part::Routers).commands.len(), 3);
     }
 

@@ -1,9 +1,8 @@
 //! The versions of the programs that a report measures.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
-use super::plan::Available;
 use crate::peers::{Program, ROOT};
 
 /// Lock file of this program.
@@ -12,21 +11,15 @@ const LOCKED: &str = include_str!("../../../Cargo.lock");
 const LOCKED_INDEXES: &str = include_str!("../../peers/Cargo.lock");
 
 /// Returns the versions of Warmpath, of llama.cpp and of the peers that were measured.
-pub fn versions(available: &Available) -> BTreeMap<String, String> {
-    let mut programs: Vec<Program> = available.gateways.iter().map(|gateway| gateway.program()).collect();
-    programs.extend(available.has_wrk.then_some(Program::Wrk));
-    programs.extend(available.has_llama_server.then_some(Program::LlamaServer));
-    programs.sort();
-    programs.dedup();
-    let of_program = |program: Program| Some((program.name(), program_version(program.version()?)?));
-    let mut versions: BTreeMap<String, String> =
-        programs.into_iter().filter_map(of_program).map(|(name, version)| (name.to_owned(), version)).collect();
+pub fn versions(peers: &BTreeSet<Program>) -> BTreeMap<String, String> {
+    let of_program = |program: &Program| Some((program.name().to_owned(), program_version(program.version()?)?));
+    let mut versions: BTreeMap<String, String> = peers.iter().filter_map(of_program).collect();
     let mut add = |name: &str, version: Option<String>| {
         versions.insert(name.to_owned(), version.unwrap_or_else(|| "unknown".to_owned()));
     };
     add("Warmpath", Some(format!("{}, {}", env!("CARGO_PKG_VERSION"), commit())));
     add("llama.cpp", locked(LOCKED, "llama-cpp-sys-2").map(|version| format!("that of llama-cpp-sys-2 {version}")));
-    if available.has_indexes {
+    if peers.contains(&Program::Indexes) {
         for name in ["kv-index", "dynamo-kv-router"] {
             add(name, locked(LOCKED_INDEXES, name));
         }
@@ -59,8 +52,8 @@ fn program_version(mut command: Command) -> Option<String> {
 
 /// Returns the version of a crate in a lock file.
 fn locked(lock: &str, name: &str) -> Option<String> {
-    let (_, rest) = lock.split_once(&format!("name = \"{name}\"\nversion = \""))?;
-    rest.split('"').next().map(str::to_owned)
+    let (_, version) = lock.split_once(&format!("name = \"{name}\"\nversion = \""))?;
+    version.split('"').next().map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -69,7 +62,7 @@ mod tests {
 
     #[test]
     fn versions_of_crates_are_those_of_the_lock_files() {
-        let versions = versions(&Available { has_indexes: true, ..Available::default() });
+        let versions = versions(&[Program::Indexes].into());
         assert!(versions["Warmpath"].starts_with(env!("CARGO_PKG_VERSION")), "{versions:?}");
         assert!(versions["llama.cpp"].starts_with("that of llama-cpp-sys-2 0."), "{versions:?}");
         assert_eq!(versions["kv-index"], "2.0.0");
