@@ -9,8 +9,9 @@
 use super::Agent;
 
 /// API that an agent speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Dialect {
+    #[default]
     Chat,
     Messages,
     Responses,
@@ -62,7 +63,7 @@ pub(super) struct ToolSize {
 }
 
 /// Requests of an agent.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Shape {
     pub(super) dialect: Dialect,
     pub(super) tools: Vec<ToolSize>,
@@ -128,17 +129,14 @@ fn claude_code() -> Shape {
     Shape {
         dialect: Dialect::Messages,
         tools: alone(&tools),
-        foreign_tool: None,
         // A line that is new in each request, the agent's name, and the rules, which contain the project's path.
         system: vec![Piece { chars: 74, changes: Changes::Request }, same(62), same(1900), project(4000)],
-        openings: Vec::new(),
         before_question: vec![project(306)],
         behind_question: Some(same(6062)),
-        reminder: None,
         question_chars: 33,
         arguments_chars: 72,
         result_chars: 80,
-        title_system: None,
+        ..Shape::default()
     }
 }
 
@@ -150,45 +148,34 @@ fn codex() -> Shape {
         dialect: Dialect::Responses,
         tools,
         foreign_tool: Some("web_search"),
-        system: Vec::new(),
         openings: vec![
             Opening { role: "developer", pieces: vec![same(16979)] },
             Opening { role: "developer", pieces: vec![same(2135), same(341)] },
             Opening { role: "user", pieces: vec![project(429)] },
         ],
-        before_question: Vec::new(),
-        behind_question: None,
-        reminder: None,
         question_chars: 33,
         arguments_chars: 60,
         result_chars: 120,
-        title_system: None,
+        ..Shape::default()
     }
 }
 
 fn opencode() -> Shape {
     Shape {
-        dialect: Dialect::Chat,
         tools: alone(&[5320, 1994, 1138, 1212, 1771, 695, 3897, 2728, 1328, 1051]),
-        foreign_tool: None,
         system: vec![same(8700), project(845)],
-        openings: Vec::new(),
-        before_question: Vec::new(),
-        behind_question: None,
-        reminder: None,
         question_chars: 36,
         arguments_chars: 60,
         result_chars: 120,
         title_system: Some(same(2096)),
+        ..Shape::default()
     }
 }
 
 fn qwen_code() -> Shape {
     let tools = [1566, 5192, 446, 616, 3265, 1021, 1713, 1216, 1104, 2502, 576, 5772, 9965, 2095, 1955];
     Shape {
-        dialect: Dialect::Chat,
         tools: alone(&tools),
-        foreign_tool: None,
         // The rules, and instructions for a memory in a folder of the project.
         system: vec![same(25993), project(12798)],
         openings: vec![
@@ -196,22 +183,16 @@ fn qwen_code() -> Shape {
             Opening { role: "user", pieces: vec![same(270), project(115)] },
             Opening { role: "assistant", pieces: vec![same(31)] },
         ],
-        before_question: Vec::new(),
-        behind_question: None,
-        reminder: None,
         question_chars: 25,
         arguments_chars: 140,
         result_chars: 80,
-        title_system: None,
+        ..Shape::default()
     }
 }
 
 fn aider() -> Shape {
     let opening = |role, piece| Opening { role, pieces: vec![piece] };
     Shape {
-        dialect: Dialect::Chat,
-        tools: Vec::new(),
-        foreign_tool: None,
         system: vec![same(1191)],
         openings: vec![
             opening("user", same(37)),
@@ -224,13 +205,9 @@ fn aider() -> Shape {
             opening("user", project(6000)),
             opening("assistant", same(49)),
         ],
-        before_question: Vec::new(),
-        behind_question: None,
         reminder: Some(same(853)),
         question_chars: 26,
-        arguments_chars: 0,
-        result_chars: 0,
-        title_system: None,
+        ..Shape::default()
     }
 }
 

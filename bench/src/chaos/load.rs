@@ -266,7 +266,7 @@ async fn exchange(
     let send_result = http.post(format!("{router}{}", case.path)).json(&case.body).send().await;
     let response = match send_result {
         Ok(response) => response,
-        Err(error) => return Exchange::NoResponse(chain(&error)),
+        Err(error) => return Exchange::NoResponse(chain(error)),
     };
 
     // A response in one piece: an error with its text, or an answer that was not streamed.
@@ -275,15 +275,15 @@ async fn exchange(
     if !status.is_success() {
         return match response.text().await {
             Ok(text) => Exchange::Status(status.as_u16(), text),
-            Err(error) => Exchange::Broken(chain(&error)),
+            Err(error) => Exchange::Broken(chain(error)),
         };
     }
     if !record.kind.is_streamed() {
         let answer = response.json::<Value>().await;
-        return answer.map_or_else(
-            |error| Exchange::Broken(chain(&error)),
-            |answer| Exchange::Done(Said::of_whole(case.path, &answer)),
-        );
+        return match answer {
+            Ok(answer) => Exchange::Done(Said::of_whole(case.path, &answer)),
+            Err(error) => Exchange::Broken(chain(error)),
+        };
     }
 
     // A stream: the first event is the TTFT, and a failover between two events is a pause that the client notices.
@@ -319,14 +319,8 @@ fn describe(record: &mut Record, headers: &HeaderMap) {
     record.cached_tokens = count(headers::CACHED_TOKENS);
 }
 
-fn chain(error: &reqwest::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
+fn chain(error: reqwest::Error) -> String {
+    format!("{:#}", anyhow::Error::new(error))
 }
 
 #[cfg(test)]

@@ -131,16 +131,10 @@ impl Maker {
     ) {
         let block_ids: Vec<Vec<u32>> =
             system_prompts.iter().map(|prompt| self.blocks(prompt.n_tokens.div_ceil(BLOCK_TOKENS))).collect();
-        let total: f64 = system_prompts.iter().map(|prompt| prompt.weight).sum();
         let mut start_s = 0.0;
         while goes_on(self, start_s) {
             start_s += self.exponential(interval_s);
-            let mut draw = self.unit() * total;
-            let position = system_prompts.iter().position(|prompt| {
-                draw -= prompt.weight;
-                draw < 0.0
-            });
-            let idx = position.unwrap_or(0);
+            let idx = weighted(&mut self.rng, system_prompts.iter().map(|prompt| prompt.weight));
             let n_tokens = system_prompts[idx].n_tokens;
             let prefix = block_ids[idx][..(n_tokens / BLOCK_TOKENS) as usize].to_vec();
             self.dialogue(prefix, n_tokens, start_s, dialogue);
@@ -201,16 +195,11 @@ impl Maker {
             maker.blocks(n_blocks)
         };
         let documents: Vec<Vec<u32>> = (0..n_documents).map(|_| document(self)).collect();
-        let weights: Vec<f64> = (1..=n_documents).map(|rank| 1.0 / f64::from(rank)).collect();
-        let total: f64 = weights.iter().sum();
+        let weights = (1..=n_documents).map(|rank| 1.0 / f64::from(rank));
         for n in 0..n_requests {
-            let mut draw = self.unit() * total;
-            let position = weights.iter().position(|weight| {
-                draw -= weight;
-                draw < 0.0
-            });
+            let document = &documents[weighted(&mut self.rng, weights.clone())];
             let question = self.blocks(2);
-            let hash_ids = [system.clone(), documents[position.unwrap_or(0)].clone(), question].concat();
+            let hash_ids = [&system[..], document, &question].concat();
             let input_length = hash_ids.len() as u32 * BLOCK_TOKENS;
             let output_length = self.tokens(200.0);
             let timestamp = (n as f64 + self.unit()) * 1e3;
@@ -241,6 +230,16 @@ impl Maker {
 /// Returns a number from 0 (inclusive) to 1 (exclusive).
 pub fn unit(rng: &mut ChaCha8Rng) -> f64 {
     (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// Returns an index, each as often as its weight says.
+pub fn weighted(rng: &mut ChaCha8Rng, mut weights: impl Iterator<Item = f64> + Clone) -> usize {
+    let mut draw = unit(rng) * weights.clone().sum::<f64>();
+    let is_drawn = |weight: f64| {
+        draw -= weight;
+        draw < 0.0
+    };
+    weights.position(is_drawn).unwrap_or(0)
 }
 
 /// Returns a number from the exponential distribution with this mean.
