@@ -10,15 +10,14 @@ use std::time::{Duration, Instant};
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng as _;
-use warmpath_common::host::{Demand, HostSummary};
-use warmpath_host_core::catalogue::Entry;
-use warmpath_host_core::memory::DeviceBytes;
-use warmpath_host_core::swaps::{Action, SwapLimits, Swaps};
+use warmpath_common::host::HostSummary;
+use warmpath_host_core::swaps::{Action, SwapLimits};
 use warmpath_router_core::hosts::{HostLink, HostView, HostsView};
 
 use crate::figures::{Figures, Measure, Row, Unit};
 use crate::names;
-use crate::sim::shapes::{exponential, unit};
+use crate::sim::shapes::{exponential, weighted};
+use crate::simulated::host::{ModelShape, REPEAT_MS, SimHost, Worker};
 use crate::summary::Distribution;
 
 /// Loads: work of the requests with warm prompts; at 1, the most requested model has as much as one worker can do.
@@ -33,12 +32,8 @@ const N_SLOTS: usize = 4;
 const RUN_MS: u64 = 3600 * 1000;
 /// Time between two looks at everything. Units: milliseconds.
 const TICK_MS: u64 = 50;
-/// Time between two demands of the router. Units: milliseconds.
-const REPEAT_MS: u64 = 1000;
 /// Time that a load takes. Units: milliseconds. Source: 8 GB from an NVMe disk at 1 GB/s.
 const LOAD_MS: u64 = 8000;
-/// Time from the last answer of a worker to its end. Units: milliseconds.
-const END_MS: u64 = 150;
 /// Prompt tokens that a worker computes in a millisecond.
 const PREFILL_TOKENS_PER_MS: f64 = 1.0;
 /// Time of an answer. Units: milliseconds.
@@ -79,26 +74,15 @@ struct Request {
     new_tokens: u64,
 }
 
-/// Worker of one model at one host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Worker {
-    None,
-    Loading { ready_ms: u64 },
-    Loaded,
-    Draining { quiet_ms: u64 },
-}
-
 /// One host.
 struct Host {
     n_places: usize,
-    workers: [Worker; N_MODELS],
+    sim: SimHost,
     /// End and model of each running request.
     running: Vec<(u64, usize)>,
     used_ms: [u64; N_MODELS],
     /// Conversations whose state is here.
     kept: HashSet<usize>,
-    /// Warmpath's decisions.
-    swaps: Swaps,
 }
 
 /// Result of a run.
@@ -150,7 +134,7 @@ fn requests(load: f64, seed: u64) -> Vec<Request> {
         if begun_ms >= RUN_MS as f64 {
             break;
         }
-        let models = [zipf(&mut random), zipf(&mut random)];
+        let models = [(); 2].map(|()| weighted(&mut random, (0..N_MODELS).map(weight)));
         let is_burst = n_conversations.is_multiple_of(BURST_SHARE);
         // A burst has one conversation with each of its models.
         let mut at_ms = begun_ms;
@@ -177,16 +161,6 @@ fn requests(load: f64, seed: u64) -> Vec<Request> {
 /// Returns how often a model is requested, by Zipf's law.
 fn weight(model: usize) -> f64 {
     1.0 / (model + 1) as f64
-}
-
-/// Returns a model, chosen by its weight.
-fn zipf(random: &mut ChaCha8Rng) -> usize {
-    let mut place = unit(random) * (0..N_MODELS).map(weight).sum::<f64>();
-    let is_before = |model: &usize| {
-        place -= weight(*model);
-        place >= 0.0
-    };
-    (0..N_MODELS - 1).take_while(is_before).count()
 }
 
 /// Runs a policy over requests.
@@ -218,25 +192,19 @@ fn run(policy: Policy, requests: &[Request]) -> Outcome {
 
 impl Host {
     fn new(n_places: usize) -> Self {
-        let entry = |model: usize| Entry::new(&model.to_string());
         let limits = SwapLimits { swap_wait_max_ms: 30_000, models_max: 0 };
-        let mut swaps = Swaps::new(limits, n_places as u64, (0..N_MODELS).map(entry).collect(), 0);
-        (0..N_MODELS).for_each(|model| swaps.projected(&model.to_string(), DeviceBytes::ram(1)));
-        let (workers, used_ms) = ([Worker::None; N_MODELS], [0; N_MODELS]);
-        Self { n_places, workers, running: Vec::new(), used_ms, kept: HashSet::new(), swaps }
+        let models = vec![ModelShape { bytes: 1, load_ms: LOAD_MS, is_pinned: false }; N_MODELS];
+        let sim = SimHost::new(models, n_places as u64, limits);
+        Self { n_places, sim, running: Vec::new(), used_ms: [0; N_MODELS], kept: HashSet::new() }
     }
 
     fn n_running(&self, model: usize) -> usize {
         self.running.iter().filter(|(_, of)| *of == model).count()
     }
 
-    fn n_workers(&self) -> usize {
-        self.workers.iter().filter(|worker| **worker != Worker::None).count()
-    }
-
     /// Returns the host as the router sees it.
     fn view(&self, now_ms: u64) -> HostView {
-        let models = self.swaps.models(|_| true, now_ms);
+        let models = self.sim.swaps.models(|_| true, now_ms);
         let summary = HostSummary { models, ..HostSummary::default() };
         HostView { name: String::new(), link: HostLink::Live, summary: Some(Arc::new(summary)), trouble: None }
     }
@@ -259,24 +227,10 @@ impl Fleet {
     fn step_workers(&mut self, now_ms: u64) {
         for host in &mut self.hosts {
             host.running.retain(|(until_ms, _)| *until_ms > now_ms);
-            for model in 0..N_MODELS {
-                let (name, n_running) = (model.to_string(), host.n_running(model));
-                host.workers[model] = match host.workers[model] {
-                    Worker::Loading { ready_ms } if ready_ms <= now_ms => {
-                        host.swaps.ready(&name, None, now_ms);
-                        host.used_ms[model] = now_ms;
-                        Worker::Loaded
-                    }
-                    Worker::Draining { .. } if n_running > 0 => Worker::Draining { quiet_ms: now_ms },
-                    Worker::Draining { quiet_ms } if quiet_ms + END_MS <= now_ms => {
-                        host.swaps.exited(&name, String::new(), now_ms);
-                        if matches!(self.policy, Policy::Lru | Policy::Sticky) {
-                            host.kept.retain(|kept| kept % N_MODELS != model);
-                        }
-                        Worker::None
-                    }
-                    worker => worker,
-                };
+            let n_running = |model| host.running.iter().filter(|(_, of)| *of == model).count();
+            let ended_models = host.sim.step_workers(now_ms, n_running);
+            if matches!(self.policy, Policy::Lru | Policy::Sticky) {
+                host.kept.retain(|kept| !ended_models.contains(&(kept % N_MODELS)));
             }
         }
     }
@@ -287,7 +241,7 @@ impl Fleet {
             while let Some(request) = self.waiting[model].front() {
                 let kept_key = request.conversation * N_MODELS + model;
                 let is_able =
-                    |host: &&mut Host| host.workers[model] == Worker::Loaded && host.n_running(model) < N_SLOTS;
+                    |host: &&mut Host| host.sim.workers[model] == Worker::Loaded && host.n_running(model) < N_SLOTS;
                 let able = self.hosts.iter_mut().filter(is_able);
                 let Some(host) = able.max_by_key(|host| host.kept.contains(&kept_key)) else { break };
                 let is_warm = !host.kept.insert(kept_key);
@@ -307,14 +261,13 @@ impl Fleet {
         // What the hosts see of their workers.
         for host in &mut self.hosts {
             for model in 0..N_MODELS {
-                let n_running = host.n_running(model) as u32;
-                host.swaps.running(&model.to_string(), n_running, now_ms);
+                host.sim.report_running(model, host.n_running(model), now_ms);
             }
         }
         // The router's demands.
         for model in 0..N_MODELS {
             let Some(oldest) = self.waiting[model].front() else { continue };
-            let is_loaded = self.hosts.iter().any(|host| host.workers[model] == Worker::Loaded);
+            let is_loaded = self.hosts.iter().any(|host| host.sim.workers[model] == Worker::Loaded);
             let is_due = self.demanded_ms[model].is_none_or(|at_ms| now_ms >= at_ms + REPEAT_MS);
             if is_loaded || !is_due {
                 continue;
@@ -323,27 +276,12 @@ impl Fleet {
             let (name, now) = (model.to_string(), self.start + Duration::from_millis(now_ms));
             let view = HostsView { hosts: self.hosts.iter().map(|host| Arc::new(host.view(now_ms))).collect() };
             let Some(host_idx) = view.best(&name, now, |_| true).map(|prospect| prospect.host_idx) else { continue };
-            let (n_waiting, oldest_wait_ms) = (self.waiting[model].len() as u32, now_ms - oldest.at_ms);
-            let demand = Demand { model: name, router: "router".to_owned(), n_waiting, oldest_wait_ms };
-            self.hosts[host_idx].swaps.demand(&demand, now_ms);
+            self.hosts[host_idx].sim.demand(model, self.waiting[model].len(), now_ms - oldest.at_ms, now_ms);
         }
         // The hosts' actions.
         for host in &mut self.hosts {
-            for action in host.swaps.step(now_ms) {
-                match action {
-                    Action::Start(name) => {
-                        let model: usize = name.parse().expect("a number");
-                        host.workers[model] = Worker::Loading { ready_ms: now_ms + LOAD_MS };
-                        host.swaps.listening(&name, format!("http://{name}"));
-                        self.outcome.n_loads += 1;
-                    }
-                    Action::Drain(name) => {
-                        let model: usize = name.parse().expect("a number");
-                        host.workers[model] = Worker::Draining { quiet_ms: now_ms };
-                    }
-                    Action::Project(_) | Action::Kill(_) => {}
-                }
-            }
+            let starts = |action: &Action| matches!(action, Action::Start(_));
+            self.outcome.n_loads += host.sim.swap(now_ms).into_iter().filter(starts).count() as u64;
         }
     }
 
@@ -353,7 +291,7 @@ impl Fleet {
         let mut waiting: Vec<_> = (0..N_MODELS).filter_map(|model| first_ms(&model)).collect();
         waiting.sort_unstable();
         for (_, model) in waiting {
-            let has_worker = |host: &Host| matches!(host.workers[model], Worker::Loaded | Worker::Loading { .. });
+            let has_worker = |host: &Host| matches!(host.sim.workers[model], Worker::Loaded | Worker::Loading { .. });
             if self.hosts.iter().any(has_worker) {
                 continue;
             }
@@ -361,17 +299,20 @@ impl Fleet {
                 |(host_idx, _): &(usize, &Host)| self.policy != Policy::Sticky || *host_idx == model % self.hosts.len();
             let hosts = || self.hosts.iter().enumerate().filter(is_own);
             // A host with room, if there is one.
-            if let Some((host_idx, _)) = hosts().find(|(_, host)| host.n_workers() < host.n_places) {
-                self.hosts[host_idx].workers[model] = Worker::Loading { ready_ms: now_ms + LOAD_MS };
+            if let Some((host_idx, _)) = hosts().find(|(_, host)| host.sim.n_workers() < host.n_places) {
+                let host = &mut self.hosts[host_idx];
+                host.sim.start(model, now_ms);
+                host.used_ms[model] = now_ms + LOAD_MS;
                 self.outcome.n_loads += 1;
                 continue;
             }
             // Room that is being made is for the first that waits.
-            if hosts().any(|(_, host)| host.workers.iter().any(|worker| matches!(worker, Worker::Draining { .. }))) {
+            let is_draining = |worker: &Worker| matches!(worker, Worker::Draining { .. });
+            if hosts().any(|(_, host)| host.sim.workers.iter().any(is_draining)) {
                 break;
             }
             let loaded = hosts().flat_map(|(host_idx, host)| {
-                let loaded = (0..N_MODELS).filter(|of| host.workers[*of] == Worker::Loaded);
+                let loaded = (0..N_MODELS).filter(|of| host.sim.workers[*of] == Worker::Loaded);
                 loaded.map(move |of| (host_idx, of))
             });
             let next_use_ms = |of: usize| coming.clone().find(|next| next.model == of).map_or(u64::MAX, |n| n.at_ms);
@@ -380,7 +321,7 @@ impl Fleet {
                 _ => loaded.min_by_key(|(host_idx, of)| self.hosts[*host_idx].used_ms[*of]),
             };
             let Some((host_idx, victim)) = victim else { break };
-            self.hosts[host_idx].workers[victim] = Worker::Draining { quiet_ms: now_ms };
+            self.hosts[host_idx].sim.drain(victim, now_ms);
         }
     }
 }

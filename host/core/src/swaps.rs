@@ -13,8 +13,6 @@
 
 mod model;
 #[cfg(test)]
-mod property;
-#[cfg(test)]
 mod tests;
 
 use std::cmp::Ordering;
