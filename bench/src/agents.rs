@@ -22,9 +22,9 @@ use self::asked::{DialectClient, MeasuredAnswer};
 use self::prefix::Prefixes;
 use self::session::{Request, Session, Step};
 use self::shape::Shape;
+use crate::figures::{Figures, FiguresArgs, Measure, Row, Sample, Unit};
 use crate::names;
 use crate::summary::hit_ratio;
-use crate::table::{Table, percent};
 use crate::worker_bench::contender::{Contender, ServerArgs, Setup};
 
 /// Command line of `agents`.
@@ -59,6 +59,8 @@ pub struct AgentsArgs {
     /// Seed of all texts.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    #[command(flatten)]
+    figures: FiguresArgs,
 }
 
 /// Agent whose requests were recorded.
@@ -137,21 +139,25 @@ pub async fn run(args: &AgentsArgs) -> anyhow::Result<()> {
     let options = PromptOptions { tools_first: args.tools_first, ..PromptOptions::default() };
     let prefixes = Prefixes::open(&args.servers.model.file()?, options)?;
     let agents = if args.shapes.is_empty() { Agent::value_variants() } else { &args.shapes };
-    let mut table = Table::new(&HEADER);
+    let mut figures = Figures::default();
     for &agent in agents {
         let session =
             Session { shape: Shape::of(agent).scaled(args.scale), seed: args.seed, questions: args.questions };
         for (server, outcome) in compare(args, &session, &prefixes).await? {
             let name = names::name(agent);
             match outcome {
-                Ok(sums) => table.rows.extend(sums.iter().map(|(step, sum)| sum.row(&name, &server, *step))),
+                Ok(sums) => {
+                    for (step, sum) in sums {
+                        let row = Row::new(format!("{name}: {}", step.name()), server.as_str());
+                        figures.add_samples(&row, sum.samples());
+                    }
+                }
                 Err(error) => eprintln!("{name}, {server}: {error:#}"),
             }
         }
     }
-    table.print();
-    anyhow::ensure!(!table.rows.is_empty(), "no agent's requests were answered");
-    Ok(())
+    anyhow::ensure!(!figures.figures.is_empty(), "no agent's requests were answered");
+    args.figures.show(&figures, "agent asks for", "server")
 }
 
 type Outcome = anyhow::Result<BTreeMap<Step, Sum>>;
@@ -191,18 +197,6 @@ async fn hold(args: &AgentsArgs, session: &Session, prefixes: &Prefixes, url: &s
     Ok(sums)
 }
 
-const HEADER: [&str; 9] = [
-    "agent",
-    "server",
-    "asks for",
-    "requests",
-    "prompt tokens",
-    "in an earlier prompt",
-    "reused",
-    "of the prompt",
-    "TTFT ms, mean",
-];
-
 impl Sum {
     fn add(&mut self, answer: &MeasuredAnswer, shared_tokens: u64) {
         self.n_requests += 1;
@@ -212,18 +206,17 @@ impl Sum {
         self.ttft_ms += answer.ttft_ms;
     }
 
-    fn row(&self, agent: &str, server: &str, step: Step) -> Vec<String> {
+    fn samples(&self) -> [Sample; 6] {
+        let tokens = |name, n_tokens: u64| Measure::higher(name, Unit::Tokens).sample(n_tokens as f64);
         let share = hit_ratio(self.prompt_tokens, self.cached_tokens);
-        vec![
-            agent.to_owned(),
-            server.to_owned(),
-            step.name().to_owned(),
-            self.n_requests.to_string(),
-            self.prompt_tokens.to_string(),
-            self.shared_tokens.to_string(),
-            self.cached_tokens.to_string(),
-            percent(share),
-            format!("{:.0}", self.ttft_ms / f64::from(self.n_requests.max(1))),
+        let ttft_ms_mean = self.ttft_ms / f64::from(self.n_requests.max(1));
+        [
+            Measure::higher("requests", Unit::Count).sample(f64::from(self.n_requests)),
+            tokens("prompt", self.prompt_tokens),
+            tokens("in an earlier prompt", self.shared_tokens),
+            tokens("reused", self.cached_tokens),
+            Measure::higher("of the prompt", Unit::Share).sample(share),
+            Measure::lower("TTFT mean", Unit::Ms).sample(ttft_ms_mean),
         ]
     }
 }
@@ -233,14 +226,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_tells_the_sums_of_its_requests() {
+    fn a_row_has_the_sums_of_its_requests() {
         let mut sum = Sum::default();
         for (prompt_tokens, cached_tokens, ttft_ms) in [(900, 0, 30.0), (1100, 1000, 10.0)] {
             let asked = MeasuredAnswer { prompt_tokens, cached_tokens, ttft_ms, ..MeasuredAnswer::default() };
             sum.add(&asked, cached_tokens);
         }
-        let row = sum.row("codex", "w", Step::Tool);
-        assert_eq!(row[3..], ["2", "2000", "1000", "1000", "50.0 %", "20"]);
-        assert_eq!(row.len(), HEADER.len());
+        let values = sum.samples().map(|sample| sample.value);
+        assert_eq!(values, [2.0, 2000.0, 1000.0, 1000.0, 0.5, 20.0]);
     }
 }

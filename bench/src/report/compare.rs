@@ -8,7 +8,7 @@ use clap::ValueEnum as _;
 use super::part::Part;
 use super::results::{PartResults, Results};
 use crate::figures::{Better, Figure};
-use crate::table::{Table, wrapped};
+use crate::table::Table;
 
 /// Largest relative difference of two medians that counts as noise: of times and rates, and of other figures.
 ///
@@ -151,7 +151,7 @@ impl Comparison {
             table.rows = self.changes.iter().map(FigureChange::row).collect();
             text.push_str(&format!("\n\n{table}"));
         }
-        wrapped(text.trim_end())
+        text.trim_end().to_owned()
     }
 }
 

@@ -28,11 +28,10 @@ pub enum Policy {
 
 impl Policy {
     /// Policies that `--all-policies` compares, ours last.
-    pub const COMPARED: [Self; 10] = [
+    pub const COMPARED: [Self; 9] = [
         Self::Random,
         Self::Offered(Offered::RoundRobin),
         Self::Offered(Offered::LeastLoaded),
-        Self::Rival(Kind::BoundedHash),
         Self::Rival(Kind::Sticky),
         Self::Rival(Kind::TenthQueue),
         Self::Rival(Kind::SglangSwitch),

@@ -16,13 +16,11 @@ use warmpath_router_core::ledger::recent_work::{RecentWork, WorkSenders};
 use warmpath_router_core::routing::choose::{Candidate, PromptView, add_pressure};
 use warmpath_router_core::routing::cost::{Speeds, Unreported, WorkerLoad};
 
-use super::trace::{Request, mix};
+use super::trace::Request;
 
 /// Kind of rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kind {
-    /// Consistent hash of the first blocks; workers with more than their share are skipped.
-    BoundedHash,
     /// The worker that got the conversation before; a new conversation goes to the least loaded worker.
     Sticky,
     /// The fewest uncached tokens plus a tenth of the waiting ones.
@@ -42,11 +40,6 @@ pub enum Kind {
     LlmdScorers,
 }
 
-/// Factor by which a worker's load may exceed the mean under [`Kind::BoundedHash`].
-///
-/// Source: Mirrokni, Thorup, Zadimoghaddam, "Consistent hashing with bounded loads" (2016), with epsilon 0.25 as
-/// HAProxy's documentation recommends for `hash-balance-factor`.
-const BOUND: f64 = 1.25;
 /// Thresholds of [`Kind::SglangSwitch`]: matched share of the prompt, difference and ratio of the numbers of requests.
 ///
 /// Source: the defaults that SGLang documents for its router.
@@ -247,7 +240,6 @@ impl Rival {
     fn pick<'c, 'a>(&self, view: &Seen<'_>, candidates: &'c [Candidate<'a>]) -> Option<&'c Candidate<'a>> {
         let uncached_tokens = |c: &Candidate<'_>| c.work.uncached_tokens();
         match self.kind {
-            Kind::BoundedHash => self.bounded(view, candidates),
             Kind::Sticky => {
                 let mut known_ids = view.request.ids().iter().skip(COMMON_BLOCKS).rev();
                 let home = known_ids.find_map(|id| self.homes.get(id));
@@ -264,14 +256,6 @@ impl Rival {
             }),
             Kind::LlmdScorers => self.llmd(candidates),
         }
-    }
-
-    fn bounded<'c, 'a>(&self, view: &Seen<'_>, candidates: &'c [Candidate<'a>]) -> Option<&'c Candidate<'a>> {
-        let n_all: u64 = candidates.iter().map(|c| self.n_requests(c)).sum();
-        let load_max = (BOUND * (n_all + 1) as f64 / candidates.len() as f64).ceil();
-        let family = view.request.ids().iter().take(COMMON_BLOCKS + 1).fold(0, |hash, id| mix(hash ^ u64::from(*id)));
-        let within = candidates.iter().filter(|c| ((self.n_requests(c) + 1) as f64) <= load_max);
-        within.max_by_key(|c| mix(family ^ mix(u64::from(c.worker.idx.0))))
     }
 
     fn sglang<'c, 'a>(&self, candidates: &'c [Candidate<'a>]) -> Option<&'c Candidate<'a>> {
