@@ -26,6 +26,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use rand::seq::SliceRandom as _;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng as _;
+use serde::Serialize;
 
 use self::faults::Fault;
 use self::load::{Load, Tally};
@@ -37,7 +38,7 @@ use crate::fleet::bin_dir;
 use crate::table::OutputArgs;
 
 /// Flags of `chaos`.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Args, Serialize)]
 pub struct ChaosArgs {
     /// Minutes with faults, without the calm times before and after them.
     #[arg(long, default_value_t = 10.0)]
@@ -47,6 +48,7 @@ pub struct ChaosArgs {
     every: f64,
     /// Kinds of faults. The default is every kind that is possible on this machine.
     #[arg(long, value_enum, value_delimiter = ',')]
+    #[serde(skip)]
     faults: Vec<Fault>,
     /// Workers of the fleet.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(2..=50))]
@@ -65,13 +67,17 @@ pub struct ChaosArgs {
     seed: u64,
     /// Network of the processes; namespaces need root and iproute2.
     #[arg(long, value_enum, default_value_t = network::Choice::Auto)]
+    #[serde(skip)]
     network: network::Choice,
     /// Folder that holds warmpath-worker and warmpath-router. The default is this program's folder.
     #[arg(long, value_name = "DIR")]
+    #[serde(skip)]
     bin_dir: Option<PathBuf>,
     #[command(flatten)]
+    #[serde(skip)]
     output: OutputArgs,
     #[command(flatten)]
+    #[serde(skip)]
     figures: FiguresArgs,
 }
 

@@ -14,13 +14,7 @@ use crate::table::{Table, percent};
 pub struct Setting {
     network: &'static str,
     has_small_disk: bool,
-    n_workers: u8,
-    n_routers: u8,
-    n_streams: usize,
-    answer_tokens: u32,
-    minutes: f64,
-    every_s: f64,
-    seed: u64,
+    flags: ChaosArgs,
     /// Faults that are impossible on this machine, with the reasons.
     left_out: Vec<(String, &'static str)>,
 }
@@ -42,13 +36,7 @@ impl Setting {
         Self {
             network: site.network.name(),
             has_small_disk: site.has_small_disk(),
-            n_workers: args.workers,
-            n_routers: args.routers,
-            n_streams: args.streams,
-            answer_tokens: args.answer_tokens,
-            minutes: args.minutes,
-            every_s: args.every,
-            seed: args.seed,
+            flags: args.clone(),
             left_out: left_out.into_iter().map(|(fault, reason)| (fault.name(), reason)).collect(),
         }
     }
@@ -57,18 +45,15 @@ impl Setting {
 /// Returns a run as text.
 pub fn text(setting: &Setting, verdict: &Verdict) -> String {
     let disk = if setting.has_small_disk { "the first worker's disk is full" } else { "no disk is full" };
+    let ChaosArgs { workers, routers, streams, minutes, every, seed, .. } = &setting.flags;
     let mut lines = vec![format!(
-        "{} workers, {} routers, {} requests at a time, {:.1} minutes with a fault every {:.0} s; {}; {disk}; seed {}",
-        setting.n_workers,
-        setting.n_routers,
-        setting.n_streams,
-        setting.minutes,
-        setting.every_s,
+        "{workers} workers, {routers} routers, {streams} requests at a time, {minutes:.1} minutes with a fault every \
+         {every:.0} s; {}; {disk}; seed {seed}",
         setting.network,
-        setting.seed,
     )];
     lines.extend(setting.left_out.iter().map(|(fault, reason)| format!("left out: {fault}, which {reason}")));
-    let tables = [outcomes(verdict), faults(verdict), times(verdict), processes(verdict)];
+    let times = figures(setting, verdict).table("time", "fleet");
+    let tables = [outcomes(verdict), faults(verdict), times, processes(verdict)];
     lines.extend(tables.iter().map(|table| format!("\n{table}")));
     lines.push(String::new());
     if verdict.broken.is_empty() {
@@ -90,8 +75,8 @@ pub fn figures(setting: &Setting, verdict: &Verdict) -> Figures {
     let pauses = verdict.pauses.get("all");
     add("whole run", Measure::higher("requests", Unit::Count), Some(verdict.n_requests as f64));
     add("whole run", Measure::lower("broken invariants", Unit::Count), Some(verdict.broken.len() as f64));
-    add("whole run", Measure::lower("pause p50", Unit::Ms), pauses.map(|pauses| pauses.ms_p50));
-    add("whole run", Measure::lower("pause p95", Unit::Ms), pauses.map(|pauses| pauses.ms_p95));
+    add("whole run", Measure::lower("pause p50", Unit::Ms), pauses.map(|pauses| pauses.p50));
+    add("whole run", Measure::lower("pause p95", Unit::Ms), pauses.map(|pauses| pauses.p95));
     for (idx, case) in ["before the faults", "during the faults", "after the faults"].into_iter().enumerate() {
         add(case, Measure::higher("prefix hit ratio", Unit::Share), verdict.hit_ratios[idx]);
         add(case, Measure::lower("TTFT p50", Unit::Ms), verdict.ttft_ms_p50[idx]);
@@ -130,23 +115,12 @@ fn faults(verdict: &Verdict) -> Table {
         let figures = match verdict.pauses.get(&name) {
             None => ["0", "", "", ""].map(str::to_owned),
             Some(pauses) => {
-                let ms = [pauses.ms_p50, pauses.ms_p95, pauses.ms_max].map(|ms| format!("{ms:.0}"));
-                let [p50, p95, max] = ms;
+                let [p50, p95, max] = [pauses.p50, pauses.p95, pauses.max].map(|ms| format!("{ms:.0}"));
                 [pauses.n.to_string(), p50, p95, max]
             }
         };
         table.add([name, n.to_string()].into_iter().chain(figures));
     }
-    table
-}
-
-fn times(verdict: &Verdict) -> Table {
-    let mut table = Table::new(&["", "before the faults", "during", "after"]);
-    let row = |name: &str, values: [Option<f64>; 3], show: fn(f64) -> String| {
-        std::iter::once(name.to_owned()).chain(values.map(|value| value.map(show).unwrap_or_default()))
-    };
-    table.add(row("prefix hit ratio", verdict.hit_ratios, percent));
-    table.add(row("TTFT ms p50", verdict.ttft_ms_p50, |ms| format!("{ms:.0}")));
     table
 }
 
@@ -169,23 +143,26 @@ fn processes(verdict: &Verdict) -> Table {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::super::verdict::Pauses;
+    use clap::Parser;
+
     use super::*;
+    use crate::summary::Distribution;
 
     #[test]
     fn a_run_has_figures_of_all_three_times_and_notes_what_it_broke() {
+        #[derive(Parser)]
+        struct Flags {
+            #[command(flatten)]
+            flags: ChaosArgs,
+        }
         let setting = Setting {
             network: "loopback",
             has_small_disk: false,
-            n_workers: 3,
-            n_routers: 2,
-            n_streams: 8,
-            answer_tokens: 200,
-            minutes: 1.0,
-            every_s: 20.0,
-            seed: 1,
+            flags: Flags::parse_from(["chaos"]).flags,
             left_out: vec![("loss".to_owned(), "needs network namespaces")],
         };
+        let mut pauses = Distribution::default();
+        pauses.add_ms(5.0);
         let verdict = Verdict {
             broken: vec!["no request was sent".to_owned()],
             n_requests: 7,
@@ -193,14 +170,18 @@ mod tests {
             kinds: BTreeMap::new(),
             n_passed_on: 0,
             faults: Vec::new(),
-            pauses: [("all".to_owned(), Pauses { n: 1, ms_p50: 5.0, ms_p95: 6.0, ms_max: 7.0 })].into(),
+            pauses: pauses.percentiles().map(|pauses| ("all".to_owned(), pauses)).into_iter().collect(),
             hit_ratios: [Some(0.9), Some(0.5), None],
             ttft_ms_p50: [Some(20.0), Some(40.0), None],
             processes: BTreeMap::new(),
         };
         let figures = figures(&setting, &verdict);
-        let found: Vec<_> = figures.figures.iter().map(|figure| (figure.row.case.as_str(), figure.median)).collect();
-        let whole = [7.0, 1.0, 5.0, 6.0].map(|value| ("whole run", value));
+        let found: Vec<_> = figures
+            .figures
+            .iter()
+            .map(|figure| (figure.row.case.as_str(), (figure.median * 10.0).round() / 10.0))
+            .collect();
+        let whole = [7.0, 1.0, 5.0, 5.0].map(|value| ("whole run", value));
         let times = [
             ("before the faults", 0.9),
             ("before the faults", 20.0),

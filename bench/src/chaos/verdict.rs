@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::faults::Fault;
 use super::gauges::{Gauge, Sample, Samples};
 use super::load::{Outcome, Record};
-use crate::summary::median;
+use crate::summary::{Distribution, Percentiles, median};
 
 /// Most failed requests that are shown in full.
 const SHOWN_MAX: usize = 20;
@@ -81,27 +81,14 @@ pub struct Verdict {
     pub n_passed_on: u32,
     /// Faults.
     pub faults: Vec<Happened>,
-    /// Pauses of continued streams, for all faults together and for each.
-    pub pauses: BTreeMap<String, Pauses>,
+    /// Pauses of streams before they continued at another worker, for all faults together and for each.
+    pub pauses: BTreeMap<String, Percentiles>,
     /// Hit ratio before, during and after the faults.
     pub hit_ratios: [Option<f64>; 3],
     /// TTFT p50 before, during and after the faults. Units: milliseconds.
     pub ttft_ms_p50: [Option<f64>; 3],
     /// Figures of the processes.
     pub processes: BTreeMap<String, Process>,
-}
-
-/// Pauses of streams before they continued at another worker. Units: milliseconds.
-#[derive(Debug, Clone, Serialize)]
-pub struct Pauses {
-    /// Number of continuations.
-    pub n: usize,
-    /// Median.
-    pub ms_p50: f64,
-    /// 95th percentile.
-    pub ms_p95: f64,
-    /// Longest.
-    pub ms_max: f64,
 }
 
 /// Figures of a process over the run.
@@ -226,26 +213,17 @@ impl Observed {
     }
 
     /// Returns the pauses under `all`, and under the name of the last fault before each ended.
-    fn pauses(&self) -> BTreeMap<String, Pauses> {
-        let mut by_fault: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    fn pauses(&self) -> BTreeMap<String, Percentiles> {
+        let mut by_fault: BTreeMap<String, Distribution> = BTreeMap::new();
         for (end, pause_ms) in self.records.iter().flat_map(|record| &record.pauses) {
             let end_s = end.saturating_duration_since(self.start).as_secs_f64();
             let fault = self.faults.iter().rfind(|fault| fault.at_s <= end_s);
             let name = fault.map_or_else(|| "none".to_owned(), |fault| fault.fault.name());
             for name in ["all".to_owned(), name] {
-                by_fault.entry(name).or_default().push(*pause_ms);
+                by_fault.entry(name).or_default().add_ms(*pause_ms);
             }
         }
-        by_fault.into_iter().filter_map(|(name, pauses)| Some((name, Pauses::of(pauses)?))).collect()
-    }
-}
-
-impl Pauses {
-    fn of(mut pauses_ms: Vec<f64>) -> Option<Self> {
-        pauses_ms.sort_by(f64::total_cmp);
-        let n = pauses_ms.len();
-        let nearest = n.saturating_mul(95).div_ceil(100).saturating_sub(1);
-        Some(Self { n, ms_p50: median(&pauses_ms)?, ms_p95: *pauses_ms.get(nearest)?, ms_max: *pauses_ms.last()? })
+        by_fault.into_iter().filter_map(|(name, pauses)| Some((name, pauses.percentiles()?))).collect()
     }
 }
 
@@ -304,7 +282,7 @@ mod tests {
     fn a_run_without_failures_breaks_no_invariant() {
         let verdict = Verdict::of(&observed());
         assert_eq!((verdict.broken.len(), verdict.n_requests), (0, 140), "{:?}", verdict.broken);
-        assert_eq!((verdict.pauses["all"].n, verdict.pauses["kill"].ms_p50), (1, 7.0));
+        assert_eq!((verdict.pauses["all"].n, verdict.pauses["kill"].p50.round()), (1, 7.0));
         assert_eq!(verdict.hit_ratios, [Some(0.9); 3]);
         assert_eq!(verdict.processes["router-0"].rss_growth, Some(0.0));
     }
