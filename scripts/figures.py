@@ -118,7 +118,7 @@ def is_bare(name):
 
 def has_tuple(parameter):
     kind = re.sub(r"\b(?:Fn|FnMut|FnOnce|fn)\s*\([^)]*\)", "", parameter.partition(":")[2])
-    return re.search(r"(?<![\w>)])\((?!\))", kind) is not None
+    return re.search(r"(?<![\w>)])\((?!\)|dyn |impl )", kind) is not None
 
 
 def module_files(crate_src):

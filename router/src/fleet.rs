@@ -100,11 +100,13 @@ impl Fleet {
     /// Returns a fleet without workers, and starts the tasks that add the workers in `found` and follow them.
     pub fn start(
         config: &FleetConfig,
-        (given, found, clients): (Vec<LoadedVocabulary>, Arc<Discovered>, Clients),
+        vocabularies: Vec<LoadedVocabulary>,
+        found: Arc<Discovered>,
+        clients: Clients,
         metrics: Arc<Metrics>,
         tasks: &mut JoinSet<()>,
     ) -> Arc<Self> {
-        let (fleet, tracker, queues) = Self::new(config, given, clients, metrics, rand::random());
+        let (fleet, tracker, queues) = Self::new(config, vocabularies, clients, metrics, rand::random());
         let (reports, inbox) = mpsc::channel(REPORTS_QUEUED_MAX);
         // The first contact includes the first summary of each host.
         for host_idx in 0..config.hosts.len() {

@@ -61,7 +61,7 @@ impl Server {
         let clients = clients(&config.fleet, &files, &metrics, &mut tasks);
         files.server.watch(&metrics.tls_failures, &metrics.token_file_failures, &mut tasks);
         let Files { vocabularies, keys, server: ServerResources { tls, image_urls, .. }, .. } = files;
-        let fleet = Fleet::start(&config.fleet, (vocabularies, found, clients), Arc::clone(&metrics), &mut tasks);
+        let fleet = Fleet::start(&config.fleet, vocabularies, found, clients, Arc::clone(&metrics), &mut tasks);
         if let (Some(keys), Some(path)) = (&keys, config.keys_file) {
             tasks.spawn(Arc::clone(keys).watch(path, Arc::clone(&metrics)));
         }

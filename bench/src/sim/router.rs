@@ -22,7 +22,7 @@ use warmpath_router_core::routing::transfer::Transfer;
 use super::ablation::{self, Term};
 use super::network::Network;
 use super::policy::Policy;
-use super::rivals::{Rival, Seen};
+use super::rivals::Rival;
 use super::trace::Request;
 
 /// Maximum memory of a router's index, which no simulation reaches. Units: bytes.
@@ -34,22 +34,14 @@ pub struct Router {
     model: Arc<ModelInfo>,
     writer: IndexWriter,
     index: Arc<PrefixIndex>,
-    books: Books,
+    ledger: Ledger,
+    rule: Rule,
     rng: ChaCha8Rng,
     start: Instant,
     block_tokens: u32,
 }
 
-/// Implementation that makes the decisions.
-enum Books {
-    /// The production code.
-    Own { ledger: Box<Ledger>, rule: Rule },
-    /// Another rule.
-    Rival(Box<Rival>),
-}
-
 /// Rule by which the production code chooses among its candidates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rule {
     /// The policy that the router offers.
     Offered,
@@ -57,6 +49,8 @@ enum Rule {
     Without(Term),
     /// A random candidate.
     Random,
+    /// A rule of others.
+    Rival(Rival),
 }
 
 /// Size of a fleet.
@@ -72,15 +66,6 @@ pub struct FleetShape {
     pub network: Option<Network>,
 }
 
-/// Receipt for a request that was sent.
-#[derive(Debug)]
-pub enum Receipt {
-    /// From the production code.
-    Own(Ticket),
-    /// From a rival.
-    Rival(WorkerIdx),
-}
-
 /// Destination of a request.
 #[derive(Debug)]
 pub struct Sent {
@@ -91,7 +76,7 @@ pub struct Sent {
     /// State that the worker is to fetch.
     pub transfer: Option<Transfer>,
     /// Receipt, which must be returned to [`Router::ended`].
-    pub receipt: Receipt,
+    pub ticket: Ticket,
 }
 
 impl Router {
@@ -122,41 +107,35 @@ impl Router {
         };
         let writer = IndexWriter::new(IndexOptions { bytes_max: INDEX_BYTES_MAX, seed });
         let index = writer.reader();
-        let own_books = |policy: Offered, rule| {
-            let kv_bytes_per_ms = shape.network.map(|network| network.bytes_per_ms);
-            let options = LedgerOptions { policy, kv_bytes_per_ms, ..LedgerOptions::default() };
-            Books::Own { ledger: Box::new(Ledger::new(options)), rule }
+        let (rule, offered) = match policy {
+            Policy::Offered(offered) => (Rule::Offered, offered),
+            Policy::Random => (Rule::Random, Offered::default()),
+            Policy::Without(term) => (Rule::Without(term), Offered::default()),
+            Policy::Rival(kind) => (Rule::Rival(Rival::new(kind, shape.block_tokens)), Offered::default()),
         };
-        let books = match policy {
-            Policy::Offered(policy) => own_books(policy, Rule::Offered),
-            Policy::Random => own_books(Offered::default(), Rule::Random),
-            Policy::Without(term) => own_books(Offered::default(), Rule::Without(term)),
-            Policy::Rival(kind) => {
-                Books::Rival(Box::new(Rival::new(kind, shape.n_workers, shape.n_slots, shape.block_tokens)))
-            }
-        };
+        // Others know no transfers of KV state.
+        let network = shape.network.filter(|_| !matches!(rule, Rule::Rival(_)));
+        let kv_bytes_per_ms = network.map(|network| network.bytes_per_ms);
+        let ledger = Ledger::new(LedgerOptions { policy: offered, kv_bytes_per_ms, ..LedgerOptions::default() });
         let rng = ChaCha8Rng::seed_from_u64(seed);
-        Self { fleet, model, writer, index, books, rng, start: Instant::now(), block_tokens: shape.block_tokens }
+        Self { fleet, model, writer, index, ledger, rule, rng, start: Instant::now(), block_tokens: shape.block_tokens }
     }
 
     /// Returns how long a request is held back before its choice.
     pub fn backoff(&mut self, request: &Request, id: &RequestId, now: Duration) -> Duration {
-        let Self { fleet, model, index, books, rng, start, block_tokens, .. } = self;
-        let Books::Own { ledger, rule } = books else { return Duration::ZERO };
-        if *rule == Rule::Without(Term::Backoff) {
+        if matches!(self.rule, Rule::Without(Term::Backoff) | Rule::Rival(_)) {
             return Duration::ZERO;
         }
-        let keys = request.reusable_keys(*block_tokens);
-        let matches = index.matches(keys);
+        let keys = request.reusable_keys(self.block_tokens);
+        let matches = self.index.matches(keys);
         let prompt = PromptView::Known { n_tokens: request.prompt_tokens, keys, matches: &matches, media: &[] };
-        ledger.backoff(fleet, &ask(id, *start + now, model, prompt), rng)
+        self.ledger.backoff(&self.fleet, &ask(id, self.start + now, &self.model, prompt), &mut self.rng)
     }
 
     /// Returns whether a request that is held back may continue to wait.
     pub fn may_back_off(&self, request: &Request, id: &RequestId, now: Duration) -> bool {
-        let Books::Own { ledger, .. } = &self.books else { return false };
         let prompt = PromptView::Estimated { n_tokens: request.prompt_tokens };
-        ledger.may_back_off(&self.fleet, &ask(id, self.start + now, &self.model, prompt))
+        self.ledger.may_back_off(&self.fleet, &ask(id, self.start + now, &self.model, prompt))
     }
 
     /// Chooses a worker for a request that has failed at `failed_workers`; `None` if no worker is available.
@@ -170,67 +149,54 @@ impl Router {
         let keys = request.reusable_keys(self.block_tokens);
         let matches = self.index.matches(keys);
         let prompt = PromptView::Known { n_tokens: request.prompt_tokens, keys, matches: &matches, media: &[] };
-        match &mut self.books {
-            Books::Own { ledger, rule } => {
-                let ask = RouteRequest { tried: failed_workers, ..ask(id, self.start + now, &self.model, prompt) };
-                let choice = match *rule {
-                    Rule::Offered => ledger.choose(&self.fleet, &ask),
-                    Rule::Without(term) => ablation::choose(term, ledger, &self.fleet, &ask),
-                    Rule::Random => ledger.choose_by(&self.fleet, &ask, |candidates, _| {
-                        candidates.get((self.rng.next_u64() % candidates.len().max(1) as u64) as usize)
-                    }),
-                };
-                let (decision, ticket) = choice.ok()?;
-                let Decision { worker, cached_tokens, transfer, .. } = decision;
-                Some(Sent { worker, cached_tokens, transfer, receipt: Receipt::Own(ticket) })
-            }
-            Books::Rival(rival) => {
-                let seen =
-                    Seen { fleet: &self.fleet, request, id, prompt, tried: failed_workers, now: self.start + now };
-                let (worker, cached_tokens) = rival.choose(&seen)?;
-                Some(Sent { worker, cached_tokens, transfer: None, receipt: Receipt::Rival(worker) })
-            }
+        let ask = RouteRequest { tried: failed_workers, ..ask(id, self.start + now, &self.model, prompt) };
+        let Self { fleet, ledger, rng, .. } = self;
+        let choice = match &self.rule {
+            Rule::Offered => ledger.choose(fleet, &ask),
+            Rule::Without(term) => ablation::choose(*term, ledger, fleet, &ask),
+            Rule::Random => ledger.choose_by(fleet, &ask, |candidates, _| {
+                candidates.get((rng.next_u64() % candidates.len().max(1) as u64) as usize)
+            }),
+            Rule::Rival(rival) => ledger.choose_by(fleet, &ask, |candidates, _| rival.pick(request, candidates)),
+        };
+        let (Decision { worker, cached_tokens, transfer, .. }, ticket) = choice.ok()?;
+        if let Rule::Rival(rival) = &mut self.rule {
+            rival.sent(worker, request, id, cached_tokens);
         }
+        Some(Sent { worker, cached_tokens, transfer, ticket })
     }
 
     /// Records that the first token of a request has arrived.
     pub fn first_token(&mut self, worker: WorkerIdx, id: &RequestId) {
-        match &mut self.books {
-            Books::Own { ledger, .. } => ledger.health.answered(worker, &[], self.start),
-            Books::Rival(rival) => rival.first_token(worker, id),
+        self.ledger.health.answered(worker, &[], self.start);
+        if let Rule::Rival(rival) = &mut self.rule {
+            rival.first_token(id);
         }
     }
 
     /// Records that a worker fetched `bytes` of KV state from a peer in `took_ms`.
     pub fn fetched(&mut self, worker: WorkerIdx, peer: WorkerIdx, bytes: u64, took_ms: f64, now: Duration) {
-        if let Books::Own { ledger, .. } = &mut self.books {
-            ledger.transfer_rates.fetched(worker, peer, bytes, took_ms, self.start + now);
-        }
+        self.ledger.transfer_rates.fetched(worker, peer, bytes, took_ms, self.start + now);
     }
 
     /// Records that a worker could not fetch what a peer was to have.
     pub fn fetch_failed(&mut self, worker: WorkerIdx, peer: WorkerIdx, now: Duration) {
-        if let Books::Own { ledger, .. } = &mut self.books {
-            ledger.transfer_rates.failed(worker, peer, self.start + now);
-        }
+        self.ledger.transfer_rates.failed(worker, peer, self.start + now);
     }
 
     /// Records that a request has left its worker.
-    pub fn ended(&mut self, receipt: Receipt, id: &RequestId) {
-        match (&mut self.books, receipt) {
-            (Books::Own { ledger, .. }, Receipt::Own(ticket)) => ledger.ended(ticket),
-            (Books::Rival(rival), Receipt::Rival(worker)) => rival.ended(worker, id),
-            _ => unreachable!("a receipt is returned to the router that issued it"),
+    pub fn ended(&mut self, ticket: Ticket, id: &RequestId) {
+        self.ledger.ended(ticket);
+        if let Rule::Rival(rival) = &mut self.rule {
+            rival.ended(id);
         }
     }
 
     /// Applies changes of what a worker holds.
     pub fn apply_changes(&mut self, worker: WorkerIdx, changes: &[Change]) {
         let n_filling: usize = changes.iter().map(|change| self.writer.apply(worker, change)).sum();
-        if n_filling > 0
-            && let Books::Own { ledger, .. } = &mut self.books
-        {
-            ledger.recent_work.fill(worker, n_filling as u64 * u64::from(self.block_tokens));
+        if n_filling > 0 {
+            self.ledger.recent_work.fill(worker, n_filling as u64 * u64::from(self.block_tokens));
         }
         let n_blocks = self.writer.n_blocks_of(worker);
         self.view_mut(worker).blocks.n_blocks = n_blocks;
@@ -240,10 +206,7 @@ impl Router {
     pub fn apply_load(&mut self, worker: WorkerIdx, load: &Load, counted_requests: &[Change], now: Duration) {
         for change in counted_requests {
             let Change::Accepted(id) = change else { continue };
-            match &mut self.books {
-                Books::Own { ledger, .. } => ledger.accepted(worker, id, self.start + now),
-                Books::Rival(rival) => rival.accepted(worker, id),
-            }
+            self.ledger.accepted(worker, id, self.start + now);
         }
         let now = self.start + now;
         let view = self.view_mut(worker);

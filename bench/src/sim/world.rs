@@ -15,12 +15,12 @@ use warmpath_common::ids::RequestId;
 use warmpath_common::prefetch::HotPrefix;
 use warmpath_common::summary::{Change, Load};
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::ledger::BACKOFF_POLL;
+use warmpath_router_core::ledger::{BACKOFF_POLL, Ticket};
 use warmpath_router_core::routing::transfer::Transfer;
 
 use super::network::{Links, Network};
 use super::policy::Policy;
-use super::router::{FleetShape, Receipt, Router};
+use super::router::{FleetShape, Router};
 use super::trace::Trace;
 use super::worker::{self, Worker};
 use crate::simulated::engine::Progress;
@@ -129,7 +129,7 @@ struct RequestState {
     /// Request that the client sends after the response.
     next: Option<usize>,
     router: usize,
-    receipt: Option<Receipt>,
+    ticket: Option<Ticket>,
     worker: usize,
     predicted_tokens: u32,
     hinted: Option<Transfer>,
@@ -306,7 +306,7 @@ impl World<'_> {
             return;
         };
         let worker = dispatch.worker.0 as usize;
-        state.receipt = Some(dispatch.receipt);
+        state.ticket = Some(dispatch.ticket);
         state.worker = worker;
         state.predicted_tokens = dispatch.cached_tokens;
         (state.hinted, state.fetched) = (dispatch.transfer, None);
@@ -404,8 +404,8 @@ impl World<'_> {
 
     fn release(&mut self, request: usize) {
         let state = &mut self.states[request];
-        let receipt = state.receipt.take().expect("a request that runs was sent");
-        self.routers[state.router].ended(receipt, &name(request));
+        let ticket = state.ticket.take().expect("a request that runs was sent");
+        self.routers[state.router].ended(ticket, &name(request));
     }
 
     fn want_push(&mut self, worker: usize) {

@@ -181,24 +181,19 @@ impl<'g> Expression<'_, 'g> {
             return Some(());
         }
         within.push(name);
-        self.span(name, (parts, 0..parts.len()), within)?;
+        self.span(name, parts, 0..parts.len(), within)?;
         within.pop();
         Some(())
     }
 
     /// Adds a part of a rule; a repeated part is also added once by itself, so that each of its places has a group of
     /// its own.
-    fn span(
-        &mut self,
-        rule: &'g str,
-        (parts, span): (&[&'g str], Range<usize>),
-        within: &mut Vec<&'g str>,
-    ) -> Option<()> {
+    fn span(&mut self, rule: &'g str, parts: &[&'g str], span: Range<usize>, within: &mut Vec<&'g str>) -> Option<()> {
         self.text.push_str("(?:");
         let mut at = span.start;
         while at < span.end {
             let end = if parts[at] == "(" { closing(parts, at)? + 1 } else { at + 1 };
-            let mut add = |own: &mut Self| own.atom(rule, (parts, at..end), within);
+            let mut add = |own: &mut Self| own.atom(rule, parts, at..end, within);
             match parts.get(end).copied().filter(|_| end < span.end) {
                 Some(sign @ ("+" | "*")) => {
                     self.text.push_str("(?:");
@@ -219,14 +214,9 @@ impl<'g> Expression<'_, 'g> {
     }
 
     /// Adds a literal, a class, a rule's name, an operator or a bracketed part.
-    fn atom(
-        &mut self,
-        rule: &'g str,
-        (parts, span): (&[&'g str], Range<usize>),
-        within: &mut Vec<&'g str>,
-    ) -> Option<()> {
+    fn atom(&mut self, rule: &'g str, parts: &[&'g str], span: Range<usize>, within: &mut Vec<&'g str>) -> Option<()> {
         match parts[span.start] {
-            "(" => self.span(rule, (parts, span.start + 1..span.end - 1), within)?,
+            "(" => self.span(rule, parts, span.start + 1..span.end - 1, within)?,
             SPACE => {
                 self.text.push_str(SPACE_EXPRESSION);
                 self.places.push((rule, span.start));

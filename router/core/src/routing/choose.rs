@@ -186,7 +186,8 @@ pub struct Candidate<'a> {
     pub work: PrefillWork,
     /// Cost there.
     pub cost: Cost,
-    pub(crate) load: WorkerLoad<'a>,
+    /// Load of the worker, with what it has not reported yet.
+    pub load: WorkerLoad<'a>,
     /// Prompt tokens that the worker got to compute recently; set by the caller of [`Candidate::score`].
     pub recent_tokens: f64,
 }

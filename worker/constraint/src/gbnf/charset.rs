@@ -5,6 +5,8 @@
 //! A set is a list of ranges of code points that UTF-8 text may contain. A token may end within a character. The known
 //! bytes then stand for a range of code points, and a set allows it if they share at least one.
 
+use std::ops::RangeInclusive;
+
 /// Last code point.
 const LAST: u32 = 0x10_FFFF;
 
@@ -26,10 +28,10 @@ pub(super) struct CharSet {
 
 impl CharSet {
     /// Returns the union of `ranges`; a range whose end is below its start is empty.
-    pub(super) fn of(ranges: &[(u32, u32)]) -> Self {
+    pub(super) fn of(ranges: &[RangeInclusive<u32>]) -> Self {
         let mut parts: Vec<(u32, u32)> = Vec::new();
-        for (from, to) in ranges {
-            let within = TEXT.iter().map(|(first, last)| ((*from).max(*first), (*to).min(*last)));
+        for range in ranges {
+            let within = TEXT.iter().map(|(first, last)| ((*range.start()).max(*first), (*range.end()).min(*last)));
             parts.extend(within.filter(|(from, to)| from <= to));
         }
         parts.sort_unstable();
@@ -44,16 +46,16 @@ impl CharSet {
     }
 
     /// Returns the set of all characters that are in none of `ranges`.
-    pub(super) fn without(ranges: &[(u32, u32)]) -> Self {
+    pub(super) fn without(ranges: &[RangeInclusive<u32>]) -> Self {
         let mut gaps = Vec::new();
         let mut next = 0;
         for (from, to) in &Self::of(ranges).ranges {
             if next < *from {
-                gaps.push((next, from - 1));
+                gaps.push(next..=from - 1);
             }
             next = to + 1;
         }
-        gaps.push((next, LAST));
+        gaps.push(next..=LAST);
         Self::of(&gaps)
     }
 
@@ -71,7 +73,7 @@ impl CharSet {
 
     /// Returns whether the set contains either all characters beyond ASCII or none of them.
     pub(super) fn is_alike_beyond_ascii(&self) -> bool {
-        let beyond = Self::of(&[(0x80, LAST)]);
+        let beyond = Self::of(&[0x80..=LAST]);
         !self.meets(0x80, LAST) || beyond.ranges.iter().all(|(first, last)| self.covers(*first, *last))
     }
 
@@ -150,11 +152,11 @@ mod tests {
 
     #[test]
     fn a_set_and_its_complement_are_disjoint_and_cover_all_characters() {
-        let ranges = [(0x61, 0x7A), (0x41, 0x4D), (0x4E, 0x5A), (0x5A, 0x30), (0xD700, 0xE001), (0x10_FFF0, u32::MAX)];
+        let ranges = [0x61..=0x7A, 0x41..=0x4D, 0x4E..=0x5A, 0x5A..=0x30, 0xD700..=0xE001, 0x10_FFF0..=u32::MAX];
         let (set, rest) = (CharSet::of(&ranges), CharSet::without(&ranges));
         for c in (0..=0x200).chain(0xD600..0xE100).chain(0x10_FF00..=0x10_FFFF) {
             let is_text = c != 0 && char::from_u32(c).is_some();
-            let is_in = is_text && ranges.iter().any(|(from, to)| (*from..=*to).contains(&c));
+            let is_in = is_text && ranges.iter().any(|range| range.contains(&c));
             assert_eq!(set.meets(c, c), is_in, "{c:x}");
             assert_eq!(rest.meets(c, c), is_text && !is_in, "{c:x}");
         }

@@ -6,6 +6,8 @@
 //! The repeated expression is a reference, so the size of a repetition depends only on the number of repetitions.
 //! Source: `llama_grammar_parser` in llama.cpp's `llama-grammar.cpp`.
 
+use std::ops::RangeInclusive;
+
 use hashbrown::HashMap;
 use warmpath_common::ids::Token;
 
@@ -212,7 +214,7 @@ impl<'a> GrammarReader<'a> {
                 self.at += 1;
                 while !self.skip("\"") {
                     let c = self.character()?;
-                    into.push(self.drafts.chars(CharSet::of(&[(c, c)])));
+                    into.push(self.drafts.chars(CharSet::of(&[c..=c])));
                 }
             }
             '[' => {
@@ -238,7 +240,7 @@ impl<'a> GrammarReader<'a> {
         Ok(())
     }
 
-    fn ranges(&mut self) -> Read<Vec<(u32, u32)>> {
+    fn ranges(&mut self) -> Read<Vec<RangeInclusive<u32>>> {
         let mut ranges = Vec::new();
         while !self.skip("]") {
             let first = self.character()?;
@@ -249,7 +251,7 @@ impl<'a> GrammarReader<'a> {
             } else {
                 first
             };
-            ranges.push((first, last));
+            ranges.push(first..=last);
         }
         Ok(ranges)
     }
