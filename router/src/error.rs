@@ -24,7 +24,7 @@ use warmpath_shell::convert_refusals;
 use warmpath_shell::refusal::Refusal;
 
 use crate::fleet::hosts::HostCallError;
-use crate::keys::RateLimited;
+use crate::keys::{ForbiddenModel, RateLimited};
 
 /// Reason why a request gets no response from a worker.
 #[derive(Debug, thiserror::Error)]
@@ -38,14 +38,9 @@ pub enum RequestError {
     /// The API key may neither give orders to hosts nor read reports of workers.
     #[error("orders to hosts and reports of workers need an API key with `admin = true`")]
     AdminKey,
-    /// The API key may not use the model, which may not exist either.
-    #[error("the API key `{key}` may not use the model `{model}`")]
-    ForbiddenModel {
-        /// Name of the key.
-        key: String,
-        /// Name of the model in the request.
-        model: String,
-    },
+    /// The API key may not use the model.
+    #[error(transparent)]
+    ForbiddenModel(#[from] ForbiddenModel),
     /// A host did not do what it was told.
     #[error(transparent)]
     HostCall(#[from] HostCallError),
@@ -163,7 +158,7 @@ impl ApiError for RequestError {
             Self::Lookup(LookupError::Unknown { .. }) => Class::NotFound,
             Self::Lookup(LookupError::Host(ModelRefusal::Unloaded { .. })) => Class::Client,
             Self::Unauthorized => Class::Unauthorized,
-            Self::AdminKey | Self::ForbiddenModel { .. } => Class::Forbidden,
+            Self::AdminKey | Self::ForbiddenModel(_) => Class::Forbidden,
             Self::HostCall(HostCallError::Refused { status: StatusCode::SERVICE_UNAVAILABLE, .. }) => {
                 Class::Unavailable
             }
@@ -209,7 +204,7 @@ impl ApiError for RequestError {
         match self {
             Self::Unauthorized => Some("invalid_api_key"),
             Self::AdminKey => Some("admin_key_required"),
-            Self::ForbiddenModel { .. } => Some("model_forbidden"),
+            Self::ForbiddenModel(_) => Some("model_forbidden"),
             Self::HostCall(_) => Some("host_failed"),
             Self::RateLimited(_) | Self::Paused { .. } => Some("rate_limit_exceeded"),
             Self::PromptTooLong { .. } => Some("context_length_exceeded"),

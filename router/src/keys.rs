@@ -138,6 +138,23 @@ pub enum RateLimited {
     },
 }
 
+/// A key may not use a model, which may not exist either.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the API key `{key}` may not use the model `{model}`")]
+pub struct ForbiddenModel {
+    /// Name of the key.
+    pub key: String,
+    /// Name of the model in the request.
+    pub model: String,
+}
+
+/// Checks that a key, if one is required, may use a model under this name.
+///
+/// Errors: it may not.
+pub fn check_model(key: Option<&Arc<ApiKey>>, model_name: &str) -> Result<(), ForbiddenModel> {
+    key.filter(|key| !key.may_use(model_name)).map_or(Ok(()), |key| Err(key.forbidden(model_name)))
+}
+
 impl ApiKey {
     fn new(entry: KeyEntry) -> Self {
         let limiter = entry.requests_per_minute.map(|n| RateLimiter::direct(Quota::per_minute(n)));
@@ -175,6 +192,11 @@ impl ApiKey {
     pub fn may_use(&self, model_name: &str) -> bool {
         let models = self.entry.models.as_ref();
         models.is_none_or(|models| models.iter().any(|permitted| permitted == model_name))
+    }
+
+    /// Returns the error that refuses a model under this name.
+    pub fn forbidden(&self, model_name: &str) -> ForbiddenModel {
+        ForbiddenModel { key: self.entry.name.clone(), model: model_name.to_owned() }
     }
 
     /// Counts a request whose body has yet to arrive.

@@ -89,16 +89,14 @@ impl RawRequest {
     ///
     /// Errors: `ForbiddenModel`.
     fn check_name(&self, view: &FleetView, name: Option<&str>) -> Result<(), RequestError> {
-        if self.key.as_ref().is_none_or(|key| key.may_use_all()) {
-            return Ok(());
-        }
+        let Some(key) = self.key.as_ref().filter(|key| !key.may_use_all()) else { return Ok(()) };
         let names = view.names();
         let is_permitted = match name {
-            Some(name) if !self.any_model_name || names.iter().any(|known| known == name) => self.may_use(name),
+            Some(name) if !self.any_model_name || names.iter().any(|known| known == name) => key.may_use(name),
             // The only model is meant.
-            _ => names.iter().any(|known| self.may_use(known)),
+            _ => names.iter().any(|known| key.may_use(known)),
         };
-        if is_permitted { Ok(()) } else { Err(self.forbidden(name)) }
+        if is_permitted { Ok(()) } else { Err(key.forbidden(name.unwrap_or_default()).into()) }
     }
 
     /// Removes the names that the key may not use from an error's advice.
@@ -110,11 +108,6 @@ impl RawRequest {
             known.retain(|name| self.may_use(name));
         }
         error
-    }
-
-    fn forbidden(&self, name: Option<&str>) -> RequestError {
-        let key = self.key.as_ref().map_or_else(String::new, |key| key.name().to_owned());
-        RequestError::ForbiddenModel { key, model: name.unwrap_or_default().to_owned() }
     }
 }
 
@@ -255,8 +248,10 @@ impl UntokenizedRequest {
             None => view.lookup(options.model.as_deref(), wanted, now),
         };
         let model = lookup.map_err(|error| raw_request.without_hidden_names(error))?;
-        if !model.names.iter().any(|name| raw_request.may_use(name)) {
-            return Err(raw_request.forbidden(options.model.as_deref()));
+        if let Some(key) = &raw_request.key
+            && !model.names.iter().any(|name| key.may_use(name))
+        {
+            return Err(key.forbidden(options.model.as_deref().unwrap_or_default()).into());
         }
         if let Some(name) = options.model.as_mut().filter(|name| !model.answers_to(name)) {
             name.clone_from(&model.names[0]);

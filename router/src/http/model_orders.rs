@@ -20,11 +20,10 @@ use warmpath_router_core::hosts::Autoload;
 use warmpath_shell::refusal::Refusal;
 
 use super::context::sender;
-use super::models::check_model;
 use crate::app::App;
 use crate::config::HOST_CALL_TIMEOUT;
 use crate::error::RequestError;
-use crate::keys::ApiKey;
+use crate::keys::{ApiKey, check_model};
 
 /// The body of an order.
 #[derive(Deserialize)]

@@ -21,7 +21,7 @@ use warmpath_shell::refusal::Name;
 use super::model_orders;
 use crate::app::App;
 use crate::error::RequestError;
-use crate::keys::ApiKey;
+use crate::keys::{ApiKey, check_model};
 
 /// Query of a list.
 #[derive(Deserialize)]
@@ -64,16 +64,6 @@ pub async fn show(
 pub(super) fn permitted_names(view: &FleetView, key: Option<&Arc<ApiKey>>) -> Vec<String> {
     let is_permitted = |name: &String| key.is_none_or(|key| key.may_use(name));
     view.names().into_iter().filter(|name| !is_pattern(name) && is_permitted(name)).collect()
-}
-
-/// Checks that a key, if one is required, may use a model.
-///
-/// Errors: `ForbiddenModel`.
-pub(super) fn check_model(key: Option<&Arc<ApiKey>>, name: &str) -> Result<(), RequestError> {
-    match key.filter(|key| !key.may_use(name)) {
-        Some(key) => Err(RequestError::ForbiddenModel { key: key.name().to_owned(), model: name.to_owned() }),
-        None => Ok(()),
-    }
 }
 
 pub(super) fn find(view: &FleetView, name: &str) -> Result<Arc<ModelInfo>, RequestError> {

@@ -28,11 +28,11 @@ use warmpath_shell::timestamps;
 use super::completions::ReceivedRequest;
 use super::context::RequestContext;
 use super::model_orders::{check_rights, unload_everywhere};
-use super::models::{check_model, find};
+use super::models::find;
 use crate::app::App;
 use crate::endpoint::EndpointKind;
 use crate::error::RequestError;
-use crate::keys::ApiKey;
+use crate::keys::{ApiKey, check_model};
 use times::AnswerTimes;
 
 /// Longest answer in one piece that is converted. Units: bytes.

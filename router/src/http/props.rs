@@ -15,11 +15,11 @@ use warmpath_common::prompts::MEDIA_MARKER;
 use warmpath_router_core::fleet::FleetView;
 use warmpath_router_core::hosts::ListedState;
 
-use super::models::{check_model, find, permitted_names};
+use super::models::{find, permitted_names};
 use crate::app::App;
 use crate::error::RequestError;
 use crate::fleet::vocabulary::{TemplateUse, Vocabulary, VocabularyState};
-use crate::keys::ApiKey;
+use crate::keys::{ApiKey, check_model};
 
 #[derive(Deserialize)]
 struct PropsQuery {

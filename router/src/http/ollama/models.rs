@@ -19,8 +19,8 @@ use crate::app::App;
 use crate::error::RequestError;
 use crate::fleet::vocabulary::{TemplateUse, Vocabulary, VocabularyState};
 use crate::http::context::sender;
-use crate::http::models::{check_model, find, permitted_names, state};
-use crate::keys::ApiKey;
+use crate::http::models::{find, permitted_names, state};
+use crate::keys::{ApiKey, check_model};
 
 /// End of a model's time in memory, which nobody knows: far in the future, as Ollama writes "forever".
 const NEVER: &str = "2200-01-01T00:00:00Z";
