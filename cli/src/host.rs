@@ -5,6 +5,7 @@
 
 mod api;
 mod disk_room;
+mod error;
 mod flags;
 mod listing;
 mod model_files;

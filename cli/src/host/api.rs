@@ -8,8 +8,8 @@ use axum::extract::rejection::JsonRejection;
 use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::{Method, Uri};
 use axum::middleware::{Next, from_fn_with_state};
+use axum::response::Response;
 use axum::response::sse::{Event, KeepAlive, Sse};
-use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use futures::{Stream, StreamExt as _};
@@ -20,14 +20,13 @@ use warmpath_common::host::{
     DEMAND_PATH, DOWNLOAD_PATH, Demand, EVENTS_PATH, HostModel, HostSummary, LOAD_PATH, ModelName, ModelState,
     RELOAD_PATH, REMOVE_PATH, SUMMARY_PATH, UNLOAD_PATH,
 };
-use warmpath_common::openai::PromptExcess;
-use warmpath_shell::api_error::{ApiError, Class};
 use warmpath_shell::bearer;
 use warmpath_shell::fleet_token::FleetTokens;
 use warmpath_shell::hosts::AllowedHosts;
 use warmpath_shell::refusal::Refusal;
 
-use super::owner::{FilesError, Request as OwnerRequest, Wish};
+use super::error::HostError;
+use super::owner::{Request as OwnerRequest, Wish};
 
 /// Longest body. Source: own choice: a demand has some hundred bytes.
 const BODY_BYTES_MAX: usize = 64 << 10;
@@ -48,96 +47,6 @@ pub struct Api {
     pub tokens: Option<Arc<FleetTokens>>,
     /// Cancelled when streams must end.
     pub ends: CancellationToken,
-}
-
-/// Error in a response of a host.
-#[derive(Debug, thiserror::Error)]
-pub enum HostError {
-    /// The request is refused as any server would.
-    #[error(transparent)]
-    Refusal(#[from] Refusal),
-    /// The request has no valid token.
-    #[error("no token of this fleet: send one of --host-token-file as `Authorization: Bearer TOKEN`")]
-    Unauthorized,
-    /// The body is not the expected JSON.
-    #[error("{reason}")]
-    Body {
-        /// Reason.
-        reason: String,
-    },
-    /// The catalogue has no such model.
-    #[error("the model `{model}` is not in the catalogue of this host")]
-    ModelUnknown {
-        /// Requested name.
-        model: String,
-    },
-    /// The model cannot be loaded.
-    #[error("the model `{model}` cannot be loaded: {reason}")]
-    ModelImpossible {
-        /// Name of the model.
-        model: String,
-        /// Reason.
-        reason: String,
-    },
-    /// The catalogue cannot be read; the former one stays.
-    #[error("the catalogue cannot be read: {reason}")]
-    Catalogue {
-        /// Reason.
-        reason: String,
-    },
-    /// The model cannot be downloaded or removed.
-    #[error(transparent)]
-    Files(#[from] FilesError),
-    /// The host ends.
-    #[error("this host is ending")]
-    Ending,
-}
-
-impl ApiError for HostError {
-    fn class(&self) -> Class {
-        match self {
-            Self::Refusal(refusal) => refusal.class(),
-            Self::Unauthorized => Class::Unauthorized,
-            Self::Body { .. } | Self::Catalogue { .. } => Class::Client,
-            Self::ModelUnknown { .. } | Self::Files(FilesError::Unknown { .. }) => Class::NotFound,
-            Self::Files(FilesError::Failed { .. }) => Class::Internal,
-            Self::Files(_) => Class::Client,
-            Self::ModelImpossible { .. } | Self::Ending => Class::Unavailable,
-        }
-    }
-
-    fn param(&self) -> Option<String> {
-        match self {
-            Self::Refusal(refusal) => refusal.param(),
-            Self::ModelUnknown { .. } | Self::ModelImpossible { .. } | Self::Files(_) => Some("model".to_owned()),
-            Self::Unauthorized | Self::Body { .. } | Self::Catalogue { .. } | Self::Ending => None,
-        }
-    }
-
-    fn code(&self) -> Option<&'static str> {
-        match self {
-            Self::Refusal(refusal) => refusal.code(),
-            Self::Unauthorized => Some("invalid_api_key"),
-            Self::ModelUnknown { .. } | Self::Files(FilesError::Unknown { .. }) => Some("model_not_found"),
-            Self::ModelImpossible { .. } => Some("model_impossible"),
-            Self::Catalogue { .. } => Some("catalogue_invalid"),
-            Self::Body { .. } | Self::Files(_) | Self::Ending => None,
-        }
-    }
-
-    fn excess(&self) -> Option<PromptExcess> {
-        None
-    }
-
-    fn retry_after(&self) -> Option<Duration> {
-        None
-    }
-}
-
-impl IntoResponse for HostError {
-    fn into_response(self) -> Response {
-        self.response()
-    }
 }
 
 type JsonBody<T> = Result<Json<T>, JsonRejection>;
@@ -208,19 +117,18 @@ async fn unload(State(api): State<Api>, body: JsonBody<ModelName>) -> Result<Jso
 async fn download(State(api): State<Api>, body: JsonBody<ModelName>) -> Result<Json<HostSummary>, HostError> {
     let (sender, receiver) = oneshot::channel();
     let order = OwnerRequest::Download { name: parsed(body)?.model, reply: sender };
-    Ok(ask(&api, order, receiver).await?.map(Json)?)
+    ask(&api, order, receiver).await?.map(Json)
 }
 
 async fn remove(State(api): State<Api>, body: JsonBody<ModelName>) -> Result<Json<HostSummary>, HostError> {
     let (sender, receiver) = oneshot::channel();
     let order = OwnerRequest::Remove { name: parsed(body)?.model, reply: sender };
-    Ok(ask(&api, order, receiver).await?.map(Json)?)
+    ask(&api, order, receiver).await?.map(Json)
 }
 
 async fn reload(State(api): State<Api>) -> Result<Json<HostSummary>, HostError> {
     let (sender, receiver) = oneshot::channel();
-    let read = ask(&api, OwnerRequest::Reload(sender), receiver).await?;
-    read.map(Json).map_err(|reason| HostError::Catalogue { reason })
+    ask(&api, OwnerRequest::Reload(sender), receiver).await?.map(Json)
 }
 
 async fn wish(api: &Api, model: String, wish: Wish) -> Result<Json<HostModel>, HostError> {

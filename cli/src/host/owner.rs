@@ -20,13 +20,12 @@ use warmpath_shell::fleet_token::FleetTokens;
 use warmpath_shell::log;
 
 use super::disk_room::DiskRoom;
+use super::error::HostError;
 use super::listing::CatalogueFiles;
 use super::model_files::{self, Download};
 use super::projection;
 use super::worker_command::{self, WorkerCommands};
 use super::worker_process::{Order, Report, WorkerProcess};
-
-pub use orders::FilesError;
 
 /// Time between two steps while nothing happens. Source: own choice: times to live are seconds.
 const IDLE_STEP: Duration = Duration::from_secs(1);
@@ -58,17 +57,17 @@ pub enum Request {
         /// Name of the repository.
         name: String,
         /// Receiver of the summary.
-        reply: oneshot::Sender<Result<HostSummary, FilesError>>,
+        reply: oneshot::Sender<Result<HostSummary, HostError>>,
     },
     /// Removes a model that was downloaded in this way, with its files; returns the summary.
     Remove {
         /// Name, or an alias.
         name: String,
         /// Receiver of the summary.
-        reply: oneshot::Sender<Result<HostSummary, FilesError>>,
+        reply: oneshot::Sender<Result<HostSummary, HostError>>,
     },
     /// Reads the catalogue again; returns the summary, or the error in the catalogue.
-    Reload(oneshot::Sender<Result<HostSummary, String>>),
+    Reload(oneshot::Sender<Result<HostSummary, HostError>>),
 }
 
 /// Something that is wanted of one model.
@@ -233,7 +232,7 @@ impl Owner {
         }
     }
 
-    fn reload(&mut self) -> Result<HostSummary, String> {
+    fn reload(&mut self) -> Result<HostSummary, HostError> {
         self.read_catalogue()?;
         for name in self.model_names().iter().filter(|name| !self.workers.contains_key(*name)) {
             self.project(name, Download::Never);
@@ -241,8 +240,9 @@ impl Owner {
         Ok(self.published())
     }
 
-    fn read_catalogue(&mut self) -> Result<(), String> {
-        let entries = self.options.files.read().map_err(|error| format!("{error:#}"))?;
+    fn read_catalogue(&mut self) -> Result<(), HostError> {
+        let entries = self.options.files.read();
+        let entries = entries.map_err(|error| HostError::Catalogue { reason: format!("{error:#}") })?;
         self.swaps.replace_catalogue(entries);
         Ok(())
     }

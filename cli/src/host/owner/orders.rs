@@ -9,69 +9,27 @@ use warmpath_common::host::{HostModel, HostSummary, ModelState};
 use warmpath_host_core::catalogue::is_repository;
 use warmpath_shell::log;
 
+use super::super::error::HostError;
 use super::super::model_files::{self, Download};
 use super::{Event, Owner};
-
-/// Reason why a model is not downloaded or removed.
-#[derive(Debug, thiserror::Error)]
-pub enum FilesError {
-    /// The name is that of no repository.
-    #[error("`{name}` cannot be downloaded: it must be OWNER/NAME or OWNER/NAME:QUANT of Hugging Face")]
-    NotRepository {
-        /// Name in the order.
-        name: String,
-    },
-    /// The catalogue has the model already.
-    #[error("the model `{name}` already exists")]
-    Exists {
-        /// Name of the model.
-        name: String,
-    },
-    /// The catalogue has no such model.
-    #[error("the model `{name}` is not in the catalogue of this host")]
-    Unknown {
-        /// Name in the order.
-        name: String,
-    },
-    /// The model is in the catalogue for another reason than an order.
-    #[error("the model `{name}` cannot be removed: no order has downloaded it")]
-    NotRemovable {
-        /// Name of the model.
-        name: String,
-    },
-    /// The catalogue cannot be read; the former one stays.
-    #[error("the catalogue cannot be read: {reason}")]
-    Catalogue {
-        /// Reason.
-        reason: String,
-    },
-    /// The files, or the list of models, cannot be changed.
-    #[error("the files of the model `{name}` cannot be removed: {reason}")]
-    Failed {
-        /// Name of the model.
-        name: String,
-        /// Reason.
-        reason: String,
-    },
-}
 
 impl Owner {
     /// Begins to download a model, which joins the catalogue; one whose download has failed is tried again.
     ///
     /// Errors: `NotRepository`, `Exists`, `Catalogue`.
-    pub(super) fn download(&mut self, name: &str) -> Result<HostSummary, FilesError> {
+    pub(super) fn download(&mut self, name: &str) -> Result<HostSummary, HostError> {
         if !is_repository(name) {
-            return Err(FilesError::NotRepository { name: name.to_owned() });
+            return Err(HostError::NotRepository { model: name.to_owned() });
         }
         match self.summary_now().model(name) {
             Some(HostModel { is_removable: true, state: ModelState::Impossible { .. }, .. }) => {}
-            Some(_) => return Err(FilesError::Exists { name: name.to_owned() }),
+            Some(_) => return Err(HostError::Exists { model: name.to_owned() }),
             None => {
                 self.options.files.downloads.add(name);
-                if let Err(reason) = self.read_catalogue() {
+                if let Err(error) = self.read_catalogue() {
                     // It is in no file yet.
                     let _ = self.options.files.downloads.remove(name);
-                    return Err(FilesError::Catalogue { reason });
+                    return Err(error);
                 }
             }
         }
@@ -125,28 +83,28 @@ impl Owner {
     }
 
     /// Removes a downloaded model: from the catalogue at once, then its files; replies once both are done.
-    pub(super) fn remove(&mut self, name: &str, reply: oneshot::Sender<Result<HostSummary, FilesError>>) {
+    pub(super) fn remove(&mut self, name: &str, reply: oneshot::Sender<Result<HostSummary, HostError>>) {
         let owned_name = || name.to_owned();
         let entry = match self.swaps.entry(name) {
-            None => return drop(reply.send(Err(FilesError::Unknown { name: owned_name() }))),
+            None => return drop(reply.send(Err(HostError::ModelUnknown { model: owned_name() }))),
             Some(entry) if !entry.is_removable => {
-                return drop(reply.send(Err(FilesError::NotRemovable { name: owned_name() })));
+                return drop(reply.send(Err(HostError::NotRemovable { model: owned_name() })));
             }
             Some(entry) => entry.clone(),
         };
         self.cancel_download(&entry.name);
         if let Err(error) = self.options.files.downloads.remove(&entry.name) {
-            return drop(reply.send(Err(FilesError::Failed { name: owned_name(), reason: format!("{error:#}") })));
+            return drop(reply.send(Err(HostError::Files { model: owned_name(), reason: format!("{error:#}") })));
         }
         // A worker of the model leaves. It keeps the files that it has open.
-        if let Err(reason) = self.read_catalogue() {
-            return drop(reply.send(Err(FilesError::Catalogue { reason })));
+        if let Err(error) = self.read_catalogue() {
+            return drop(reply.send(Err(error)));
         }
         let (summary, program) = (self.published(), self.options.commands.program.clone());
-        let (args, name) = (self.options.commands.flags_of(&entry), owned_name());
+        let (args, model) = (self.options.commands.flags_of(&entry), owned_name());
         tokio::spawn(async move {
             let result = model_files::remove(&program, args).await;
-            let failed = |error: anyhow::Error| FilesError::Failed { name, reason: format!("{error:#}") };
+            let failed = |error: anyhow::Error| HostError::Files { model, reason: format!("{error:#}") };
             // A client that has gone needs no reply.
             let _ = reply.send(result.map(|()| summary).map_err(failed));
         });
