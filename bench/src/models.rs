@@ -18,10 +18,10 @@ use tokio_util::sync::CancellationToken;
 use crate::client::{Answer, ChatClient, Message};
 use crate::corpora::TextKind;
 use crate::figures::{Figures, FiguresArgs, Measure, Row, Unit};
-use crate::fleet::{Server, bin_dir};
+use crate::fleet::{Server, bin_dir, free_addresses};
 use crate::model::real::ModelChoice;
 use crate::names;
-use crate::peers::{self, LOAD_TIMEOUT, free_address};
+use crate::peers::{self, LOAD_TIMEOUT};
 use crate::summary::Distribution;
 use crate::worker_bench::contender::Peer;
 
@@ -115,13 +115,13 @@ pub async fn run(args: &ModelsArgs) -> anyhow::Result<()> {
 
 /// Starts a server with room for one model.
 async fn start(args: &ModelsArgs, subject: Subject, models: &Path, cache: &Path) -> anyhow::Result<Server> {
-    let address = free_address()?;
+    let [address, admin_address, host_address] = free_addresses()?;
     let (name, program, places) = match subject {
         Subject::Warmpath => {
             let places = vec![
                 ("--listen", address.to_string()),
-                ("--admin-listen", free_address()?.to_string()),
-                ("--host-listen", free_address()?.to_string()),
+                ("--admin-listen", admin_address.to_string()),
+                ("--host-listen", host_address.to_string()),
                 ("--models-cache", cache.display().to_string()),
             ];
             ("warmpath serve", bin_dir(args.bin_dir.as_deref())?.join("warmpath"), places)

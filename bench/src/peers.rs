@@ -15,7 +15,7 @@ use clap::ValueEnum;
 use tempfile::TempDir;
 
 use crate::client::{ChatClient, Message};
-use crate::fleet::Server;
+use crate::fleet::{Server, free_addresses};
 
 /// Root of the source tree.
 pub const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
@@ -193,12 +193,12 @@ impl Gateway {
     ///
     /// Errors: it does not start or does not respond; its log is in the message.
     pub async fn start(self, workers: &[SocketAddr]) -> anyhow::Result<RunningGateway> {
-        let address = free_address()?;
+        let [address, admin_address] = free_addresses()?;
         let folder = tempfile::tempdir()?;
         let mut server = match self {
             Self::NginxRoundRobin => nginx(address, folder.path(), "", workers).await?,
             Self::NginxLeastConn => nginx(address, folder.path(), "least_conn;", workers).await?,
-            Self::Smg => smg(address, workers).await?,
+            Self::Smg => smg(address, admin_address, workers).await?,
         };
         server.answers("/v1/models", READY_TIMEOUT).await?;
         Ok(RunningGateway { server, _folder: folder })
@@ -217,13 +217,6 @@ impl RunningGateway {
     pub async fn stop(mut self) -> anyhow::Result<()> {
         self.server.terminate(END_TIMEOUT).await.map(drop)
     }
-}
-
-/// Returns a loopback address that is not in use.
-///
-/// Errors: no port is free.
-pub fn free_address() -> anyhow::Result<SocketAddr> {
-    Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?)
 }
 
 async fn nginx(address: SocketAddr, folder: &Path, policy: &str, workers: &[SocketAddr]) -> anyhow::Result<Server> {
@@ -260,11 +253,11 @@ http {{
     )
 }
 
-async fn smg(address: SocketAddr, workers: &[SocketAddr]) -> anyhow::Result<Server> {
+async fn smg(address: SocketAddr, admin_address: SocketAddr, workers: &[SocketAddr]) -> anyhow::Result<Server> {
     let mut args =
         ["-m", "smg", "launch", "--policy", "cache_aware", "--host", "127.0.0.1"].map(str::to_owned).to_vec();
     args.extend(["--port".to_owned(), address.port().to_string()]);
-    args.extend(["--prometheus-port".to_owned(), free_address()?.port().to_string()]);
+    args.extend(["--prometheus-port".to_owned(), admin_address.port().to_string()]);
     args.extend(["--log-level", "error", "--worker-urls"].map(str::to_owned));
     args.extend(workers.iter().map(|worker| format!("http://{worker}")));
     Server::start_at("smg", &peer("smg/bin/python"), &args, address).await

@@ -1,7 +1,7 @@
 //! A local fleet: workers and routers as child processes on loopback, which are ended when their owner is dropped.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -314,6 +314,18 @@ pub fn bin_dir(folder: Option<&Path>) -> anyhow::Result<PathBuf> {
         Some(folder) => Ok(folder.to_owned()),
         None => Ok(std::env::current_exe()?.parent().context("this program lies in no folder")?.to_owned()),
     }
+}
+
+/// Returns different loopback addresses that are not in use.
+///
+/// Errors: no port is free.
+pub fn free_addresses<const N: usize>() -> std::io::Result<[SocketAddr; N]> {
+    let listeners = (0..N).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<Vec<_>, _>>()?;
+    let mut addresses = [SocketAddr::from(([127, 0, 0, 1], 0)); N];
+    for (address, listener) in addresses.iter_mut().zip(&listeners) {
+        *address = listener.local_addr()?;
+    }
+    Ok(addresses)
 }
 
 /// Workers and one router in front of them.

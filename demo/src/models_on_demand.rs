@@ -1,7 +1,6 @@
 //! `warmpath-demo --models`: two models made by code, of which one is loaded at a time, and a conversation that
 //! continues after a swap.
 
-use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use serde::Serialize;
 use warmpath_common::host::{HostSummary, ModelState, SUMMARY_PATH};
 
 use crate::client::{ChatClient, Message};
-use crate::fleet::Server;
+use crate::fleet::{Server, free_addresses};
 use crate::model::Preset;
 use crate::model::cache::cached_model;
 
@@ -111,14 +110,4 @@ async fn turns(base_url: &str, host_url: &str) -> anyhow::Result<Vec<Turn>> {
 
 fn text(topic: &str) -> String {
     (0..N_SENTENCES).map(|n| format!("{topic} number {n} is one of many. ")).collect()
-}
-
-/// Returns addresses that are free now.
-fn free_addresses() -> anyhow::Result<[SocketAddr; 3]> {
-    let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0"));
-    let mut addresses = Vec::new();
-    for listener in listeners {
-        addresses.push(listener?.local_addr()?);
-    }
-    addresses.try_into().map_err(|_| anyhow::anyhow!("three addresses"))
 }

@@ -2,7 +2,6 @@
 //!
 //! Not here: what is loaded when (`swaps` in the core).
 
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -12,6 +11,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use warmpath_bench::client::{Answer, ChatClient, Message};
+use warmpath_bench::fleet::free_addresses;
 use warmpath_bench::model::Preset;
 use warmpath_common::host::{
     DEMAND_PATH, Demand, EVENTS_PATH, HostModel, HostSummary, LOAD_PATH, MemoryProjection, ModelName, ModelState, RAM,
@@ -46,7 +46,7 @@ impl Host {
         further_preset: &str,
         variables: &[(&str, &str)],
     ) -> anyhow::Result<Self> {
-        let listen = free_address()?;
+        let listen = free_addresses::<1>()?[0].to_string();
         let mut command = warmpath("host", dir.path(), further_preset)?;
         command.args(["--host-listen", &listen]).envs(variables.iter().copied());
         let child = command.stdin(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true).spawn()?;
@@ -150,10 +150,6 @@ fn warmpath(command: &str, dir: &Path, further_preset: &str) -> anyhow::Result<C
     warmpath.args([command, "--models-memory", &memory_mib.to_string(), "--models-preset"]).arg(dir.join("models.ini"));
     warmpath.arg("--models-cache").arg(dir.join("kv"));
     Ok(warmpath)
-}
-
-fn free_address() -> anyhow::Result<String> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string())
 }
 
 /// Returns the demand of a router with one request.
@@ -364,7 +360,7 @@ async fn models_are_loaded_and_unloaded_by_hand_and_the_catalogue_is_read_again(
 #[tokio::test]
 async fn a_router_loads_what_clients_request_and_a_conversation_is_warm_after_a_swap() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
-    let (listen, admin, host) = (free_address()?, free_address()?, free_address()?);
+    let [listen, admin, host] = free_addresses()?.map(|address| address.to_string());
     let brief = "[a:brief]\nbase = a\nset-params = {\"max_tokens\": 3}";
     let mut command = warmpath("serve", dir.path(), brief)?;
     command.args(["--listen", &listen, "--admin-listen", &admin, "--host-listen", &host]);
