@@ -110,19 +110,19 @@ impl Bench {
     async fn run(&self, scenario: Scenario, outcome: &mut Outcome) {
         let start = Instant::now();
         eprintln!("{} ...", scenario.name());
-        let (programs, texts, mut measured) = (&self.programs, self.texts(0), Vec::new());
+        let (programs, texts, mut assessments) = (&self.programs, self.texts(0), Vec::new());
         match scenario {
             Scenario::Throughput => {
                 for load in throughput::LOADS {
-                    measured.push((Contender::Worker, throughput::measure(programs, texts, load).await));
+                    assessments.push(throughput::measure(programs, texts, load).await);
                 }
             }
             Scenario::Constrained => {
                 for n in constrained::SEQUENCES {
-                    measured.push((Contender::Worker, constrained::measure(programs, texts, n).await));
+                    assessments.push(constrained::measure(programs, texts, n).await);
                 }
             }
-            Scenario::Settings => measured.push((Contender::Worker, settings::measure(programs, texts).await)),
+            Scenario::Settings => assessments.push(settings::measure(programs, texts).await),
             Scenario::LongPrompt | Scenario::Restart | Scenario::SharedRam50 => {
                 for contender in self.contenders(scenario) {
                     let assessment = match scenario {
@@ -130,12 +130,13 @@ impl Bench {
                         Scenario::Restart => state::restart(programs, contender, texts).await,
                         _ => state::footprint(programs, contender, texts).await,
                     };
-                    measured.push((contender, assessment));
+                    assessments.push(assessment.context(contender.name()));
                 }
             }
-            _ => measured = self.reuse(scenario).await,
+            _ => assessments = self.reuse(scenario).await,
         }
-        outcome.add(scenario, measured);
+        let named = |assessment: anyhow::Result<Assessment>| assessment.with_context(|| scenario.name());
+        outcome.add(scenario, assessments.into_iter().map(named).collect());
         eprintln!("  {:.0} s", start.elapsed().as_secs_f64());
     }
 
@@ -151,14 +152,14 @@ impl Bench {
         contenders
     }
 
-    async fn reuse(&self, scenario: Scenario) -> Vec<(Contender, anyhow::Result<Assessment>)> {
+    async fn reuse(&self, scenario: Scenario) -> Vec<anyhow::Result<Assessment>> {
         let mut passes: BTreeMap<Contender, Vec<Pass>> = BTreeMap::new();
-        let mut measured = Vec::new();
+        let mut assessments = Vec::new();
         for pass_idx in 0..self.repeat {
             for contender in self.contenders(scenario) {
                 match self.pass(scenario, contender, pass_idx).await {
                     Ok(pass) => passes.entry(contender).or_default().push(pass),
-                    Err(error) => measured.push((contender, Err(error))),
+                    Err(error) => assessments.push(Err(error.context(contender.name()))),
                 }
             }
         }
@@ -174,8 +175,8 @@ impl Bench {
             eprintln!("  the servers' answers differ, and so do the prompts that contain them");
         }
         let verdicts = goals::judge(scenario, &by_contender);
-        measured.push((Contender::Worker, Ok(Assessment { figures, verdicts })));
-        measured
+        assessments.push(Ok(Assessment { figures, verdicts }));
+        assessments
     }
 
     async fn pass(&self, scenario: Scenario, contender: Contender, pass_idx: u64) -> anyhow::Result<Pass> {

@@ -42,19 +42,18 @@ pub struct Outcome {
 
 impl Outcome {
     /// Prints the figures of a scenario, the verdicts on it and its failures, and keeps all.
-    pub fn add(&mut self, scenario: Scenario, measured: Vec<(Contender, anyhow::Result<Assessment>)>) {
+    pub fn add(&mut self, scenario: Scenario, assessments: Vec<anyhow::Result<Assessment>>) {
         let mut figures = Figures::default();
         let n_verdicts = self.verdicts.len();
-        for (contender, assessment) in measured {
+        for assessment in assessments {
             match assessment {
                 Ok(assessment) => {
                     figures.merge(assessment.figures);
                     self.verdicts.extend(assessment.verdicts.into_iter().map(|verdict| (scenario, verdict)));
                 }
                 Err(error) => {
-                    let failure = format!("{} with {}: {error:#}", scenario.name(), contender.name());
-                    eprintln!("  {failure}");
-                    self.failures.push(failure);
+                    eprintln!("  {error:#}");
+                    self.failures.push(format!("{error:#}"));
                 }
             }
         }
@@ -89,13 +88,12 @@ mod tests {
             let samples = vec![Measure::higher("reused", Unit::Share).sample(share)];
             let verdict = Verdict::at_least("reused", "93 %", share, 0.93);
             let assessment = Assessment::of(scenario, Contender::Worker, samples, vec![verdict]);
-            outcome.add(scenario, vec![(Contender::Worker, Ok(assessment))]);
+            outcome.add(scenario, vec![Ok(assessment)]);
         }
-        let error = anyhow::anyhow!("it did not start");
-        outcome.add(Scenario::Restart, vec![(Contender::Worker, Err(error))]);
+        outcome.add(Scenario::Restart, vec![Err(anyhow::anyhow!("it did not start"))]);
         let missed = "Goals reached: 1 of 2.\n\nMissed: tenants-6x4: 74.0 %, reused at least 93 % wanted.";
         assert_eq!(outcome.summary(), missed);
-        assert_eq!(outcome.failures, ["restart with warmpath-worker: it did not start"]);
+        assert_eq!(outcome.failures, ["it did not start"]);
         assert_eq!(outcome.figures.figures.len(), 2);
         assert_eq!(outcome.figures.figures[1].row, row(Scenario::Tenants6x4, Contender::Worker));
     }
