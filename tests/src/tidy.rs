@@ -56,7 +56,7 @@ pub struct Tree {
 }
 
 /// Most parameters of the tree whose type has a tuple in it. A pair that a library hands over may stay one.
-const TUPLE_PARAMETERS_MAX: usize = 0;
+const TUPLE_PARAMETERS_MAX: usize = 4;
 
 /// Extensions of the files that are read.
 const ENDINGS: [&str; 6] = ["rs", "md", "toml", "sh", "py", "yml"];

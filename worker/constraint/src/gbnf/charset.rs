@@ -152,7 +152,8 @@ mod tests {
 
     #[test]
     fn a_set_and_its_complement_are_disjoint_and_cover_all_characters() {
-        let ranges = [0x61..=0x7A, 0x41..=0x4D, 0x4E..=0x5A, 0x5A..=0x30, 0xD700..=0xE001, 0x10_FFF0..=u32::MAX];
+        let empty = RangeInclusive::new(0x5A, 0x30);
+        let ranges = [0x61..=0x7A, 0x41..=0x4D, 0x4E..=0x5A, empty, 0xD700..=0xE001, 0x10_FFF0..=u32::MAX];
         let (set, rest) = (CharSet::of(&ranges), CharSet::without(&ranges));
         for c in (0..=0x200).chain(0xD600..0xE100).chain(0x10_FF00..=0x10_FFFF) {
             let is_text = c != 0 && char::from_u32(c).is_some();
