@@ -99,7 +99,7 @@ fn metrics_are_documented() -> anyhow::Result<()> {
                     of its admin\nlistener. Units are base units and stand last in the name.\n"
         .to_owned();
     let read = |path: &str| std::fs::read_to_string(root().join(path)).with_context(|| path.to_owned());
-    let of_server = called_metrics(&read("common/shell/src/metrics.rs")?);
+    let of_server = called_metrics(&read("common/shell/src/telemetry/metrics.rs")?);
     for part in ["router", "worker"] {
         let metrics = metrics(&read(&format!("{part}/src/metrics.rs"))?);
         ensure!(metrics.len() > 10, "only {} metrics of a {part}", metrics.len());

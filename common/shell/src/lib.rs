@@ -5,34 +5,20 @@
 //!
 //! A listener's protection is implemented once, so that both programs behave alike.
 
-pub mod api_error;
-pub mod bearer;
-pub mod body;
-pub mod command_line;
-pub mod connect;
-pub mod descriptors;
-pub mod dialect_errors;
-pub mod event_stream;
 pub mod files;
 pub mod fleet_token;
-pub mod hosts;
-pub mod image_urls;
-pub mod listen;
-pub mod log;
-pub mod machine;
-pub mod metrics;
-pub mod models;
-pub mod one_line;
-pub mod processors;
-pub mod reader_timeout;
-pub mod refusal;
-pub mod runtime;
+mod http;
+mod net;
+mod process;
 pub mod server;
-pub mod stop_signals;
-pub mod timestamps;
-pub mod tls;
-pub mod trace;
-mod vanished;
+mod telemetry;
+
+pub use self::http::{
+    api_error, bearer, body, dialect_errors, event_stream, image_urls, models, one_line, refusal, timestamps,
+};
+pub use net::{connect, hosts, listen, reader_timeout, tls};
+pub use process::{command_line, descriptors, machine, processors, runtime, stop_signals};
+pub use telemetry::{log, metrics, trace};
 
 /// Returns an error's text, followed by those of its causes.
 pub fn chain(error: &dyn std::error::Error) -> String {

@@ -9,9 +9,9 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 use crate::fleet_token::{FleetTokens, TokenError};
-use crate::image_urls::{ImageHost, ImageUrls};
-use crate::tls::{CurrentServer, ServerFiles, TlsError};
-use crate::trace::export::TraceError;
+use crate::http::image_urls::{ImageHost, ImageUrls};
+use crate::net::tls::{CurrentServer, ServerFiles, TlsError};
+use crate::telemetry::trace::export::TraceError;
 
 /// Reason why a server does not start.
 #[derive(Debug, thiserror::Error)]

@@ -1,6 +1,6 @@
 //! Configuration files, checks, versions, completions and manual pages of the real programs.
 //!
-//! Not here: the settings of a file (`common/shell/src/command_line/tests.rs`), the flags of a fleet (`serve`).
+//! Not here: the settings of a file (`common/shell/src/process/command_line/tests.rs`), the flags of a fleet (`serve`).
 
 use std::net::TcpListener;
 use std::path::Path;

@@ -2,7 +2,7 @@
 //!
 //! Not here: the codings themselves (`warmpath_shell::body::coding`), the router's side (`router/tests`).
 
-#[path = "../../../common/shell/src/body/coding/tests/encoded.rs"]
+#[path = "../../../common/shell/src/http/body/coding/tests/encoded.rs"]
 mod encoded;
 
 use encoded::encoded;

@@ -9,10 +9,10 @@ use prometheus::{
     Opts,
 };
 
-use crate::body::BodyRoom;
-use crate::listen::Connections;
-use crate::log;
-use crate::trace::Tracer;
+use crate::http::body::BodyRoom;
+use crate::net::listen::Connections;
+use crate::telemetry::log;
+use crate::telemetry::trace::Tracer;
 
 /// Buckets for a whole request and for its first token: 5 ms to 3 minutes. Units: seconds. Source: own choice: from a
 /// cached prompt of a small model to a long answer of a large one.

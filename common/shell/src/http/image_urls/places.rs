@@ -6,7 +6,7 @@
 use serde_json::{Map, Value, json};
 use warmpath_common::history::new_message;
 
-use crate::body::Claim;
+use crate::http::body::Claim;
 
 /// Fields of a body that hold messages.
 const FIELDS: [&str; 2] = ["messages", "input"];

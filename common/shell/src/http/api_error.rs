@@ -9,8 +9,8 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use warmpath_common::openai::{ErrorBody, ErrorObject, PromptExcess};
 
-use crate::body::coding::CODINGS;
-use crate::dialect_errors::ErrorMark;
+use crate::http::body::coding::CODINGS;
+use crate::http::dialect_errors::ErrorMark;
 
 /// Longest `Retry-After`; a longer time is in the message.
 ///

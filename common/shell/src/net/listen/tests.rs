@@ -15,8 +15,8 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 
 use super::*;
-use crate::descriptors::ADMIN_CONNECTIONS_MAX;
-use crate::tls::{CertFiles, ServerFiles};
+use crate::net::tls::{CertFiles, ServerFiles};
+use crate::process::descriptors::ADMIN_CONNECTIONS_MAX;
 
 const HEAD_TIMEOUT: Duration = Duration::from_secs(3);
 const READER_TIMEOUT: Duration = Duration::from_secs(300);

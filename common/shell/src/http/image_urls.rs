@@ -25,9 +25,9 @@ use memchr::memmem;
 use serde_json::{Map, Value};
 use warmpath_common::media::MEDIA_BYTES_MAX;
 
-use crate::body::{BodyError, BodyLimits, BodyRoom, Sender};
-use crate::refusal::Refusal;
-use crate::tls::{ClientFiles, CurrentClient, TlsError};
+use crate::http::body::{BodyError, BodyLimits, BodyRoom, Sender};
+use crate::http::refusal::Refusal;
+use crate::net::tls::{ClientFiles, CurrentClient, TlsError};
 use fetch::FetchError;
 pub use hosts::{ImageHost, ImageHostError};
 use places::{FetchedImage, WantedImage, each_part, set_image, url_of};

@@ -14,9 +14,9 @@ use warmpath_common::headers::CACHE_SALT;
 use warmpath_common::openai::PromptExcess;
 use warmpath_common::salt::SaltError;
 
-use crate::api_error::{ApiError, Class};
-use crate::body::BodyError;
-use crate::hosts::HostRefusal;
+use crate::http::api_error::{ApiError, Class};
+use crate::http::body::BodyError;
+use crate::net::hosts::HostRefusal;
 
 /// Reason why router and worker refuse a request alike.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

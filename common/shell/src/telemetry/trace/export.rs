@@ -21,8 +21,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
 use super::{Attribute, AttributeValue, Recorder, SpanKind, SpanRecord, Tracer, unix_ns};
-use crate::connect::{Connector, Secured};
-use crate::tls::{ClientFiles, TlsError};
+use crate::net::connect::{Connector, Secured};
+use crate::net::tls::{ClientFiles, TlsError};
 
 /// Most spans that wait to be sent; further ones are dropped.
 ///

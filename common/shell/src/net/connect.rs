@@ -24,8 +24,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tower::Service;
 
-use crate::tls::CurrentClient;
-use crate::vanished::Watch;
+use crate::net::tls::CurrentClient;
+use crate::net::vanished::Watch;
 
 /// Silence on a connection after which a keepalive probe is sent, and the pause between two probes.
 ///

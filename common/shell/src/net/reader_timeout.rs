@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
-use crate::vanished::Watch;
+use crate::net::vanished::Watch;
 
 /// Silence on a connection after which a keepalive probe is sent.
 ///

@@ -33,10 +33,10 @@ use tower::ServiceExt as _;
 
 use self::connections::{Accepted, Seat};
 use self::watched::{Download, Upload};
-use crate::descriptors;
-use crate::hosts::{self, AllowedHosts, HostError};
-use crate::reader_timeout::ReadConnection;
-use crate::tls::CurrentServer;
+use crate::net::hosts::{self, AllowedHosts, HostError};
+use crate::net::reader_timeout::ReadConnection;
+use crate::net::tls::CurrentServer;
+use crate::process::descriptors;
 
 pub use self::connections::Connections;
 

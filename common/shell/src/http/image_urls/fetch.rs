@@ -25,9 +25,9 @@ use warmpath_common::media::ImageFormat;
 use super::ImageUrls;
 use super::hosts::{address_of, allows_address, allows_url};
 use super::places::{FetchedImage, WantedImage};
-use crate::body::{BodyError, Claim};
-use crate::connect::{ConnectError, Connection, Connector, Secured};
-use crate::refusal::Refusal;
+use crate::http::body::{BodyError, Claim};
+use crate::http::refusal::Refusal;
+use crate::net::connect::{ConnectError, Connection, Connector, Secured};
 
 /// Most redirects of a file. Source: own choice: shortened links and storage of CDNs take one or two.
 const REDIRECTS_MAX: usize = 3;

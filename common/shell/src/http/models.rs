@@ -14,8 +14,8 @@ use warmpath_common::dialects::anthropic;
 use warmpath_common::llama_server;
 use warmpath_common::model::ModelInfo;
 
-use crate::refusal::Refusal;
-use crate::timestamps;
+use crate::http::refusal::Refusal;
+use crate::http::timestamps;
 
 /// Header that every request of Anthropic's API has.
 const VERSION: &str = "anthropic-version";
@@ -148,7 +148,7 @@ mod tests {
     use axum::http::HeaderValue;
 
     use super::*;
-    use crate::api_error::ApiError as _;
+    use crate::http::api_error::ApiError as _;
 
     fn all() -> Vec<ListedModel> {
         let listed = |name: &str| ListedModel {

@@ -99,7 +99,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::body::BodyError;
+    use crate::http::body::BodyError;
 
     fn sender(n: u8) -> Sender {
         Sender::Address(IpAddr::from([10, 0, 0, n]))
