@@ -2,32 +2,20 @@
 //!
 //! Nothing here runs in production.
 
-pub mod agents;
-pub mod busy;
-pub mod cgroup;
-pub mod chaos;
-pub mod chat_load;
-pub mod corpora;
-pub mod fake_worker;
-pub mod figures;
-pub mod fleets;
-pub mod index_bench;
-pub mod load;
-pub mod models;
-pub mod names;
-pub mod overhead;
-pub mod peers;
-pub mod pictures;
-pub mod prompts;
+mod inputs;
+mod one_worker;
+mod output;
 pub mod report;
-pub mod sim;
-pub mod simulated;
-pub mod sounds;
-pub mod speculation;
-pub mod table;
-#[cfg(test)]
-mod testing;
-pub mod tokenize;
-pub mod worker_bench;
+mod router_parts;
+mod servers;
+mod virtual_time;
+mod whole_fleet;
 
+pub use inputs::{corpora, pictures, prompts, sounds};
+pub use one_worker::{agents, busy, speculation, worker_bench};
+pub use output::{figures, names, table};
+pub use router_parts::{index_bench, overhead, tokenize};
+pub use servers::{cgroup, fake_worker, peers};
+pub use virtual_time::{sim, simulated};
 pub use warmpath_demo::{client, fleet, model, summary};
+pub use whole_fleet::{chaos, chat_load, fleets, load, models};

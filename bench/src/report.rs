@@ -28,8 +28,8 @@ use self::part::{Pace, Part};
 use self::plan::Step;
 use self::results::{PartResults, Results, Skipped};
 use self::runner::{Interrupts, Run};
-use crate::figures::Figures;
-use crate::peers::ROOT;
+use crate::output::figures::Figures;
+use crate::servers::peers::ROOT;
 
 /// Flags of `report`.
 #[derive(Debug, Clone, Args)]

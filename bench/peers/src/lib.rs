@@ -4,10 +4,10 @@
 //! `mimalloc`. Workload and measurement are the same source files; only the adapters to the two indexes are here.
 
 mod chain_index;
-#[path = "../../src/index_bench/measure.rs"]
+#[path = "../../src/router_parts/index_bench/measure.rs"]
 mod measure;
 mod radix_tree;
-#[path = "../../src/index_bench/workload.rs"]
+#[path = "../../src/router_parts/index_bench/workload.rs"]
 #[expect(dead_code, reason = "these indexes know no slots")]
 mod workload;
 

@@ -7,8 +7,8 @@ use clap::ValueEnum as _;
 
 use super::part::Part;
 use super::results::{PartResults, Results};
-use crate::figures::{Better, Figure};
-use crate::table::Table;
+use crate::output::figures::{Better, Figure};
+use crate::output::table::Table;
 
 /// Largest relative difference of two medians that counts as noise: of times and rates, and of other figures.
 ///
@@ -179,7 +179,7 @@ mod tests {
     use super::super::part::Pace;
     use super::super::tests::{results, results_of};
     use super::*;
-    use crate::figures::{Figures, Measure, Row, Unit};
+    use crate::output::figures::{Figures, Measure, Row, Unit};
 
     fn figure(measure: Measure, samples: &[f64]) -> Figure {
         let mut figures = Figures::default();

@@ -4,7 +4,7 @@ use super::compare::Comparison;
 use super::part::Pace;
 use super::plot;
 use super::results::{PartResults, Results, Skipped};
-use crate::table::Table;
+use crate::output::table::Table;
 
 /// Returns the page; `link` is the path of the results, relative to the page.
 pub fn page(results: &Results, link: &str, comparison: Option<&Comparison>) -> String {

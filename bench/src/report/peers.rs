@@ -12,7 +12,7 @@ use super::plan::OVERHEAD_MODEL;
 use super::results::Skipped;
 use super::runner::{self, Interrupts, Run};
 use crate::model::{Preset, write_model};
-use crate::peers::{Program, ROOT};
+use crate::servers::peers::{Program, ROOT};
 
 /// Vocabulary of the model of `overhead`, which `make fixtures` fetches.
 const OVERHEAD_VOCABULARY: &str = "target/fixtures/vocab/qwen2.gguf";

@@ -7,9 +7,9 @@ use std::collections::BTreeSet;
 
 use super::part::{Pace, Part};
 use super::results::PartResults;
-use crate::figures::Figures;
-use crate::names;
-use crate::peers::{Gateway, Program};
+use crate::output::figures::Figures;
+use crate::output::names;
+use crate::servers::peers::{Gateway, Program};
 
 /// One command to run.
 #[derive(Debug, Clone, PartialEq, Eq)]

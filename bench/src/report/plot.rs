@@ -10,7 +10,7 @@ use plotters::prelude::{
 };
 
 use super::results::PartResults;
-use crate::figures::Answered;
+use crate::output::figures::Answered;
 
 /// Name of the plot's file.
 pub const FILE: &str = "report-fleets-hit-ratio.svg";

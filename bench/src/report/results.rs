@@ -14,7 +14,7 @@ use tempfile::Builder;
 
 use super::machine::Machine;
 use super::part::{Pace, Part};
-use crate::figures::Figures;
+use crate::output::figures::Figures;
 
 /// Number of this format.
 pub const FORMAT: u32 = 1;

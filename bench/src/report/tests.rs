@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use clap::ValueEnum as _;
 
 use super::*;
-use crate::figures::{Answered, Measure, Row, Unit};
+use crate::output::figures::{Answered, Measure, Row, Unit};
 
 /// A figure with its samples.
 pub(super) type Sampled = (Row, Measure, Vec<f64>);

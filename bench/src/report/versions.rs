@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
-use crate::peers::{Program, ROOT};
+use crate::servers::peers::{Program, ROOT};
 
 /// Lock file of this program.
 const LOCKED: &str = include_str!("../../../Cargo.lock");

@@ -1,0 +1,5 @@
+//! Output of the subcommands: figures, tables, names.
+
+pub mod figures;
+pub mod names;
+pub mod table;
