@@ -6,17 +6,12 @@
 //! workers could compute if nothing were cached; the trace's times are stretched to reach it.
 //! Agents' sessions run in a closed loop (`sessions`).
 
-pub mod ablation;
-pub mod lru;
 pub mod machine;
 pub mod network;
 pub mod outcome;
 pub mod policy;
-pub mod rivals;
 pub mod router;
 pub mod sessions;
-pub mod shapes;
-pub mod siblings;
 pub mod trace;
 pub mod worker;
 pub mod world;
@@ -31,8 +26,8 @@ use self::network::Network;
 use self::outcome::Outcome;
 use self::policy::Policy;
 use self::sessions::SessionsArgs;
-use self::shapes::TraceShape;
-use self::trace::Trace;
+use self::trace::shapes::TraceShape;
+use self::trace::{Trace, lru, siblings};
 use self::world::{FleetChange, FleetEvent, Scene};
 use crate::output::figures::FiguresArgs;
 use crate::virtual_time::simulated::kv::Eviction;

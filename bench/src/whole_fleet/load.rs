@@ -26,8 +26,8 @@ use self::requests::{Pace, Prompt, Requests};
 use crate::client::{ChatClient, Endpoint, Message};
 use crate::inputs::corpora::TextKind;
 use crate::output::names;
-use crate::virtual_time::sim::shapes::TraceShape;
 use crate::virtual_time::sim::trace::Trace;
+use crate::virtual_time::sim::trace::shapes::TraceShape;
 
 /// Flags of `load`.
 #[derive(Debug, Clone, Args)]

@@ -4,9 +4,8 @@
 
 use std::time::Duration;
 
-use super::lru::LruHits;
-use super::siblings;
-use super::trace::Trace;
+use super::trace::lru::LruHits;
+use super::trace::{Trace, siblings};
 use super::world::{History, Scene, Served};
 use crate::output::figures::{Figures, Measure, Row, Sample, Unit};
 

@@ -3,14 +3,17 @@
 //! The router's own policies are in `warmpath-router-core`, ours without a term in `ablation`, the others in
 //! `rivals`.
 
+pub mod ablation;
+pub mod rivals;
+
 use std::fmt;
 use std::str::FromStr;
 
 use clap::ValueEnum as _;
 use warmpath_router_core::routing::choose::Policy as Offered;
 
-use super::ablation::Term;
-use super::rivals::Kind;
+use self::ablation::Term;
+use self::rivals::Kind;
 use crate::output::names;
 
 /// Rule by which workers are chosen.

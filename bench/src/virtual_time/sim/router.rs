@@ -19,10 +19,10 @@ use warmpath_router_core::ledger::{Decision, Ledger, LedgerOptions, RouteRequest
 use warmpath_router_core::routing::choose::{Policy as Offered, PromptView};
 use warmpath_router_core::routing::transfer::Transfer;
 
-use super::ablation::{self, Term};
 use super::network::Network;
 use super::policy::Policy;
-use super::rivals::Rival;
+use super::policy::ablation::{self, Term};
+use super::policy::rivals::Rival;
 use super::trace::Request;
 
 /// Maximum memory of a router's index, which no simulation reaches. Units: bytes.

@@ -4,6 +4,10 @@
 //! block hash, so a prompt is its list of ids. One id stands for one token in the worker's cache, because the number of
 //! tokens in a block does not matter there.
 
+pub mod lru;
+pub mod shapes;
+pub mod siblings;
+
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;

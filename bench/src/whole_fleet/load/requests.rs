@@ -12,7 +12,7 @@ use rand_chacha::rand_core::SeedableRng as _;
 
 use super::drive::Planned;
 use crate::inputs::corpora::Corpus;
-use crate::virtual_time::sim::shapes::exponential;
+use crate::virtual_time::sim::trace::shapes::exponential;
 use crate::virtual_time::sim::trace::{self, Trace, mix};
 
 /// Longest time from the first request of a trace to the last. Units: seconds.

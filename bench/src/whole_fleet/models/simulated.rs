@@ -17,7 +17,7 @@ use warmpath_router_core::hosts::{HostLink, HostView, HostsView};
 use crate::output::figures::{Figures, Measure, Row, Unit};
 use crate::output::names;
 use crate::summary::Distribution;
-use crate::virtual_time::sim::shapes::{exponential, weighted};
+use crate::virtual_time::sim::trace::shapes::{exponential, weighted};
 use crate::virtual_time::simulated::host::{ModelShape, REPEAT_MS, SimHost, Worker};
 
 /// Loads: work of the requests with warm prompts; at 1, the most requested model has as much as one worker can do.

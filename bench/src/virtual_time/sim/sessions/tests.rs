@@ -3,8 +3,8 @@
 use std::io::Write as _;
 
 use super::super::policy::Policy;
-use super::super::shapes::TraceShape;
 use super::super::tests::{self, args, scene};
+use super::super::trace::shapes::TraceShape;
 use super::super::worker;
 use super::super::world::Scene;
 use super::*;

@@ -7,8 +7,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::trace::{Line, Request, Trace};
-use super::world::History;
+use super::super::world::History;
+use super::{Line, Request, Trace};
 
 /// Number of requests in a burst of siblings.
 ///

@@ -9,7 +9,7 @@ use warmpath_common::ids::RequestId;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::routing::choose::Candidate;
 
-use super::trace::Request;
+use super::super::trace::Request;
 
 /// Kind of rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
 
-use super::trace::{Line, Trace};
+use super::{Line, Trace};
 use crate::output::names;
 
 /// Length of a block. Units: tokens.

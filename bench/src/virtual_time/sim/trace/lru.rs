@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::trace::Trace;
+use super::Trace;
 
 /// A cache of blocks that evicts the least recently used one.
 #[derive(Debug)]
@@ -55,9 +55,7 @@ pub struct LruHits {
 /// Returns the hits of one cache of `n_blocks_max` blocks that receives the whole trace.
 pub fn hits(trace: &Trace, n_blocks_max: usize) -> LruHits {
     let mut lru = Lru::new(n_blocks_max);
-    let hit = |request: &super::trace::Request| {
-        lru.ask(request.ids()).min(request.reusable_blocks(trace.block_tokens)) as u64
-    };
+    let hit = |request: &super::Request| lru.ask(request.ids()).min(request.reusable_blocks(trace.block_tokens)) as u64;
     let n_blocks = trace.requests.iter().map(hit).sum();
     LruHits { n_blocks, n_tokens: n_blocks * u64::from(trace.block_tokens) }
 }
