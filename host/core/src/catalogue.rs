@@ -187,15 +187,16 @@ pub enum CatalogueError {
 ///
 /// Errors: every [`CatalogueError`].
 pub fn read(sources: &Sources) -> Result<Vec<Entry>, CatalogueError> {
+    // The models of each source, with the flag that names their file.
     let mut entries = of_folder(&sources.files)?;
     if let Some((name, aliases)) = sources.only_model.split_first() {
         entries.push(Entry { aliases: aliases.to_vec(), loads_on_startup: true, ..Entry::new(name) });
     }
-    let (mut every, mut sections, mut variants) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut shared_settings, mut sections, mut variants) = (Vec::new(), Vec::new(), Vec::new());
     if let Some(PresetFile { path, text }) = &sources.preset {
         for section in preset::parse(path, text)? {
             match section.setting(BASE) {
-                _ if section.name == EVERY_MODEL => every = section.settings,
+                _ if section.name == EVERY_MODEL => shared_settings = section.settings,
                 Some(_) => variants.push(section),
                 None => sections.push(section),
             }
@@ -203,20 +204,22 @@ pub fn read(sources: &Sources) -> Result<Vec<Entry>, CatalogueError> {
     }
     for section in &sections {
         if !entries.iter().any(|entry| entry.name == section.name) {
-            entries.push(Entry { flags: section_source(sources, section, &every)?, ..Entry::new(&section.name) });
+            let flags = section_source(sources, section, &shared_settings)?;
+            entries.push(Entry { flags, ..Entry::new(&section.name) });
         }
     }
-    let fixed = sources.repositories.iter().map(|repository| (repository, false));
-    for (repository, is_removable) in fixed.chain(sources.downloads.iter().map(|repository| (repository, true))) {
+    let of_flags = sources.repositories.iter().map(|repository| (repository, false));
+    for (repository, is_removable) in of_flags.chain(sources.downloads.iter().map(|repository| (repository, true))) {
         if !entries.iter().any(|entry| entry.name == *repository) {
             let flags = vec![format!("--hf-repo={repository}")];
             entries.push(Entry { flags, is_removable, ..Entry::new(repository) });
         }
     }
+    // What the preset file says of each model, and then the further names of models.
     let file = sources.preset.as_ref().map_or("", |preset| &preset.path);
     for entry in &mut entries {
         let section = sections.iter().find(|section| section.name == entry.name);
-        for (section, setting) in in_force(&every, section) {
+        for (section, setting) in in_force(&shared_settings, section) {
             entry.apply(setting).map_err(|reason| refused(file, section, &setting.key, reason))?;
         }
     }
@@ -296,23 +299,23 @@ fn refused(file: &str, section: &str, key: &str, reason: String) -> CatalogueErr
 
 /// Returns the settings of a model, each with the name of its section; those of its own section replace equal ones of
 /// `[*]`.
-fn in_force<'a>(every: &'a [Setting], section: Option<&'a Section>) -> Vec<(&'a str, &'a Setting)> {
-    let own = section.map_or(&[][..], |section| &section.settings);
-    let is_replaced = |setting: &Setting| own.iter().any(|other| flag_name(&other.key) == flag_name(&setting.key));
-    let of_every = every.iter().filter(|setting| !is_replaced(setting)).map(|setting| (EVERY_MODEL, setting));
+fn in_force<'a>(shared: &'a [Setting], section: Option<&'a Section>) -> Vec<(&'a str, &'a Setting)> {
+    let own_settings = section.map_or(&[][..], |section| &section.settings);
+    let is_replaced = |setting: &Setting| own_settings.iter().any(|own| flag_name(&own.key) == flag_name(&setting.key));
+    let kept = shared.iter().filter(|setting| !is_replaced(setting)).map(|setting| (EVERY_MODEL, setting));
     let name = section.map_or(EVERY_MODEL, |section| &section.name);
-    of_every.chain(own.iter().map(|setting| (name, setting))).collect()
+    kept.chain(own_settings.iter().map(|setting| (name, setting))).collect()
 }
 
 /// Returns the flag that names the model of a section whose name is that of no file: its own `model`, `hf-repo` or
 /// `model-url`, or else its name as that of a repository.
 ///
 /// Errors: `NoModel`.
-fn section_source(sources: &Sources, section: &Section, every: &[Setting]) -> Result<Vec<String>, CatalogueError> {
+fn section_source(sources: &Sources, section: &Section, shared: &[Setting]) -> Result<Vec<String>, CatalogueError> {
     let names_model = |setting: &Setting| {
         ["model", "m", "hf-repo", "hf", "hfr", "model-url", "mu"].contains(&&*flag_name(&setting.key))
     };
-    if section.settings.iter().chain(every).any(names_model) {
+    if section.settings.iter().chain(shared).any(names_model) {
         return Ok(Vec::new());
     }
     if is_repository(&section.name) {
@@ -338,11 +341,13 @@ fn of_folder(files: &[ListedFile]) -> Result<Vec<Entry>, CatalogueError> {
     files.sort_by_key(|file| (file.folder.as_ref().unwrap_or(&file.name), &file.name));
     let mut entries: Vec<Entry> = Vec::new();
     let is_first = |file: &&&ListedFile| part(&file.name).is_none_or(|number| number == 1);
+    // A file in the folder itself is a model, and so is the first of several parts.
     for file in files.iter().filter(|file| file.folder.is_none() && !is_projector(file)).filter(is_first) {
         // Parts beside other models have the size of one part, until the worker tells what the model takes.
         let flags = vec![format!("--model={}", file.path)];
         entries.push(Entry { flags, file_bytes: file.bytes, ..Entry::new(model_name(&file.name)) });
     }
+    // A sub-folder is one model, with all of its parts and its projector.
     for folder_files in files.chunk_by(|a, b| a.folder == b.folder) {
         let Some(folder) = folder_files[0].folder.as_ref() else { continue };
         let mut firsts = folder_files.iter().filter(|file| !is_projector(file)).filter(is_first);
@@ -383,14 +388,14 @@ fn part(name: &str) -> Option<u32> {
 }
 
 fn check_names(entries: &[Entry]) -> Result<(), CatalogueError> {
-    let mut seen = std::collections::BTreeSet::new();
+    let mut names_met = std::collections::BTreeSet::new();
     for name in entries.iter().flat_map(|entry| std::iter::once(&entry.name).chain(&entry.aliases)) {
         let is_usable = (1..=NAME_BYTES_MAX).contains(&name.len())
             && name.bytes().all(|byte| (byte.is_ascii_graphic() || byte == b' ') && byte != b',' && byte != b'*');
         if !is_usable {
             return Err(CatalogueError::Name { name: name.clone() });
         }
-        if !seen.insert(name) {
+        if !names_met.insert(name) {
             return Err(CatalogueError::NameTwice { name: name.clone() });
         }
     }

@@ -31,10 +31,10 @@ impl DiskBudget {
     }
 
     /// Returns the state that must leave for the budget to hold while `n_loaded` models are loaded.
-    pub fn leaving(&self, n_loaded: u64, mut stored: Vec<StoredState>) -> Vec<StoredState> {
+    pub fn leaving(&self, n_loaded: u64, mut states: Vec<StoredState>) -> Vec<StoredState> {
         let room = self.bytes.saturating_sub(n_loaded.saturating_mul(self.of_loaded_model()));
-        let mut total: u64 = stored.iter().map(|state| state.bytes).sum();
-        stored.sort_by(|a, b| a.used_at_s.cmp(&b.used_at_s).then_with(|| a.folder.cmp(&b.folder)));
+        let mut total: u64 = states.iter().map(|state| state.bytes).sum();
+        states.sort_by(|a, b| a.used_at_s.cmp(&b.used_at_s).then_with(|| a.folder.cmp(&b.folder)));
         let must_leave = |state: &StoredState| {
             let is_too_much = total > room;
             if is_too_much {
@@ -42,7 +42,7 @@ impl DiskBudget {
             }
             is_too_much
         };
-        stored.into_iter().take_while(must_leave).collect()
+        states.into_iter().take_while(must_leave).collect()
     }
 }
 

@@ -164,8 +164,8 @@ impl Swaps {
 
     /// Returns a model's entry, by its name or an alias.
     pub fn entry(&self, name: &str) -> Option<&Entry> {
-        let listed = self.models.iter().filter(|model| model.is_listed);
-        listed.map(|model| &model.entry).find(|entry| entry.name == name || entry.aliases.iter().any(|a| a == name))
+        let mut entries = self.models.iter().filter(|model| model.is_listed).map(|model| &model.entry);
+        entries.find(|entry| entry.name == name || entry.aliases.iter().any(|alias| alias == name))
     }
 
     /// Sets the budget of a device that is not the machine's own memory, unless it has one.
@@ -261,17 +261,17 @@ impl Swaps {
     }
 
     /// Takes that a model is loaded, and what its process takes if that is known.
-    pub fn ready(&mut self, name: &str, measured: Option<DeviceBytes>, now_ms: u64) {
+    pub fn ready(&mut self, name: &str, memory: Option<DeviceBytes>, now_ms: u64) {
         let Some(model) = self.model_mut(name) else { return };
         let load_ms = model.ready(now_ms);
-        model.measure(measured);
+        model.measure(memory);
         self.loads.add(load_ms, now_ms);
     }
 
     /// Takes what a model's process takes.
-    pub fn measured(&mut self, name: &str, measured: DeviceBytes) {
+    pub fn measured(&mut self, name: &str, memory: DeviceBytes) {
         if let Some(model) = self.model_mut(name) {
-            model.measure(Some(measured));
+            model.measure(Some(memory));
         }
     }
 
@@ -318,11 +318,11 @@ impl Swaps {
 
     /// Returns the memory of each device.
     pub fn memory(&self) -> Vec<HostMemory> {
-        let charged = self.sum(Model::has_worker).memory;
+        let charged_bytes = self.sum(Model::has_worker).memory;
         let of_device = |(device, budget_bytes): (&str, u64)| HostMemory {
             device: device.to_owned(),
             budget_bytes,
-            free_bytes: budget_bytes.saturating_sub(charged.on(device)),
+            free_bytes: budget_bytes.saturating_sub(charged_bytes.on(device)),
         };
         self.budget.iter().map(of_device).collect()
     }
@@ -354,16 +354,16 @@ impl Swaps {
     /// Returns what it would cost to make room for a model now.
     fn room_cost(&self, model: &Model, now_ms: u64) -> RoomCost {
         let need = Room::of(model);
-        let free = self.whole().minus(&self.sum(Model::has_worker));
-        if need.fits_in(&free) {
+        let free_room = self.whole().minus(&self.sum(Model::has_worker));
+        if need.fits_in(&free_room) {
             return RoomCost { wait_ms: 0, evicts_ms: 0 };
         }
-        let room = free.plus(&self.sum(|model| matches!(model.state, State::Draining { .. })));
+        let room = free_room.plus(&self.sum(|model| matches!(model.state, State::Draining { .. })));
         if need.fits_in(&room) {
             return RoomCost { wait_ms: DRAIN_MS, evicts_ms: 0 };
         }
-        let idle = self.victims(&need, &room, |model| model.may_leave() && model.is_idle(now_ms), now_ms);
-        let (victims, wait_ms) = match idle {
+        let idle_victims = self.victims(&need, &room, |model| model.may_leave() && model.is_idle(now_ms), now_ms);
+        let (victims, wait_ms) = match idle_victims {
             Some(victims) => (victims, DRAIN_MS),
             // A model with requests stays until another's request has waited for that long.
             None => {
@@ -378,10 +378,11 @@ impl Swaps {
     /// Starts the models that wait, the longest wait first, or makes room for them.
     fn serve_waiting(&mut self, now_ms: u64, actions: &mut Vec<Action>) {
         // What is free now, and what becomes free when workers that drain have ended.
-        let mut free = self.whole().minus(&self.sum(Model::has_worker));
-        let mut coming = self.sum(|model| matches!(model.state, State::Draining { .. }));
+        let mut free_room = self.whole().minus(&self.sum(Model::has_worker));
+        let mut coming_room = self.sum(|model| matches!(model.state, State::Draining { .. }));
         let mut is_blocked = false;
         for idx in self.waiting() {
+            // A model that cannot be loaded, or whose size is not known yet, takes no room from others.
             let model = &self.models[idx];
             if let Some(Failure { retry_ms, .. }) = self.obstacle(model, now_ms) {
                 // Only a request, which is told why, is repeated.
@@ -396,9 +397,10 @@ impl Swaps {
                 }
                 continue;
             }
+            // One that fits is started, and one that nothing may leave for does not wait.
             let need = Room::of(model);
-            if need.fits_in(&free) {
-                free = free.minus(&need);
+            if need.fits_in(&free_room) {
+                free_room = free_room.minus(&need);
                 actions.push(self.models[idx].start(now_ms));
                 continue;
             }
@@ -406,27 +408,29 @@ impl Swaps {
                 self.models[idx].want = None;
                 continue;
             }
+            // Others leave for it: idle ones at once, ones with requests when its wait is over.
             let is_overdue = self.is_overdue(model, now_ms);
-            let room = free.plus(&coming);
+            let room = free_room.plus(&coming_room);
             if !need.fits_in(&room) && !is_blocked {
                 let has_burst = self.loads.at(now_ms) <= LOAD_BURST_MS;
                 let may_leave = |model: &Model| model.may_leave() && (has_burst || model.has_stayed(now_ms));
-                let idle = self.victims(&need, &room, |model| may_leave(model) && model.is_idle(now_ms), now_ms);
-                let victims = match idle {
+                let idle_victims =
+                    self.victims(&need, &room, |model| may_leave(model) && model.is_idle(now_ms), now_ms);
+                let victims = match idle_victims {
                     None if is_overdue => self.victims(&need, &room, may_leave, now_ms),
-                    idle => idle,
+                    idle_victims => idle_victims,
                 };
                 for victim in victims.unwrap_or_default() {
-                    coming = coming.plus(&Room::of(&self.models[victim]));
+                    coming_room = coming_room.plus(&Room::of(&self.models[victim]));
                     actions.push(self.models[victim].drain(now_ms));
                 }
             }
-            let has_room = need.fits_in(&free.plus(&coming));
+            let has_room = need.fits_in(&free_room.plus(&coming_room));
             // No model whose requests wait for less time takes what this one needs. Until its wait is over, a model
             // that finds no room leaves it to others, and then it takes all.
             if has_room || is_overdue {
-                free = free.minus(&need.minus(&coming));
-                coming = coming.minus(&need);
+                free_room = free_room.minus(&need.minus(&coming_room));
+                coming_room = coming_room.minus(&need);
                 is_blocked |= !has_room;
             }
         }
@@ -458,8 +462,8 @@ impl Swaps {
         let with = |victims: &[usize]| {
             victims.iter().fold(room.clone(), |room, victim| room.plus(&Room::of(&self.models[*victim])))
         };
-        let enough = (1..=candidates.len()).find(|n| need.fits_in(&with(&candidates[..*n])))?;
-        candidates.truncate(enough);
+        let n_enough = (1..=candidates.len()).find(|n| need.fits_in(&with(&candidates[..*n])))?;
+        candidates.truncate(n_enough);
         // The last ones may make some of the first ones unnecessary.
         let mut idx = candidates.len();
         while idx > 0 {
@@ -482,16 +486,18 @@ impl Swaps {
         {
             return Some(failure.clone());
         }
+        // All models but the pinned ones may leave, so only what these take is out of reach.
         let stays = |other: &Model| other.entry.is_pinned && !matches!(other.state, State::Draining { .. });
-        let pinned = self.sum(|other| other.has_worker() && stays(other));
-        let (need, room) = (Room::of(model), self.whole().minus(&pinned));
-        let device = need.memory.excess_over(&room.memory);
-        let reason = match device {
+        let pinned_room = self.sum(|other| other.has_worker() && stays(other));
+        let (need, room) = (Room::of(model), self.whole().minus(&pinned_room));
+        let short_device = need.memory.excess_over(&room.memory);
+        let reason = match short_device {
             Some(device) => {
                 let (need, budget) = (Bytes(need.memory.on(device)), Bytes(self.budget.on(device)));
-                let pinned = pinned.memory.on(device);
-                let less =
-                    if pinned > 0 { format!(", of which pinned models take {}", Bytes(pinned)) } else { String::new() };
+                let less = match pinned_room.memory.on(device) {
+                    0 => String::new(),
+                    pinned_bytes => format!(", of which pinned models take {}", Bytes(pinned_bytes)),
+                };
                 let flag = if device == RAM { "--models-memory" } else { "the device" };
                 format!("it needs {need} of {device}, and the budget is {budget}{less} ({flag})")
             }

@@ -46,6 +46,7 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Section>, CatalogueError> {
         if line.is_empty() {
             continue;
         }
+        // `[NAME]` begins a section.
         if let Some(name) = line.strip_prefix('[') {
             let name = name.strip_suffix(']').map(str::trim).filter(|name| !name.is_empty()).ok_or_else(wrong)?;
             if sections.iter().any(|section| section.name == name) {
@@ -54,6 +55,7 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Section>, CatalogueError> {
             sections.push(Section { name: name.to_owned(), settings: Vec::new() });
             continue;
         }
+        // `KEY = VALUE` belongs to the section that began last; before the first one stands only the version.
         let (key, value) = line.split_once('=').ok_or_else(wrong)?;
         let (key, value) = (key.trim().trim_start_matches('-'), value.trim());
         if key.is_empty() || key.contains(char::is_whitespace) {
@@ -77,12 +79,12 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Section>, CatalogueError> {
 }
 
 fn without_comment(line: &str) -> &str {
-    let mut before = ' ';
+    let mut previous_char = ' ';
     for (at, character) in line.char_indices() {
-        if [';', '#'].contains(&character) && before.is_whitespace() {
+        if [';', '#'].contains(&character) && previous_char.is_whitespace() {
             return &line[..at];
         }
-        before = character;
+        previous_char = character;
     }
     line
 }

@@ -284,9 +284,9 @@ impl Model {
         load_ms
     }
 
-    pub(super) fn measure(&mut self, measured: Option<DeviceBytes>) {
-        if let Some(measured) = measured {
-            self.measured = self.measured.max(&measured);
+    pub(super) fn measure(&mut self, memory: Option<DeviceBytes>) {
+        if let Some(memory) = memory {
+            self.measured = self.measured.max(&memory);
         }
     }
 
