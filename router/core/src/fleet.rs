@@ -440,6 +440,7 @@ impl FleetView {
         {
             return refusal.into();
         }
+        // The name may be served soon.
         if self.workers.iter().any(|worker| worker.is_awaited_for(name)) {
             return LookupError::Loading { name: owned_name };
         }
@@ -450,6 +451,7 @@ impl FleetView {
         if n_undeclared > 0 && has_models {
             return LookupError::Undeclared { name: owned_name, n_undeclared };
         }
+        // No other name will be known soon.
         let is_awaiting = self.workers.iter().any(|worker| !worker.awaited.is_empty());
         match (owned_name, capability) {
             (name, Some(capability)) => {
@@ -478,11 +480,17 @@ impl FleetView {
         workers.clone().any(may_come) && !workers.any(is_ready)
     }
 
-    /// Returns whether a request is worth holding because of a host: no available worker that it has not `tried` serves
-    /// its name, and a worker of a host comes if the request waits.
-    pub fn awaits_host(&self, name: Option<&str>, autoload: Autoload, now: Instant, tried: &[WorkerIdx]) -> bool {
+    /// Returns whether a request is worth holding because of a host: no available worker but those of
+    /// `tried_workers` serves its name, and a worker of a host comes if the request waits.
+    pub fn awaits_host(
+        &self,
+        name: Option<&str>,
+        autoload: Autoload,
+        now: Instant,
+        tried_workers: &[WorkerIdx],
+    ) -> bool {
         let Some(name) = self.hosts.meant(name) else { return false };
-        !self.serves(name, now, tried)
+        !self.serves(name, now, tried_workers)
             && self.hosts.is_expected(name, autoload, now, |prospect| self.is_usable(prospect))
     }
 
@@ -519,10 +527,11 @@ impl FleetView {
         worker.is_undeclared(now) && !self.hosts.runs(&worker.name)
     }
 
-    /// Returns whether an available worker other than those `tried` serves a name.
-    fn serves(&self, name: &str, now: Instant, tried: &[WorkerIdx]) -> bool {
-        let is_free = |worker: &&Arc<WorkerView>| worker.unavailable(now).is_none() && !tried.contains(&worker.idx);
-        let mut workers = self.workers.iter().filter(is_free);
+    /// Returns whether an available worker other than `tried_workers` serves a name.
+    fn serves(&self, name: &str, now: Instant, tried_workers: &[WorkerIdx]) -> bool {
+        let is_left =
+            |worker: &&Arc<WorkerView>| worker.unavailable(now).is_none() && !tried_workers.contains(&worker.idx);
+        let mut workers = self.workers.iter().filter(is_left);
         workers.any(|worker| worker.model_named(name).is_some())
     }
 
@@ -551,15 +560,15 @@ impl FleetView {
     /// Returns all names without duplicates: those of the hosts' catalogues, then those of the other workers.
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = self.hosts.names().into_iter().map(str::to_owned).collect();
-        let found: HashSet<String> = names.iter().cloned().collect();
-        names.extend(self.names_for(None).into_iter().filter(|name| !found.contains(name)));
+        let host_names: HashSet<String> = names.iter().cloned().collect();
+        names.extend(self.names_for(None).into_iter().filter(|name| !host_names.contains(name)));
         names
     }
 
     fn names_for(&self, capability: Option<Capability>) -> Vec<String> {
-        let mut fingerprints = HashSet::new();
+        let mut names_met = HashSet::new();
         let names = self.models().filter(|model| model.can(capability)).flat_map(|model| model.all_names());
-        names.filter(|name| fingerprints.insert(name.clone())).collect()
+        names.filter(|name| names_met.insert(name.clone())).collect()
     }
 }
 

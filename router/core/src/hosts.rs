@@ -248,10 +248,10 @@ impl HostsView {
 
     /// Returns every name and alias of the catalogues without duplicates, in their order.
     pub fn names(&self) -> Vec<&str> {
-        let mut found = HashSet::new();
+        let mut names_met = HashSet::new();
         let models = self.hosts.iter().flat_map(|host| host.models());
         let names = models.flat_map(|model| std::iter::once(&model.name).chain(&model.aliases));
-        names.map(String::as_str).filter(|name| found.insert(*name)).collect()
+        names.map(String::as_str).filter(|name| names_met.insert(*name)).collect()
     }
 
     /// Returns the name that a request means: its own if a catalogue has it, or that of the only model if it has none.
@@ -272,10 +272,10 @@ impl HostsView {
 
     /// Returns the first names of the models, each once.
     pub fn distinct(&self) -> Vec<&str> {
-        let mut found = HashSet::new();
+        let mut names_met = HashSet::new();
         let mut is_new = |model: &HostModel| {
-            let is_new = !found.contains(&model.name);
-            found.extend(std::iter::once(model.name.clone()).chain(model.aliases.iter().cloned()));
+            let is_new = !names_met.contains(&model.name);
+            names_met.extend(std::iter::once(model.name.clone()).chain(model.aliases.iter().cloned()));
             is_new
         };
         let models = self.hosts.iter().flat_map(|host| host.models());
@@ -319,11 +319,11 @@ impl HostsView {
 
     /// Returns the host that serves a name soonest, among those that pass `is_usable`.
     pub fn best(&self, name: &str, now: Instant, is_usable: impl Fn(&Prospect<'_>) -> bool) -> Option<Prospect<'_>> {
-        let ranked = self.named(name).filter(|prospect| is_usable(prospect)).filter_map(|prospect| {
+        let candidates = self.named(name).filter(|prospect| is_usable(prospect)).filter_map(|prospect| {
             let rank = self.hosts[prospect.host_idx].rank(prospect.model, now)?;
             Some((rank, prospect))
         });
-        ranked.min_by_key(|(rank, _)| *rank).map(|(_, prospect)| prospect)
+        candidates.min_by_key(|(rank, _)| *rank).map(|(_, prospect)| prospect)
     }
 
     /// Returns whether a worker for a name comes if the request waits; with `autoload`, because a host loads it then.
@@ -428,8 +428,8 @@ impl HostsView {
     /// Returns the host that downloads a name by an order: one that has it already, else the first whose stream is
     /// open.
     pub fn for_download(&self, name: &str) -> Option<usize> {
-        let known = self.named(name).next().map(|prospect| prospect.host_idx);
-        known.or_else(|| self.hosts.iter().position(|host| host.link == HostLink::Live))
+        let host_that_has_it = self.named(name).next().map(|prospect| prospect.host_idx);
+        host_that_has_it.or_else(|| self.hosts.iter().position(|host| host.link == HostLink::Live))
     }
 
     /// Returns whether a host that is not down could serve some model.

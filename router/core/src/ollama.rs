@@ -73,6 +73,7 @@ impl AnswerWriter {
         if self.progress != Progress::Open {
             return false;
         }
+        // The end of the stream, or an error that the server tells.
         if data.trim_ascii() == b"[DONE]" {
             self.done_reason.get_or_insert("stop");
             self.end(created_at, times, out);
@@ -87,6 +88,7 @@ impl AnswerWriter {
             self.fail(&message, out);
             return false;
         }
+        // What the last object tells is kept, and the rest is written now.
         self.figures.read(&chunk, data);
         self.name_model(&chunk);
         let choice = &chunk["choices"][0];

@@ -206,6 +206,7 @@ impl StockServer {
 
     /// Records a request that is sent to the server.
     pub fn sent(&mut self, request_id: &RequestId, mut sending: SentRequest, now: Instant) -> ServerRequestId {
+        // What it may find of the state that is expected there.
         let state = self.models.get(&sending.model).filter(|state| state.is_cut_like(&sending));
         if state.is_none() {
             sending.keys.clear();
@@ -213,6 +214,7 @@ impl StockServer {
         // At least one token is always computed.
         let blocks_max = sending.n_tokens.saturating_sub(1) / sending.block_size_tokens.max(1);
         let n_reusable = sending.keys.len().min(blocks_max as usize);
+        // The time to its first byte is a measure of the server only if no other prompt is computed then.
         let is_filling = |request: &ServerRequest| request.response_start.is_none();
         let of_model = self.requests.values().filter(|request| request.sending.model == sending.model);
         let is_undisturbed = self.requests.len() < usize::from(self.n_slots) && !self.requests.values().any(is_filling);

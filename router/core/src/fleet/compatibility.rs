@@ -99,6 +99,7 @@ pub fn check_alone(model: &ModelInfo) -> Option<Mismatch> {
     if !(1..=BLOCK_SIZE_TOKENS_MAX).contains(&model.block_size_tokens) {
         return nonsense("block_size_tokens", &model.block_size_tokens);
     }
+    // Names of the model and of its adapters.
     if model.names.is_empty() || model.names.len() > NAMES_MAX {
         return nonsense("the number of names", &model.names.len());
     }
@@ -116,6 +117,7 @@ pub fn check_alone(model: &ModelInfo) -> Option<Mismatch> {
     {
         return nonsense("the adapter in force", &adapter_in_force.adapter);
     }
+    // Sizes.
     if model.chat_template_kwargs.len() > TEMPLATE_KWARGS_BYTES_MAX {
         return nonsense("the length of chat_template_kwargs", &model.chat_template_kwargs.len());
     }

@@ -24,22 +24,24 @@ fn nearest<'a>(name: &str, known: &'a [String]) -> Vec<&'a str> {
     }
     let distance_max = letters.len() / 4;
     let text: String = letters.iter().collect();
-    let ranked = known.iter().take(KNOWN_MAX).filter_map(|known| {
-        let other = lowercase(known);
-        let other_text: String = other.iter().collect();
-        let is_part = |part: &str, whole: &str| part.chars().count() >= 3 && whole.contains(part);
+    let rank = |known_name: &str| {
+        let other_letters = lowercase(known_name);
+        let other_text: String = other_letters.iter().collect();
+        let n_more = letters.len().abs_diff(other_letters.len());
+        let is_part = |part: &str, name: &str| part.chars().count() >= 3 && name.contains(part);
         if is_part(&text, &other_text) || is_part(&other_text, &text) {
-            return Some((0, letters.len().abs_diff(other.len()), known));
+            return Some((0, n_more));
         }
-        if letters.len().abs_diff(other.len()) > distance_max {
+        if n_more > distance_max {
             return None;
         }
-        let distance = distance(&letters, &other);
-        (distance <= distance_max).then_some((1, distance, known))
-    });
-    let mut ranked: Vec<_> = ranked.collect();
-    ranked.sort_by_key(|(kind, distance, _)| (*kind, *distance));
-    ranked.into_iter().take(SUGGESTED_MAX).map(|(_, _, known)| known.as_str()).collect()
+        let distance = distance(&letters, &other_letters);
+        (distance <= distance_max).then_some((1, distance))
+    };
+    let compared = known.iter().take(KNOWN_MAX).filter_map(|name| Some((rank(name)?, name.as_str())));
+    let mut near_names: Vec<_> = compared.collect();
+    near_names.sort_by_key(|(rank, _)| *rank);
+    near_names.into_iter().take(SUGGESTED_MAX).map(|(_, name)| name).collect()
 }
 
 fn lowercase(name: &str) -> Vec<char> {
@@ -54,9 +56,9 @@ fn distance(one: &[char], other: &[char]) -> usize {
     for (idx, letter) in one.iter().enumerate() {
         let mut diagonal = std::mem::replace(&mut row[0], idx + 1);
         for (column, other_letter) in other.iter().enumerate() {
-            let replaced = diagonal + usize::from(letter != other_letter);
+            let n_if_replaced = diagonal + usize::from(letter != other_letter);
             diagonal = row[column + 1];
-            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
+            row[column + 1] = n_if_replaced.min(diagonal + 1).min(row[column] + 1);
         }
     }
     row[other.len()]

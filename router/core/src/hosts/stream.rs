@@ -149,6 +149,7 @@ pub fn check(summary: &HostSummary) -> Result<(), HostFault> {
     require(summary.memory.len() <= DEVICES_MAX, "too many devices")?;
     require(summary.memory.iter().all(|memory| is_name(&memory.device)), "a device without a valid name")?;
     require(summary.models.len() <= MODELS_MAX, "too many models")?;
+    // No two models have a name in common, and each has a state that is possible.
     let mut names = HashSet::new();
     for model in &summary.models {
         require(model.aliases.len() <= ALIASES_MAX, "a model with too many aliases")?;

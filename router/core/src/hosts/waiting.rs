@@ -11,7 +11,7 @@ use warmpath_common::host::Demand;
 /// A waiting request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WaitId {
-    arrived: Instant,
+    arrived_at: Instant,
     nth: u64,
 }
 
@@ -35,8 +35,8 @@ pub struct WaitingRequests {
 
 impl WaitingRequests {
     /// Adds a request that arrived at this time.
-    pub fn enter(&mut self, model: &str, arrived: Instant) -> Entered {
-        let id = WaitId { arrived, nth: self.n_entered };
+    pub fn enter(&mut self, model: &str, arrived_at: Instant) -> Entered {
+        let id = WaitId { arrived_at, nth: self.n_entered };
         self.n_entered += 1;
         self.withdrawn.remove(model);
         if let Some(waiting) = self.models.get_mut(model) {
@@ -72,7 +72,7 @@ impl WaitingRequests {
             self.models.remove(model);
             return None;
         }
-        let oldest_arrival = waiting.first().map_or(now, |oldest| oldest.arrived);
+        let oldest_arrival = waiting.first().map_or(now, |oldest| oldest.arrived_at);
         let oldest_wait_ms = now.saturating_duration_since(oldest_arrival).as_millis();
         Some(Demand {
             model: model.to_owned(),

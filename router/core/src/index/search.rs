@@ -118,39 +118,40 @@ pub(super) fn matches(heads: &SegmentTable, keys: &[BlockKey]) -> Vec<Match> {
 
 /// Adds the workers of a plain segment that are not in `matches` yet. There are few.
 fn take_plain(step: &SearchStep, matches: &mut Vec<Match>) {
-    let mut met = [WorkerIdx(0); FEW];
-    let met = &mut met[..matches.len()];
-    met.iter_mut().zip(&*matches).for_each(|(met, found)| *met = found.worker);
-    met.sort_unstable();
+    let mut workers_met = [WorkerIdx(0); FEW];
+    let workers_met = &mut workers_met[..matches.len()];
+    workers_met.iter_mut().zip(&*matches).for_each(|(worker, prefix_match)| *worker = prefix_match.worker);
+    workers_met.sort_unstable();
     let segment = step.segment();
     let mut words_left = segment.span_words();
     let blocks = step.blocks(step.n);
     let to_match = |&word: &u64| to_match(BlockSpan(word), blocks);
-    for met in met {
+    for met in workers_met {
         let at = words_left.partition_point(|&word| BlockSpan(word).worker() < *met);
-        let (before, behind) = words_left.split_at(at);
-        matches.extend(before.iter().map(to_match));
-        let is_met = behind.first().is_some_and(|&word| BlockSpan(word).worker() == *met);
-        words_left = &behind[usize::from(is_met)..];
+        let (words_before, words_behind) = words_left.split_at(at);
+        matches.extend(words_before.iter().map(to_match));
+        let is_met = words_behind.first().is_some_and(|&word| BlockSpan(word).worker() == *met);
+        words_left = &words_behind[usize::from(is_met)..];
     }
     matches.extend(words_left.iter().map(to_match));
 }
 
 /// Adds the workers of a segment that are not in `matches` yet.
 fn take(step: &SearchStep, matches: &mut Vec<Match>) {
+    // The workers of longer matches are left out. If they are many, they are met in the order of the spans.
     let n_before = matches.len();
-    let mut met: Vec<WorkerIdx> = Vec::new();
+    let mut workers_met: Vec<WorkerIdx> = Vec::new();
     if n_before > FEW {
-        met.extend(matches.iter().map(|prefix_match| prefix_match.worker));
-        met.sort_unstable();
+        workers_met.extend(matches.iter().map(|prefix_match| prefix_match.worker));
+        workers_met.sort_unstable();
     }
-    let mut met = met.iter().peekable();
+    let mut workers_met = workers_met.iter().peekable();
     // A worker's last span that begins within the chain and has a resume point counts.
     for span in step.segment().spans().filter(|span| span.from() < step.n && span.is_resumable()) {
         let worker = span.worker();
         let is_met = if n_before > FEW {
-            while met.next_if(|met| **met < worker).is_some() {}
-            met.peek() == Some(&&worker)
+            while workers_met.next_if(|met| **met < worker).is_some() {}
+            workers_met.peek() == Some(&&worker)
         } else {
             matches[..n_before].iter().any(|prefix_match| prefix_match.worker == worker)
         };

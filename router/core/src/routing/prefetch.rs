@@ -118,11 +118,12 @@ pub fn divide(
         let keys: Vec<BlockKey> = chain.iter().map(BlockHash::key).collect();
         let prefix_matches = matches(&keys);
         let n_held = |receiver: WorkerIdx| {
-            let is_ready = |held: &&Match| held.worker == receiver && held.state == RunState::Ready;
-            let ready = prefix_matches.iter().find(is_ready);
+            let is_ready = |found: &&Match| found.worker == receiver && found.state == RunState::Ready;
+            let ready_match = prefix_matches.iter().find(is_ready);
             let n_given = chain.iter().take_while(|hash| blocks_given.contains(&(receiver, **hash))).count();
-            n_given.max(ready.map_or(0, |prefix_match| prefix_match.blocks as usize))
+            n_given.max(ready_match.map_or(0, |prefix_match| prefix_match.blocks as usize))
         };
+        // The receiver that will hold most of the prefix gets what it lacks.
         let order = |place: &usize| {
             let Receiver { idx: receiver, name } = receivers[*place];
             (std::cmp::Reverse(n_held(receiver)), n_given.get(&receiver).copied().unwrap_or_default(), name)

@@ -43,6 +43,7 @@ impl IndexWriter {
     }
 
     fn check_segment(&self, id: u32, segment: Segment<'_>, counts: &mut HashMap<u32, HoldingCounts>) {
+        // The segment by itself.
         let spans: Vec<BlockSpan> = segment.spans().collect();
         let follows = |a: &BlockSpan, b: &BlockSpan| {
             let is_one = a.form() == b.form() && a.to() == b.from();
@@ -54,6 +55,7 @@ impl IndexWriter {
         assert!(segment.len() <= SEGMENT_BLOCKS_MAX);
         let bytes_needed = Segment::bytes_of(spans.len(), segment.len());
         assert!(segment.bytes() < 2 * bytes_needed, "{} bytes where {bytes_needed} suffice", segment.bytes());
+        // What its workers count.
         for span in &spans {
             let digest = &mut counts.entry(span.worker().0).or_default().digest;
             segment.keys()[span.from()..span.to()].iter().for_each(|key| digest.add(BlockKey(*key)));
@@ -65,14 +67,16 @@ impl IndexWriter {
             let list = self.holdings[worker as usize].segments();
             assert!(list.contains(&id), "worker {worker} finds all its segments");
         }
+        // How the writer and the readers find it.
         for (offset, &key) in segment.keys().iter().enumerate() {
             let place = self.locate(&[BlockKey(key)]).map(|place| (place.id, place.offset));
             assert_eq!(place, Some((id, offset)), "a block has one place, and it is found");
         }
         let table = self.index.heads.load();
         let head = table.find(segment.first());
-        let head = head.as_ref().and_then(|segment_held| segment_held.as_ref()).expect("a reader finds every segment");
-        let present = self.numbers.get(id).expect("the segment was found above");
-        assert_eq!(head.ptr(), present.ptr(), "the readers' segment is the current one");
+        let readers_segment =
+            head.as_ref().and_then(|segment_held| segment_held.as_ref()).expect("a reader finds every segment");
+        let current_segment = self.numbers.get(id).expect("the segment was found above");
+        assert_eq!(readers_segment.ptr(), current_segment.ptr(), "the readers' segment is the current one");
     }
 }
