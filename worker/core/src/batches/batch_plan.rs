@@ -105,6 +105,7 @@ pub fn plan(pending: &[RunningSequence], room: BatchLimits, timing: BatchTiming,
         pending.iter().filter_map(|sequence| PromptRest::of(sequence, timing.usual_prompt)).collect();
     prompts.sort_unstable_by(PromptRest::by_claim);
     let n_waiting = prompts.len() + n_queued;
+    // With streams, a prompt is computed either before them or in what their pass has left.
     let is_apart = room.passes == Passes::Apart;
     let (mut shares, tokens_max) = match streams.clone().map(|stream| stream.passed_tokens).max() {
         None => (Vec::new(), room.batch_tokens),

@@ -84,6 +84,7 @@ impl PendingPrefills {
     ///
     /// Cost: O(the change's blocks), and O(all pending blocks) if it withdraws one of them.
     pub fn pass(&mut self, change: Change) -> Vec<Change> {
+        // The tree takes over the blocks that it announces, and gives back those that it withdraws.
         let mut orphans: HashSet<BlockKey> = HashSet::new();
         match &change {
             Change::Stored(run) => {
@@ -103,6 +104,7 @@ impl PendingPrefills {
             }
             Change::Accepted(_) => {}
         }
+        // An orphan is announced once, with the first chain that has it.
         let mut changes = vec![change];
         for keys in self.chains.values() {
             if orphans.is_empty() {

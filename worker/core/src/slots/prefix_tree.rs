@@ -285,18 +285,20 @@ impl PrefixTree {
         let is_same = |(old_hash, new_hash): &(&BlockHash, &BlockHash)| {
             old.first_block == new.first_block && old_hash == new_hash
         };
+        // Blocks that stay the holder's, and among them those of which nothing changes.
         let n_common = old.chain.iter().zip(&*new.chain).take_while(is_same).count();
         let n_settled = if form(&old) == form(&new) { n_common.min(old.n_ready).min(new.n_ready) } else { 0 };
         for (idx, hash) in new.chain.iter().enumerate().skip(n_common) {
             let new_block = || Block { holders: Vec::new(), announced: None };
             self.blocks.entry((new.first_block + idx, *hash)).or_insert_with(new_block).holders.push(holder);
         }
-        let (first_block, touched) = (new.first_block, Arc::clone(&new.chain));
+        let (new_first_block, new_chain) = (new.first_block, Arc::clone(&new.chain));
         if new.chain.is_empty() && holder.slot().is_none() {
             self.by_holder.remove(&holder);
         } else {
             self.by_holder.insert(holder, new);
         }
+        // Then the changes: a removal of what nobody holds any more precedes what is held otherwise now.
         let dropped_places = places(old.first_block, &old.chain).skip(n_common);
         let removed_keys: Vec<BlockKey> = dropped_places.filter_map(|place| self.drop_holder(place, holder)).collect();
         if !removed_keys.is_empty() {
@@ -304,7 +306,7 @@ impl PrefixTree {
         }
         self.announce(old.first_block, &old.chain, n_common);
         // The end of a growing slot moves. The block that was announced as the end must be checked again.
-        self.announce(first_block, &touched, n_settled.saturating_sub(1));
+        self.announce(new_first_block, &new_chain, n_settled.saturating_sub(1));
     }
 
     /// Removes a holder from a block. Returns the block's key if it was announced and no other holder has its state.

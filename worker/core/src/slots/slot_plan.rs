@@ -362,8 +362,8 @@ impl<'a> Planner<'a> {
             }
             n_before += piece.n_blocks;
         }
-        let laid_checkpoints = self.checkpoints.iter().filter(|checkpoint| Some(checkpoint.chunk) == plan.checkpoint);
-        needs.extend(laid_checkpoints.map(|checkpoint| (checkpoint.chunk, checkpoint.tier, checkpoint.n_bytes)));
+        let plan_checkpoints = self.checkpoints.iter().filter(|checkpoint| Some(checkpoint.chunk) == plan.checkpoint);
+        needs.extend(plan_checkpoints.map(|checkpoint| (checkpoint.chunk, checkpoint.tier, checkpoint.n_bytes)));
         needs
     }
 
@@ -371,21 +371,23 @@ impl<'a> Planner<'a> {
     fn charge_loss(&self, option: &mut StartOption, n_saved: usize, victim: SlotId) {
         let slot = self.inputs.table.slot(option.plan.slot);
         let tokens = slot.exact_tokens();
-        let n_stays = match option.plan.start {
+        let n_staying = match option.plan.start {
             PrefixSource::Keep { n_tokens } => n_tokens as usize,
             PrefixSource::Cold | PrefixSource::Copy { .. } | PrefixSource::Import { .. } => 0,
         };
         // A client that sends a prompt again, or a longer one, does not need the state of the earlier response.
-        if matches!(option.plan.start, PrefixSource::Keep { .. }) && n_stays + 1 >= slot.n_last_prompt() {
+        if matches!(option.plan.start, PrefixSource::Keep { .. }) && n_staying + 1 >= slot.n_last_prompt() {
             return;
         }
-        let n_kept = n_stays.max(n_saved);
+        // What the lost tokens would cost again, weighed by how likely they are needed.
+        let n_kept = n_staying.max(n_saved);
         let n_reused = slot.n_reused().saturating_sub(n_kept);
         let n_new = tokens.len().saturating_sub(n_kept) - n_reused;
         let costs = self.inputs.costs;
         let loss_ms = NEEDED_AGAIN_IF_REUSED * costs.prefill_ms(n_reused) + NEEDED_AGAIN * costs.prefill_ms(n_new);
-        let n_whole = tokens.len() / self.block_size() * self.block_size();
-        let save_ms = costs.export_ms(tokens.len()).filter(|_| n_whole > n_kept);
+        // Only whole blocks can be saved.
+        let n_savable = tokens.len() / self.block_size() * self.block_size();
+        let save_ms = costs.export_ms(tokens.len()).filter(|_| n_savable > n_kept);
         match save_ms {
             Some(save_ms) if loss_ms > save_ms => {
                 option.plan.save = Save::First;

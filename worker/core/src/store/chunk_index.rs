@@ -206,16 +206,17 @@ impl ChunkIndex {
     /// for each chunk.
     pub fn find(&self, prefix: &Prefix<'_>) -> StoredPrefix {
         let mut stored_prefix = StoredPrefix::default();
-        let mut before = None;
+        let mut previous_chunk = None;
         let mut blocks = prefix.chain.iter().zip(self.blocks_of(prefix)).peekable();
         while let Some((hash, _)) = blocks.peek() {
             // A chunk that follows is entered at its first block.
             let Some(&(id, 0)) = self.blocks.get(*hash) else { break };
             let chunk = &self.chunks[&id];
             let ChunkRecord { root, first_block, n_bytes, .. } = *chunk.record;
-            if chunk.parent != before || root != prefix.root || first_block != stored_prefix.n_blocks {
+            if chunk.parent != previous_chunk || root != prefix.root || first_block != stored_prefix.n_blocks {
                 break;
             }
+            // Of this chunk, the blocks that the sequence has too. If that is not all of them, the next look-up fails.
             let mut n_blocks = 0;
             for held_hash in chunk.record.blocks.iter() {
                 let is_same = |(hash, tokens): &(&BlockHash, &[Token])| {
@@ -231,7 +232,7 @@ impl ChunkIndex {
             }
             stored_prefix.pieces.push(ChunkPiece { chunk: id, n_blocks, tier: tier_of(chunk), n_bytes });
             stored_prefix.n_blocks += n_blocks;
-            before = Some(id);
+            previous_chunk = Some(id);
         }
         self.find_rest(prefix, &mut stored_prefix);
         stored_prefix

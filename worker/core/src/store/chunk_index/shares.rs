@@ -276,6 +276,7 @@ impl Shares {
             n_bytes: 0,
             leaving: BTreeMap::new(),
         });
+        // Every list has an account by what it said before, and then by what it says now.
         self.by_bytes.remove(&account.size(id));
         self.by_use.remove(&(account.used_ms, id));
         self.without.remove(&(account.used_ms, id));

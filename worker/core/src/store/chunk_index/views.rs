@@ -267,13 +267,15 @@ impl ChunkIndex {
         self.ram.check_invariants();
         self.disk.check_invariants();
         self.check_pins();
+        // Each map has what the chunks say.
         let n_blocks: usize = self.of_kind(StateKind::Chunk).map(|(_, chunk)| chunk.record.blocks.len()).sum();
         assert_eq!(n_blocks, self.blocks.len(), "the map of blocks does not match the chunks");
         assert_eq!(self.of_kind(StateKind::Checkpoint).count(), self.checkpoints.len());
-        let in_ram = self.chunks.values().filter(|chunk| chunk.in_ram).count();
-        assert_eq!(in_ram as u64, self.ram.totals().n_chunks, "a chunk in RAM is not in its queue");
+        let n_in_ram = self.chunks.values().filter(|chunk| chunk.in_ram).count();
+        assert_eq!(n_in_ram as u64, self.ram.totals().n_chunks, "a chunk in RAM is not in its queue");
         let has_file = |chunk: &&Chunk| chunk.file != ChunkFile::Absent;
         assert_eq!(self.chunks.values().filter(has_file).count() as u64, self.disk.totals().n_chunks);
+        // Each chunk has a place, and its children know it.
         for (id, chunk) in &self.chunks {
             assert!(chunk.tier().is_some(), "chunk {} is neither in RAM nor on disk", id.0);
             assert!(
