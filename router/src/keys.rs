@@ -191,7 +191,7 @@ impl ApiKey {
     /// Returns whether it may use a model under this name.
     pub fn may_use(&self, model_name: &str) -> bool {
         let models = self.entry.models.as_ref();
-        models.is_none_or(|models| models.iter().any(|permitted| permitted == model_name))
+        models.is_none_or(|models| models.iter().any(|name| name == model_name))
     }
 
     /// Returns the error that refuses a model under this name.

@@ -72,13 +72,13 @@ pub async fn answer(app: &App, mut request: IncomingRequest) -> Result<Response,
 async fn respond(app: &App, mut request: IncomingRequest, comments: &Keepalive) -> Result<Response, RequestError> {
     // The prompt, once the model is ready.
     let mut hold = Hold::new(app, comments);
-    let mut prepared = prepare(app, &mut request, &mut hold, comments).await?;
-    observe_phases(app, &prepared, request.endpoint);
-    let prefix_break = PrefixBreakHeader::of(app, &request.headers, &mut prepared);
+    let mut prepared_request = prepare(app, &mut request, &mut hold, comments).await?;
+    observe_phases(app, &prepared_request, request.endpoint);
+    let prefix_break = PrefixBreakHeader::of(app, &request.headers, &mut prepared_request);
     prefix_break.announce(comments);
     // The attempts, until a worker begins to respond.
-    let delivery = prepared.delivery;
-    let attempts = attempt_until_answered(app, request, prepared, hold, comments);
+    let delivery = prepared_request.delivery;
+    let attempts = attempt_until_answered(app, request, prepared_request, hold, comments);
     let mut response = comments.during(delivery, attempts).await?;
     prefix_break.add_to(app, &mut response);
     Ok(response)
@@ -101,9 +101,9 @@ async fn prepare(
         let raw_request =
             RawRequest { endpoint, body, salt, any_model_name, reports_prefix, session, key: request.key.clone() };
         let start = Instant::now();
-        let prepared = app.preparing.prepare(&app.fleet, app.fleet.view(), raw_request).await;
+        let prepared_request = app.preparing.prepare(&app.fleet, app.fleet.view(), raw_request).await;
         request.span.part("router.prepare", start, Instant::now(), Vec::new());
-        match prepared {
+        match prepared_request {
             Err(RequestError::Lookup(error)) => {
                 let is_generation = endpoint.is_generation();
                 let delivery = if is_generation { Delivery::of_body(&request.body) } else { Delivery::Whole };
@@ -113,29 +113,29 @@ async fn prepare(
                     return Err(refusal.unwrap_or(error).into());
                 }
             }
-            prepared => {
-                let mut prepared = prepared?;
-                if let Some(changed_body) = prepared.changed_body.take() {
+            prepared_request => {
+                let mut prepared_request = prepared_request?;
+                if let Some(changed_body) = prepared_request.changed_body.take() {
                     // The changed body takes its place, also in the account of memory.
                     request.body = Bytes::new();
                     let changed_body = BodyRoom::claimed(&app.bodies.room, &request.sender, changed_body);
                     request.body = changed_body.map_err(Refusal::from)?;
                 }
-                return Ok(prepared);
+                return Ok(prepared_request);
             }
         }
     }
 }
 
-fn observe_phases(app: &App, prepared: &Prepared, endpoint: EndpointKind) {
+fn observe_phases(app: &App, prepared_request: &Prepared, endpoint: EndpointKind) {
     let observe = |phase, took: std::time::Duration| {
         app.metrics.decision.with_label_values(&[phase]).observe(took.as_secs_f64());
     };
-    observe("parse", prepared.phases.parse);
-    match &prepared.prompt {
+    observe("parse", prepared_request.phases.parse);
+    match &prepared_request.prompt {
         PreparedPrompt::Known { .. } => {
-            observe("prompt", prepared.phases.prompt);
-            observe("hash", prepared.phases.hash);
+            observe("prompt", prepared_request.phases.prompt);
+            observe("hash", prepared_request.phases.hash);
         }
         PreparedPrompt::Estimated { .. } if !endpoint.is_generation() => {}
         PreparedPrompt::Estimated { cause, .. } => app.metrics.untokenized_prompts.with_label_values(&[cause]).inc(),
@@ -145,15 +145,15 @@ fn observe_phases(app: &App, prepared: &Prepared, endpoint: EndpointKind) {
 async fn attempt_until_answered(
     app: &App,
     mut request: IncomingRequest,
-    prepared: Prepared,
+    prepared_request: Prepared,
     mut hold: Hold,
     comments: &Keepalive,
 ) -> Result<Response, RequestError> {
     app.retries.deposit();
-    choice::back_off(app, &request, &prepared).await;
+    choice::back_off(app, &request, &prepared_request).await;
     let mut retry_state = RetryState::default();
     let failed_boots = FailedBoots::default();
-    let attempts = Attempts { app, prepared: &prepared, comments, failed_boots: &failed_boots };
+    let attempts = Attempts { app, prepared_request: &prepared_request, comments, failed_boots: &failed_boots };
     let result = attempts.run(&mut request, &mut hold, &mut retry_state).await;
     let failovers_header =
         result.as_ref().ok().and_then(|(_, answer)| failover::failovers_header(retry_state.n_failovers, answer.head()));
@@ -170,18 +170,20 @@ async fn attempt_until_answered(
     kv_transfer::observe(app, &target, &answer.head().headers);
     // The tokens that a continuation reuses may include tokens of the response so far.
     if failovers_header.is_none() {
-        reuse::observe(app, &target, &prepared, &answer.head().headers);
+        reuse::observe(app, &target, &prepared_request, &answer.head().headers);
     }
-    remember(app, &prepared, target.n_matched_blocks);
+    remember(app, &prepared_request, target.n_matched_blocks);
     // A worker that can count tokens may still be unable to generate, so such a response proves nothing.
     if answer.head().status.is_success() && !matches!(request.endpoint, EndpointKind::Passthrough(_)) {
         target.in_flight.answered(&retry_state.failures);
     }
-    let mut response = relayed(app, request, prepared, target, answer);
+    let mut response = relayed(app, request, prepared_request, target, answer);
     if let Some(failovers_header) = failovers_header {
         headers::set(response.headers_mut(), warmpath_common::headers::FAILOVERS, &failovers_header);
         // The body's usage has the number of the first worker. Metrics and records keep that of the last one.
-        if let Some(cached_tokens) = retry_state.past.and_then(|past| past.cached_tokens) {
+        if let Some(cached_tokens) =
+            retry_state.partial_response.and_then(|partial_response| partial_response.cached_tokens)
+        {
             let name = warmpath_common::headers::CACHED_TOKENS;
             headers::set(response.headers_mut(), name, &cached_tokens.to_string());
         }
@@ -191,8 +193,10 @@ async fn attempt_until_answered(
 
 /// Marks the matched blocks as used, so that the index evicts them late, and records the conversation, in the
 /// background.
-fn remember(app: &App, prepared: &Prepared, n_matched_blocks: u32) {
-    let Prepared { prompt: PreparedPrompt::Known { root, keys, .. }, chat, tools, .. } = prepared else { return };
+fn remember(app: &App, prepared_request: &Prepared, n_matched_blocks: u32) {
+    let Prepared { prompt: PreparedPrompt::Known { root, keys, .. }, chat, tools, .. } = prepared_request else {
+        return;
+    };
     if n_matched_blocks == 0 && chat.messages.is_empty() {
         return;
     }
@@ -209,7 +213,7 @@ fn remember(app: &App, prepared: &Prepared, n_matched_blocks: u32) {
 fn relayed(
     app: &App,
     request: IncomingRequest,
-    prepared: Prepared,
+    prepared_request: Prepared,
     mut target: AttemptTarget,
     upstream_response: UpstreamResponse,
 ) -> Response {
@@ -235,10 +239,10 @@ fn relayed(
     let share = cached_tokens.zip(prompt_tokens);
     let share = share.map_or(cached_share::UNKNOWN, |(cached, prompt)| cached_share::label(cached, prompt));
     let is_generation = status.is_success() && request.endpoint.is_generation();
-    if is_generation && prepared.purpose == Purpose::Prewarm {
+    if is_generation && prepared_request.purpose == Purpose::Prewarm {
         app.metrics.prewarms.inc();
     }
-    let is_timed = is_generation && prepared.purpose == Purpose::Response;
+    let is_timed = is_generation && prepared_request.purpose == Purpose::Response;
     if is_timed {
         app.metrics.ttfb.with_label_values(&[share]).observe(ttft.as_secs_f64());
     }
@@ -253,7 +257,7 @@ fn relayed(
             }
             // The relay owns the request from here on: its guard, its span, and the inputs of a failover.
             let pace = is_timed.then(|| app.metrics.tpot.with_label_values(&[share]));
-            let failover = Failover::of(app, prepared, &rest, &headers);
+            let failover = Failover::of(app, prepared_request, &rest, &headers);
             let relay = Relay::new(app, request, failover, target, name.to_string());
             Body::from_stream(relay.stream(first, rest, pace))
         }

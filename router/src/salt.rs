@@ -24,11 +24,11 @@ impl Salt {
     ///
     /// Errors: every [`SaltError`].
     pub fn of(headers: &HeaderMap, key: Option<&ApiKey>) -> Result<Self, SaltError> {
-        let own = salt::of_header(headers.get_all(CACHE_SALT).iter().map(HeaderValue::as_bytes))?;
+        let own_salt = salt::of_header(headers.get_all(CACHE_SALT).iter().map(HeaderValue::as_bytes))?;
         Ok(match key {
             // No tenant's name has a colon, so no two tenants can have the same salt.
-            Some(key) => Self::Tenant(format!("{}:{}", key.tenant(), own.unwrap_or_default())),
-            None => Self::Client(own),
+            Some(key) => Self::Tenant(format!("{}:{}", key.tenant(), own_salt.unwrap_or_default())),
+            None => Self::Client(own_salt),
         })
     }
 

@@ -85,15 +85,15 @@ impl StockServers {
 
     /// Records a server's declaration; a new model is assumed to count as its vocabulary does.
     pub(super) fn found(&mut self, worker: WorkerIdx, declared: ServerInfo) {
-        let mut differing = self.found.remove(&worker).map(|known| known.differing).unwrap_or_default();
-        differing.retain(|name| declared.models.iter().any(|listed| listed.names[0] == *name));
+        let mut differing = self.found.remove(&worker).map(|known_server| known_server.differing).unwrap_or_default();
+        differing.retain(|name| declared.models.iter().any(|stock_model| stock_model.names[0] == *name));
         self.found.insert(worker, Known { declared, differing });
     }
 
     /// Records that a server was lost: when it returns, its token counts are trusted again.
     pub(super) fn lost(&mut self, worker: WorkerIdx) {
-        if let Some(known) = self.found.get_mut(&worker) {
-            known.differing.clear();
+        if let Some(known_server) = self.found.get_mut(&worker) {
+            known_server.differing.clear();
         }
     }
 
@@ -105,9 +105,9 @@ impl StockServers {
     /// Records that a server counts a model's tokens differently, so that the vocabulary given for the model is no
     /// longer used.
     pub(super) fn differs(&mut self, fleet: &Fleet, worker: &WorkerView, model: Fingerprint) {
-        let Some(model) = worker.models().find(|own| own.fingerprint == model) else { return };
-        if let Some(known) = self.found.get_mut(&worker.idx) {
-            known.differing.insert(model.names[0].clone());
+        let Some(model) = worker.models().find(|declared_model| declared_model.fingerprint == model) else { return };
+        if let Some(known_server) = self.found.get_mut(&worker.idx) {
+            known_server.differing.insert(model.names[0].clone());
         }
         for (given, counts) in fleet.given().iter().zip(&mut self.given) {
             if given.cuts(model) {
@@ -116,9 +116,9 @@ impl StockServers {
         }
     }
 
-    fn given_for<'a>(&self, fleet: &'a Fleet, listed: &StockModel) -> Option<&'a ModelInfo> {
+    fn given_for<'a>(&self, fleet: &'a Fleet, stock_model: &StockModel) -> Option<&'a ModelInfo> {
         let is_for =
-            |(nth, given): &(usize, &LoadedVocabulary)| self.given[*nth] == Counts::Agree && given.is_for(listed);
+            |(nth, given): &(usize, &LoadedVocabulary)| self.given[*nth] == Counts::Agree && given.is_for(stock_model);
         fleet.given().iter().enumerate().find(is_for).map(|(_, given)| &given.model)
     }
 
@@ -130,19 +130,20 @@ impl StockServers {
             fellows.map(|model| PlacedModel { model, tokenizer_source: TokenizerSource::Vocabulary }).collect();
         for worker in workers {
             let member = fleet.member(worker.idx);
-            let (Some(known), Some(stock)) = (self.found.get(&worker.idx), &member.stock) else { continue };
-            let placed_models = self.placed_models(fleet, known, &fellows);
-            seat(worker, stock, known, &placed_models);
+            let (Some(known_server), Some(stock)) = (self.found.get(&worker.idx), &member.stock) else { continue };
+            let placed_models = self.placed_models(fleet, known_server, &fellows);
+            seat(worker, stock, known_server, &placed_models);
             fellows.extend(placed_models);
         }
     }
 
     /// Returns how the models of one server appear, given the models already placed.
-    fn placed_models(&self, fleet: &Fleet, known: &Known, fellows: &[PlacedModel]) -> Vec<PlacedModel> {
-        let declared = &known.declared;
-        let stand = |(nth, listed): (usize, &StockModel)| {
-            let given = self.given_for(fleet, listed);
-            let counts = if known.differing.contains(&listed.names[0]) { Counts::Differ } else { Counts::Agree };
+    fn placed_models(&self, fleet: &Fleet, known_server: &Known, fellows: &[PlacedModel]) -> Vec<PlacedModel> {
+        let declared = &known_server.declared;
+        let stand = |(nth, stock_model): (usize, &StockModel)| {
+            let given = self.given_for(fleet, stock_model);
+            let counts =
+                if known_server.differing.contains(&stock_model.names[0]) { Counts::Differ } else { Counts::Agree };
             let fellows = fellows
                 .iter()
                 .map(|fellow| PeerServer { model: &fellow.model, tokenizer_source: fellow.tokenizer_source });
@@ -154,17 +155,17 @@ impl StockServers {
 }
 
 /// Writes a server's models into its view and state, if they changed.
-fn seat(worker: &mut Arc<WorkerView>, stock: &Stock, known: &Known, placed_models: &[PlacedModel]) {
-    let placed = |(placed_model, listed): (&PlacedModel, &StockModel)| Placed {
+fn seat(worker: &mut Arc<WorkerView>, stock: &Stock, known_server: &Known, placed_models: &[PlacedModel]) {
+    let placed = |(placed_model, stock_model): (&PlacedModel, &StockModel)| Placed {
         fingerprint: placed_model.model.fingerprint,
         tokenizer_source: placed_model.tokenizer_source,
         block_size_tokens: placed_model.model.block_size_tokens,
         limits: AssumedCacheLimits::of(&placed_model.model),
-        identity: listed.identity.clone(),
-        residence: listed.residence,
+        identity: stock_model.identity.clone(),
+        residence: stock_model.residence,
     };
-    let placed = placed_models.iter().zip(&known.declared.models).map(placed).collect();
-    stock.placed(known.declared.n_slots, placed);
+    let placed = placed_models.iter().zip(&known_server.declared.models).map(placed).collect();
+    stock.placed(known_server.declared.n_slots, placed);
     let tokenizer_source =
         placed_models.first().map_or(TokenizerSource::Load, |placed_model| placed_model.tokenizer_source);
     let models = placed_models.iter().map(|placed_model| &placed_model.model);
@@ -236,13 +237,13 @@ impl ServerPoller {
     /// Finds the server, and reports its changes until it is lost.
     async fn attend(&self, probe: &Probe) -> Result<(), Left> {
         let worker = self.worker;
-        let mut found = probe.find().await?;
+        let mut found_server = probe.find().await?;
         self.fleet.record_message(&self.member);
         self.outbox.tell(TrackerMessage::Replaced { worker, runs: Vec::new() }).await?;
-        self.report_found(&found).await?;
+        self.report_found(&found_server).await?;
         let mut was_shortage = false;
         loop {
-            was_shortage = match self.refresh(probe, &mut found).await {
+            was_shortage = match self.refresh(probe, &mut found_server).await {
                 // A shortage on this machine shows nothing about the server: its state and its assumed cache stay.
                 Err(Left::Server(error)) if error.is_shortage() => {
                     if !was_shortage {
@@ -258,12 +259,12 @@ impl ServerPoller {
     }
 
     /// Polls the server after a pause, and finds it again if its models have changed.
-    async fn refresh(&self, probe: &Probe, found: &mut FoundServer) -> Result<(), Left> {
-        let ProbeResult { load, models } = self.next_poll(probe, found).await?;
+    async fn refresh(&self, probe: &Probe, found_server: &mut FoundServer) -> Result<(), Left> {
+        let ProbeResult { load, models } = self.next_poll(probe, found_server).await?;
         self.fleet.record_message(&self.member);
-        if models.is_some_and(|models| models != found.models) {
-            *found = probe.find().await?;
-            self.report_found(found).await?;
+        if models.is_some_and(|models| models != found_server.models) {
+            *found_server = probe.find().await?;
+            self.report_found(found_server).await?;
         }
         let mut server = self.stock.server();
         match load {
@@ -278,14 +279,14 @@ impl ServerPoller {
     }
 
     /// Reports changes until the next poll: after a pause, or at once if a request has failed there.
-    async fn next_poll(&self, probe: &Probe, found: &FoundServer) -> Result<ProbeResult, Left> {
+    async fn next_poll(&self, probe: &Probe, found_server: &FoundServer) -> Result<ProbeResult, Left> {
         let polling = async {
             tokio::select! {
                 () = tokio::time::sleep(STOCK_POLL) => {}
                 () = self.stock.suspicion.notified() => {}
             }
             let activity = self.stock.server().activity(Instant::now());
-            probe.poll(&found.ways, activity).await
+            probe.poll(&found_server.ways, activity).await
         };
         tokio::pin!(polling);
         loop {
@@ -296,8 +297,8 @@ impl ServerPoller {
         }
     }
 
-    async fn report_found(&self, found: &FoundServer) -> Result<(), Closed> {
-        let declared = found.declared.clone();
+    async fn report_found(&self, found_server: &FoundServer) -> Result<(), Closed> {
+        let declared = found_server.declared.clone();
         if declared.n_left_out > 0 {
             tracing::error!(
                 worker = %self.member.url,

@@ -86,8 +86,8 @@ impl WorkerKeys {
         if address.api != WorkerApi::OpenAi {
             return None;
         }
-        let own = self.keys.iter().find(|key| key.url.as_ref().is_some_and(|url| is_at(url, address)));
-        own.or_else(|| self.keys.iter().find(|key| key.url.is_none())).cloned()
+        let key_of_url = self.keys.iter().find(|key| key.url.as_ref().is_some_and(|url| is_at(url, address)));
+        key_of_url.or_else(|| self.keys.iter().find(|key| key.url.is_none())).cloned()
     }
 
     /// Returns every key, to be watched.
@@ -98,8 +98,11 @@ impl WorkerKeys {
 
 /// Returns whether a URL is that of a server, by its address or by the name in its certificate.
 fn is_at(url: &Url, address: &WorkerAddress) -> bool {
-    let mut named = address.url.clone();
-    let is_named = address.certified.as_deref().is_some_and(|name| named.set_host(Some(name)).is_ok() && named == *url);
+    let mut url_by_name = address.url.clone();
+    let is_named = address
+        .certified
+        .as_deref()
+        .is_some_and(|name| url_by_name.set_host(Some(name)).is_ok() && url_by_name == *url);
     is_named || address.url == *url
 }
 

@@ -80,7 +80,7 @@ fn describe(app: &App, worker: &WorkerView) -> Value {
     let n_in_flight = ledger.sent.n_in_flight(worker.idx);
     let breaker = breaker_name(ledger.health.breaker(worker.idx, Instant::now()));
     drop(ledger);
-    let stale = worker.link.stale_since().map(|since| since.elapsed().as_secs_f64());
+    let stale_s = worker.link.stale_since().map(|since| since.elapsed().as_secs_f64());
     let member = app.fleet.member(worker.idx);
     let blocks = &worker.blocks;
     json!({
@@ -91,7 +91,7 @@ fn describe(app: &App, worker: &WorkerView) -> Value {
         "state": state(app, worker),
         "trouble": worker.trouble.as_deref(),
         "excluded": worker.excluded.as_ref().map(ToString::to_string),
-        "stale_seconds": stale,
+        "stale_seconds": stale_s,
         "age_seconds": app.fleet.age(&member).map(|age| age.as_secs_f64()),
         "model": worker.model.as_deref(),
         "awaited_models": worker.awaited,

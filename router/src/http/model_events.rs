@@ -99,8 +99,8 @@ impl StateFollower {
             }
         }
         if let Some(last) = last {
-            let removed = last.keys().filter(|model| !states.contains_key(*model));
-            events.extend(removed.map(|model| json!({"model": model, "event": "model_remove"})));
+            let removed_models = last.keys().filter(|model| !states.contains_key(*model));
+            events.extend(removed_models.map(|model| json!({"model": model, "event": "model_remove"})));
             if !last.keys().eq(states.keys()) {
                 events.push(json!({"model": "*", "event": "models_reload"}));
             }

@@ -141,16 +141,16 @@ async fn tell(
 ) -> Result<(), RequestError> {
     let mut reports = app.fleet.host_reports();
     let orders = host_idxs.into_iter().map(|host_idx| {
-        let posted = app.fleet.hosts().post(host_idx, path, order.clone());
-        async move { posted.await.map(|answer| (host_idx, serde_json::from_slice::<HostSummary>(&answer).ok())) }
+        let answer = app.fleet.hosts().post(host_idx, path, order.clone());
+        async move { answer.await.map(|answer| (host_idx, serde_json::from_slice::<HostSummary>(&answer).ok())) }
     });
     let answers = futures::future::try_join_all(orders).await?;
     let is_in_view = || {
         let view = app.fleet.view();
         answers.iter().all(|(host_idx, answer)| {
             let sequence = |summary: &HostSummary| summary.sequence;
-            let seen = view.hosts.hosts[*host_idx].summary.as_deref().map(sequence);
-            answer.as_ref().is_none_or(|answer| seen >= Some(answer.sequence))
+            let sequence_seen = view.hosts.hosts[*host_idx].summary.as_deref().map(sequence);
+            answer.as_ref().is_none_or(|answer| sequence_seen >= Some(answer.sequence))
         })
     };
     let all = async { while !is_in_view() && reports.changed().await.is_ok() {} };

@@ -43,8 +43,8 @@ pub async fn list(
     }
     let view = app.fleet.view();
     let names = permitted_names(&view, key.as_deref()).into_iter();
-    let listed = names.filter_map(|name| listed(&app, &view, name).ok()).collect();
-    Ok(models::list(listed, &headers, &uri)?)
+    let entries = names.filter_map(|name| listed(&app, &view, name).ok()).collect();
+    Ok(models::list(entries, &headers, &uri)?)
 }
 
 /// Responds with the model of one name.
@@ -112,22 +112,22 @@ pub(super) fn shown_share(share: f32) -> Value {
 fn unloaded(app: &App, name: String, state: ListedState) -> ListedModel {
     let unknown = ModelInfo::text(Fingerprint([0; 32]), 0, 0, 0, 0);
     let status = status(&name, state);
-    let mut listed = ListedModel::new(name, app.started_s, &unknown);
-    listed.object["capabilities"] = json!([]);
-    listed.object["status"] = status;
-    listed.object["meta"] = json!({});
-    listed
+    let mut entry = ListedModel::new(name, app.started_s, &unknown);
+    entry.object["capabilities"] = json!([]);
+    entry.object["status"] = status;
+    entry.object["meta"] = json!({});
+    entry
 }
 
 fn listed(app: &App, view: &FleetView, name: String) -> Result<ListedModel, RequestError> {
     let (state, can_remove) = (state(view, &name), view.hosts.removable(&name).next().is_some());
-    let mut listed = match find(view, &name) {
+    let mut entry = match find(view, &name) {
         Ok(model) => loaded(app, view, name, state, &model),
         Err(_) if view.hosts.knows(&name) => unloaded(app, name, state),
         Err(error) => return Err(error),
     };
-    listed.object["can_remove"] = json!(can_remove);
-    Ok(listed)
+    entry.object["can_remove"] = json!(can_remove);
+    Ok(entry)
 }
 
 /// Returns a model that a worker has declared.
@@ -139,12 +139,12 @@ fn loaded(app: &App, view: &FleetView, name: String, state: ListedState, model: 
     let capabilities: Vec<Capability> = Capability::ALL.into_iter().filter(can).collect();
     let embedding = serving().find_map(|model| model.embedding);
     let status = status(&name, state);
-    let mut listed = ListedModel::new(name, app.started_s, model);
-    listed.object["status"] = status;
-    listed.object["capabilities"] = json!(capabilities);
-    let meta = &mut listed.object["meta"];
+    let mut entry = ListedModel::new(name, app.started_s, model);
+    entry.object["status"] = status;
+    entry.object["capabilities"] = json!(capabilities);
+    let meta = &mut entry.object["meta"];
     meta["n_embd_out"] = json!(embedding.map(|embedding| embedding.dimensions));
     meta["pooling"] = json!(embedding.map(|embedding| embedding.pooling));
     meta["n_workers"] = json!(workers.len());
-    listed
+    entry
 }

@@ -48,10 +48,10 @@ pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Valu
     let body = app.with_images(body, endpoint, &sender).await?;
     let draft = RawRequest { endpoint, body, salt, any_model_name, reports_prefix: false, session: None, key: None };
     let view = app.fleet.view();
-    let prepared = app.preparing.prepare(&app.fleet, view.clone(), draft).await?;
-    let matches = prepared.matches(app.fleet.index());
+    let prepared_request = app.preparing.prepare(&app.fleet, view.clone(), draft).await?;
+    let matches = prepared_request.matches(app.fleet.index());
     let request_id = fresh_request_id();
-    let dry_run = app.fleet.ledger().dry_run(&view, &prepared.route_request(&request_id, &matches));
+    let dry_run = app.fleet.ledger().dry_run(&view, &prepared_request.route_request(&request_id, &matches));
     let workers: Vec<Value> =
         dry_run.workers.iter().map(|scored_worker| describe(&app, scored_worker, &matches)).collect();
     let choice = dry_run
@@ -59,7 +59,7 @@ pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Valu
         .as_ref()
         .ok()
         .map(|(worker, reason)| json!({"worker": app.fleet.member(*worker).name(), "reason": reason.to_string()}));
-    let prompt = match &prepared.prompt {
+    let prompt = match &prepared_request.prompt {
         PreparedPrompt::Known { n_tokens, keys, .. } => {
             json!({"tokens": n_tokens, "blocks": keys.len(), "estimated": null})
         }
@@ -68,13 +68,13 @@ pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Valu
         }
     };
     Ok(Json(json!({
-        "model": prepared.model.names.first(),
-        "block_size_tokens": prepared.model.block_size_tokens,
+        "model": prepared_request.model.names.first(),
+        "block_size_tokens": prepared_request.model.block_size_tokens,
         "prompt": prompt,
         "choice": choice,
         "refusal": dry_run.choice.as_ref().err().map(ToString::to_string),
         "listen_ms_max": dry_run.backoff_max.as_secs_f64() * 1e3,
-        "waiting": app.queue.n_waiting(&prepared.model.fingerprint),
+        "waiting": app.queue.n_waiting(&prepared_request.model.fingerprint),
         "workers": workers,
     })))
 }

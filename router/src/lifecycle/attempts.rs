@@ -27,7 +27,7 @@ use crate::queue::AdmitAt;
 /// The attempts at one request, or at the rest of its response.
 pub(super) struct Attempts<'a> {
     pub(super) app: &'a App,
-    pub(super) prepared: &'a Prepared,
+    pub(super) prepared_request: &'a Prepared,
     pub(super) comments: &'a Keepalive,
     /// Workers that failed the stream which the request continues; none for a request from its start.
     pub(super) failed_boots: &'a FailedBoots,
@@ -43,16 +43,17 @@ impl Attempts<'_> {
         hold: &mut Hold,
         retry_state: &mut RetryState,
     ) -> Result<(AttemptTarget, UpstreamResponse), Box<Result<Response, RequestError>>> {
-        let Self { app, prepared, failed_boots, .. } = *self;
+        let Self { app, prepared_request, failed_boots, .. } = *self;
         loop {
             // The choice, once a worker has capacity. A worker that failed the stream may have been restarted since.
             retry_state.excluded = failed_boots.excluded(&app.fleet.view());
-            let mut target = match choice::choose_when_possible(app, request, prepared, retry_state).await {
+            let mut target = match choice::choose_when_possible(app, request, prepared_request, retry_state).await {
                 Ok(target) => target,
                 Err(error @ (RequestError::NoWorker { .. } | RequestError::Paused { .. })) => {
                     let start = Instant::now();
-                    let (name, tried) = (prepared.model_name.as_deref(), |view: &FleetView| retry_state.tried(view));
-                    let change = hold.until_changed(app, request, name, prepared.delivery, tried).await;
+                    let (name, tried) =
+                        (prepared_request.model_name.as_deref(), |view: &FleetView| retry_state.tried(view));
+                    let change = hold.until_changed(app, request, name, prepared_request.delivery, tried).await;
                     if !change.map_err(|error| Box::new(Err(error)))? {
                         let refusal =
                             Hold::refusal(app, request, name).map(|refusal| Err(LookupError::from(refusal).into()));
@@ -71,25 +72,26 @@ impl Attempts<'_> {
             let member = app.fleet.member(worker);
             let upstream = self.upstream(&member, retry_state);
             let start = Instant::now();
-            let AttemptError { failure, refusal, retry_after, past } = match upstream.attempt(request, &target).await {
-                Ok(response) => return Ok((target, response)),
-                Err(error) => error,
-            };
+            let AttemptError { failure, refusal, retry_after, partial_response } =
+                match upstream.attempt(request, &target).await {
+                    Ok(response) => return Ok((target, response)),
+                    Err(error) => error,
+                };
             // What its failure leaves to the request: its time to wait, and the response so far.
             if failure != WorkerFailure::Full {
                 // A slow attempt leaves the request as much time to wait as it had before.
                 request.queued_from += start.elapsed();
             }
-            if let Some(past) = past {
+            if let Some(partial_response) = partial_response {
                 // The rest of the response gets as much time as a request that has just arrived.
                 request.queued_from = Instant::now();
                 retry_state.n_failovers += 1;
-                retry_state.past = Some(past);
+                retry_state.partial_response = Some(partial_response);
             }
             // What it says about the worker. A server may announce the quota of the client's own key.
             let is_clients_key = member.stock.is_some() && !member.client.has_own_key() && retry_after.is_some();
             let account = request.account(app).filter(|_| is_clients_key);
-            let terms = Terms { account, model_name: prepared.model_name.as_deref(), retry_after };
+            let terms = Terms { account, model_name: prepared_request.model_name.as_deref(), retry_after };
             // A Warmpath worker that counts the tokens of too many prompts still generates.
             let is_counting = matches!(request.endpoint, EndpointKind::Passthrough(_)) && member.stock.is_none();
             let is_full = failure == WorkerFailure::Full && !is_counting;
@@ -117,9 +119,9 @@ impl Attempts<'_> {
     /// Returns the client of a worker for the next attempt.
     fn upstream<'b>(&'b self, member: &'b Member, retry_state: &'b RetryState) -> Upstream<'b> {
         // Only Warmpath workers take a journal.
-        let past = retry_state.past.as_ref().filter(|_| member.stock.is_none());
-        let (limits, n_choices) = (&self.app.requests, self.prepared.n_sequences);
-        Upstream { member, limits, comments: self.comments, past, n_choices }
+        let partial_response = retry_state.partial_response.as_ref().filter(|_| member.stock.is_none());
+        let (limits, n_choices) = (&self.app.requests, self.prepared_request.n_sequences);
+        Upstream { member, limits, comments: self.comments, partial_response, n_choices }
     }
 }
 

@@ -105,10 +105,10 @@ impl Events {
 
     /// Returns the error event with which the worker ended the stream, if another worker may continue after it.
     pub(super) fn last_words(&self) -> Option<Bytes> {
-        let rest = self.journal.as_ref()?.rest();
+        let partial_line = self.journal.as_ref()?.rest();
         let mut reader = self.reader.clone();
-        reader.read(rest);
-        (rest.ends_with(b"\n\n") && reader.state().has_failed).then(|| Bytes::copy_from_slice(rest))
+        reader.read(partial_line);
+        (partial_line.ends_with(b"\n\n") && reader.state().has_failed).then(|| Bytes::copy_from_slice(partial_line))
     }
 
     /// Returns the next piece; `None` once the response has ended as its dialect defines.
@@ -116,18 +116,18 @@ impl Events {
     /// Comments are passed on without resetting the timeout. Errors: `Timeout`, and `Broken` if the stream ends before
     /// the response does.
     pub(super) async fn next(&mut self) -> Option<Result<Passed, WorkerFailure>> {
-        let passed = match self.ready.take() {
+        let next_piece = match self.ready.take() {
             Some(events) => self.read(events),
             None => match self.take_piece().await {
-                Ok(Some(passed)) => passed,
+                Ok(Some(next_piece)) => next_piece,
                 Ok(None) => return None,
                 Err(failure) => return self.failed(failure),
             },
         };
-        if passed.progress >= StreamProgress::Empty {
+        if next_piece.progress >= StreamProgress::Empty {
             self.deadline = None;
         }
-        Some(Ok(passed))
+        Some(Ok(next_piece))
     }
 
     /// Returns the state that the stream has reported so far.
@@ -151,15 +151,16 @@ impl Events {
                     None => self.unread.push_back(piece),
                 }
             }
-            let passed = self.unread.pop_front().and_then(|piece| self.cut(piece));
-            let is_generated = passed.as_ref().is_some_and(|passed| passed.progress >= StreamProgress::Empty);
+            let next_piece = self.unread.pop_front().and_then(|piece| self.cut(piece));
+            let is_generated =
+                next_piece.as_ref().is_some_and(|next_piece| next_piece.progress >= StreamProgress::Empty);
             // During a flood of comments the timeout above never fires. What has arrived is passed on: the journal that
             // another worker continues has it.
             if !is_generated && self.unread.is_empty() && Instant::now() >= deadline {
                 return Err(WorkerFailure::Timeout);
             }
-            if passed.is_some() {
-                return Ok(passed);
+            if next_piece.is_some() {
+                return Ok(next_piece);
             }
         }
     }
@@ -168,7 +169,7 @@ impl Events {
     fn cut(&mut self, mut piece: Bytes) -> Option<Passed> {
         let Some(Ends { first, last }) = self.splitter.split(&piece) else { return self.hold(piece) };
         let beginning = piece.split_off(last);
-        let passed = if self.is_overlong {
+        let next_piece = if self.is_overlong {
             self.is_overlong = false;
             self.reader.skip();
             self.reader.read(&piece[first..]);
@@ -176,14 +177,14 @@ impl Events {
         } else if self.held.is_empty() {
             self.read(piece)
         } else {
-            let rest = piece.split_off(first);
-            self.ready = Some(rest).filter(|rest| !rest.is_empty());
+            let piece_after = piece.split_off(first);
+            self.ready = Some(piece_after).filter(|piece_after| !piece_after.is_empty());
             self.held.extend_from_slice(&piece);
-            let held = self.held.split().freeze();
-            self.read(held)
+            let events = self.held.split().freeze();
+            self.read(events)
         };
         self.held.extend_from_slice(&beginning);
-        Some(passed)
+        Some(next_piece)
     }
 
     /// Buffers a part of an event, or passes it on if the event is too long.
@@ -209,12 +210,12 @@ impl Events {
         let mut last = self.held.split();
         let has_rest = !last.trim_ascii().is_empty();
         last.extend_from_slice(b"\n\n");
-        let mut passed = is_whole(&last).then(|| self.read(last.freeze()));
-        if self.reader.lacks_only_done() && !self.is_overlong && passed.is_some() == has_rest {
-            let before = passed.map(|passed| passed.bytes).unwrap_or_default();
-            passed = Some(self.read([&before, DONE].concat().into()));
+        let mut next_piece = is_whole(&last).then(|| self.read(last.freeze()));
+        if self.reader.lacks_only_done() && !self.is_overlong && next_piece.is_some() == has_rest {
+            let before = next_piece.map(|next_piece| next_piece.bytes).unwrap_or_default();
+            next_piece = Some(self.read([&before, DONE].concat().into()));
         }
-        if self.is_overlong || !self.reader.may_end() { Err(WorkerFailure::Broken) } else { Ok(passed) }
+        if self.is_overlong || !self.reader.may_end() { Err(WorkerFailure::Broken) } else { Ok(next_piece) }
     }
 
     /// Returns a failure, unless the response is complete and the client has all of it.

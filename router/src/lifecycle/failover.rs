@@ -34,7 +34,7 @@ use crate::prompt::Prepared;
 /// State with which a stream can be continued at another worker.
 pub(super) struct Failover {
     app: App,
-    prepared: Prepared,
+    prepared_request: Prepared,
     cached_tokens: Option<u32>,
     /// Workers that failed this stream.
     failed_boots: FailedBoots,
@@ -61,11 +61,11 @@ pub(super) fn identity(app: &App, endpoint: EndpointKind, path: &str) -> Option<
 
 impl Failover {
     /// Returns the state with which the stream of this worker can be continued; `None` if it has no journal.
-    pub(super) fn of(app: &App, prepared: Prepared, rest: &RestOfBody, head: &HeaderMap) -> Option<Self> {
+    pub(super) fn of(app: &App, prepared_request: Prepared, rest: &RestOfBody, head: &HeaderMap) -> Option<Self> {
         let has_journal = matches!(rest, RestOfBody::Events(events) if events.has_journal());
         has_journal.then(|| Self {
             app: app.clone(),
-            prepared,
+            prepared_request,
             cached_tokens: headers::number(head, warmpath_common::headers::CACHED_TOKENS),
             failed_boots: FailedBoots::default(),
             n_done: 0,
@@ -92,8 +92,8 @@ impl Failover {
         self.failed_boots.add(&self.app.fleet.view(), worker);
         // The continuation gets as much time as a request that has just arrived.
         request.queued_from = start;
-        let past = PartialResponse { lines, n_ended_choices, cached_tokens: self.cached_tokens };
-        let continued = self.attempt(request, past, worker, failure, start).await;
+        let partial_response = PartialResponse { lines, n_ended_choices, cached_tokens: self.cached_tokens };
+        let continued = self.attempt(request, partial_response, worker, failure, start).await;
         request.span.part("router.failover", start, Instant::now(), Vec::new());
         let result = if continued.is_some() { metrics::CONTINUED } else { metrics::FAILED };
         self.app.metrics.failovers.with_label_values(&[result]).inc();
@@ -103,17 +103,21 @@ impl Failover {
     async fn attempt(
         &self,
         request: &mut IncomingRequest,
-        past: PartialResponse,
+        partial_response: PartialResponse,
         worker: WorkerIdx,
         failure: WorkerFailure,
         start: Instant,
     ) -> Option<ContinuedStream> {
         let app = &self.app;
-        let mut retry_state = RetryState { past: Some(past), ..RetryState::default() };
+        let mut retry_state = RetryState { partial_response: Some(partial_response), ..RetryState::default() };
         let (comments, _receiver) = tokio::sync::mpsc::channel(1);
         let comments = Keepalive::new(comments);
-        let attempts =
-            Attempts { app, prepared: &self.prepared, comments: &comments, failed_boots: &self.failed_boots };
+        let attempts = Attempts {
+            app,
+            prepared_request: &self.prepared_request,
+            comments: &comments,
+            failed_boots: &self.failed_boots,
+        };
         let (mut target, response) =
             attempts.run(request, &mut Hold::new(app, &comments), &mut retry_state).await.ok()?;
         let head = response.head();

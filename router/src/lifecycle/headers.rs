@@ -101,7 +101,7 @@ pub(super) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Durati
 pub(super) fn to_worker(
     request: &IncomingRequest,
     target: &AttemptTarget,
-    past: Option<&PartialResponse>,
+    partial_response: Option<&PartialResponse>,
 ) -> HeaderMap {
     let mut headers = of_client(&request.headers);
     let is_stock = target.in_flight.is_server_request();
@@ -124,9 +124,9 @@ pub(super) fn to_worker(
     if let Some(identity) = &request.identity {
         set(&mut headers, headers::JOURNAL, identity);
     }
-    if let Some(past) = past {
-        set(&mut headers, headers::JOURNAL_BYTES, &past.lines.len().to_string());
-        if let Some(cached_tokens) = past.cached_tokens {
+    if let Some(partial_response) = partial_response {
+        set(&mut headers, headers::JOURNAL_BYTES, &partial_response.lines.len().to_string());
+        if let Some(cached_tokens) = partial_response.cached_tokens {
             set(&mut headers, headers::CACHED_TOKENS, &cached_tokens.to_string());
         }
     }

@@ -44,23 +44,23 @@ impl PrefixBreakHeader {
     }
 
     /// Returns the report for a prompt if the request's headers ask for it.
-    pub(super) fn of(app: &App, client_headers: &HeaderMap, prepared: &mut Prepared) -> Self {
+    pub(super) fn of(app: &App, client_headers: &HeaderMap, prepared_request: &mut Prepared) -> Self {
         if !Self::is_wanted(client_headers) {
             return Self(None);
         }
-        let dropped_reasoning = prepared.dropped_reasoning.take();
-        let PreparedPrompt::Known { root, keys, .. } = &prepared.prompt else {
+        let dropped_reasoning = prepared_request.dropped_reasoning.take();
+        let PreparedPrompt::Known { root, keys, .. } = &prepared_request.prompt else {
             return Self(Some(Report { text: "unknown".to_owned(), dropped_reasoning }));
         };
         let (root, keys) = (*root, keys.clone());
-        let chat = std::mem::take(&mut prepared.chat);
+        let chat = std::mem::take(&mut prepared_request.chat);
         let PromptRelation { continuity, repeats_tools } =
-            app.conversations.observe(PromptFingerprint { root, chat, keys }, prepared.tools);
+            app.conversations.observe(PromptFingerprint { root, chat, keys }, prepared_request.tools);
         let mut text = match continuity {
             PrefixContinuity::New => "new".to_owned(),
             PrefixContinuity::Intact => INTACT.to_owned(),
             PrefixContinuity::Broken(found) => {
-                let n_block_tokens = prepared.model.block_size_tokens;
+                let n_block_tokens = prepared_request.model.block_size_tokens;
                 let token = found.block.saturating_mul(n_block_tokens);
                 let message = found.message.map(|message| format!("; message={message}")).unwrap_or_default();
                 // The difference is within the block behind the last common one.

@@ -209,7 +209,7 @@ enum Break {
 impl RestOfBody {
     async fn next(&mut self) -> Option<Result<Bytes, WorkerFailure>> {
         match self {
-            Self::Events(events) => events.next().await.map(|passed| passed.map(|passed| passed.bytes)),
+            Self::Events(events) => events.next().await.map(|piece| piece.map(|piece| piece.bytes)),
             Self::Other(pieces) => pieces.next().await,
         }
     }

@@ -28,7 +28,7 @@ pub(super) struct RetryState {
     /// Workers that cannot take it.
     pub(super) excluded: Vec<WorkerIdx>,
     /// Response so far, from other workers' journals; `None` for a new response.
-    pub(super) past: Option<PartialResponse>,
+    pub(super) partial_response: Option<PartialResponse>,
     /// Number of workers that failed after they had sent part of the journal of a response in one piece.
     pub(super) n_failovers: u32,
     pub(super) last: Option<(WorkerFailure, Option<WorkerRefusal>)>,
@@ -52,8 +52,8 @@ impl RetryState {
     /// Returns whether another attempt may follow this failure.
     pub(super) fn may_repeat(&self, app: &App, failure: WorkerFailure) -> bool {
         let failing = self.failing_since.map_or(Duration::ZERO, |since| since.elapsed());
-        let elapsed = failing.saturating_sub(self.waited);
-        if app.requests.retry.after(self.n_attempts, failure, elapsed) == RetryDecision::GiveUp {
+        let failing_time = failing.saturating_sub(self.waited);
+        if app.requests.retry.after(self.n_attempts, failure, failing_time) == RetryDecision::GiveUp {
             return false;
         }
         app.retries.withdraw()

@@ -15,10 +15,10 @@ use crate::prompt::body::Purpose;
 use crate::prompt::{Prepared, PreparedPrompt};
 
 /// Compares actual with predicted reuse, in whole blocks, if both are known.
-pub(super) fn observe(app: &App, target: &AttemptTarget, prepared: &Prepared, headers: &HeaderMap) {
+pub(super) fn observe(app: &App, target: &AttemptTarget, prepared_request: &Prepared, headers: &HeaderMap) {
     let actual: Option<u32> = headers::number(headers, warmpath_common::headers::CACHED_TOKENS);
     let (PreparedPrompt::Known { n_tokens, keys, .. }, Some(actual), true) =
-        (&prepared.prompt, actual, target.has_one_prompt)
+        (&prepared_request.prompt, actual, target.has_one_prompt)
     else {
         return;
     };
@@ -29,7 +29,7 @@ pub(super) fn observe(app: &App, target: &AttemptTarget, prepared: &Prepared, he
     // A worker reuses more if it waits for a prefix that another request computes, or if a part of a block is cached.
     let cacheable_tokens = (held_blocks * target.block_size_tokens).max(actual);
     // The reuse of a request that only fills the cache serves nobody yet.
-    if prepared.purpose == Purpose::Response {
+    if prepared_request.purpose == Purpose::Response {
         app.metrics.prompt_tokens.inc_by(u64::from(n_tokens));
         app.metrics.cacheable_tokens.inc_by(u64::from(cacheable_tokens));
         app.metrics.predicted_cached_tokens.inc_by(u64::from(predicted_tokens));

@@ -36,7 +36,7 @@ pub(super) struct Upstream<'a> {
     pub(super) limits: &'a RequestConfig,
     pub(super) comments: &'a Keepalive,
     /// Response so far, if this attempt continues one.
-    pub(super) past: Option<&'a PartialResponse>,
+    pub(super) partial_response: Option<&'a PartialResponse>,
     /// Number of requested choices, of all prompts together.
     pub(super) n_choices: u32,
 }
@@ -48,12 +48,12 @@ pub(super) struct AttemptError {
     /// Time for which the worker wants no further request; `None` if it gives none.
     pub(super) retry_after: Option<Duration>,
     /// Response so far, from which another worker can continue; `None` if this attempt added nothing.
-    pub(super) past: Option<PartialResponse>,
+    pub(super) partial_response: Option<PartialResponse>,
 }
 
 impl From<WorkerFailure> for AttemptError {
     fn from(failure: WorkerFailure) -> Self {
-        Self { failure, refusal: None, retry_after: None, past: None }
+        Self { failure, refusal: None, retry_after: None, partial_response: None }
     }
 }
 
@@ -76,7 +76,7 @@ impl Upstream<'_> {
         let client = &self.member.client;
         let mut url = client.url(&request.path);
         url.set_query(request.query.as_deref());
-        let headers = headers::to_worker(request, attempt_target, self.past);
+        let headers = headers::to_worker(request, attempt_target, self.partial_response);
         let call = client.call(request.method.clone(), &url, headers, self.body(request));
         let deadline = Instant::now() + self.limits.response_timeout;
         let mut loss = self.member.loss();
@@ -101,7 +101,7 @@ impl Upstream<'_> {
         }
         let mut pieces = patient(pieces, self.limits.idle_timeout);
         // Another worker has accepted the body, so this one refuses the journal.
-        let is_misread = self.past.is_some() && head.status.is_client_error();
+        let is_misread = self.partial_response.is_some() && head.status.is_client_error();
         let worker_failure = self.refused(head.status).or(is_misread.then_some(WorkerFailure::Error));
         if worker_failure == Some(WorkerFailure::Refused) {
             return Err(WorkerFailure::Refused.into());
@@ -112,7 +112,7 @@ impl Upstream<'_> {
                 Ok(Ok(ReadBody::Whole(body))) => Some(WorkerRefusal { head, body }),
                 Ok(Ok(ReadBody::Part(_)) | Err(_)) | Err(_) => None,
             };
-            return Err(AttemptError { failure, refusal, retry_after, past: None });
+            return Err(AttemptError { failure, refusal, retry_after, partial_response: None });
         }
         let read_part = timeout_at(deadline, read_body(&mut pieces)).await.map_err(|_| WorkerFailure::Timeout)??;
         let may_be_error = head.status.is_success() && !matches!(request.endpoint, EndpointKind::Passthrough(_));
@@ -172,20 +172,26 @@ impl Upstream<'_> {
         mut pieces: BodyPieces,
         deadline: Instant,
     ) -> Result<UpstreamResponse, AttemptError> {
-        let mut reader = WholeReader::new(self.past.map(|past| past.lines.clone()).unwrap_or_default());
+        let mut reader = WholeReader::new(
+            self.partial_response.map(|partial_response| partial_response.lines.clone()).unwrap_or_default(),
+        );
         let read = self.read_journaled(&mut reader, &mut pieces, deadline).await;
-        let known_before = self.past.and_then(|past| past.cached_tokens);
+        let known_before = self.partial_response.and_then(|partial_response| partial_response.cached_tokens);
         let cached_tokens = known_before.or(headers::number(&head.headers, warmpath_common::headers::CACHED_TOKENS));
-        let past =
+        let partial_response =
             reader.into_lines().map(|lines| PartialResponse { lines, cached_tokens, ..PartialResponse::default() });
         let (status, read_part) = match read {
             Ok(read) => read,
-            Err(failure) => return Err(AttemptError { past, ..failure.into() }),
+            Err(failure) => return Err(AttemptError { partial_response, ..failure.into() }),
         };
         let head = ResponseHead { status, ..head };
         if let Some(failure) = self.refused(status) {
             let (ReadBody::Whole(body) | ReadBody::Part(body)) = read_part;
-            return Err(AttemptError { refusal: Some(WorkerRefusal { head, body }), past, ..failure.into() });
+            return Err(AttemptError {
+                refusal: Some(WorkerRefusal { head, body }),
+                partial_response,
+                ..failure.into()
+            });
         }
         Ok(read_part.response(head, patient(pieces, self.limits.idle_timeout)))
     }
@@ -217,9 +223,9 @@ impl Upstream<'_> {
         if request.method != Method::POST {
             return Bytes::new();
         }
-        match self.past {
+        match self.partial_response {
             None => request.body.clone(),
-            Some(past) => [&request.body[..], &past.lines].concat().into(),
+            Some(partial_response) => [&request.body[..], &partial_response.lines].concat().into(),
         }
     }
 
@@ -250,8 +256,10 @@ impl Upstream<'_> {
         };
         let mut events = Events::new(pieces, mark, deadline, self.limits.idle_timeout);
         if self.has_journal(&head) {
-            let (lines, n_ended_choices) =
-                self.past.map(|past| (past.lines.clone(), past.n_ended_choices)).unwrap_or_default();
+            let (lines, n_ended_choices) = self
+                .partial_response
+                .map(|partial_response| (partial_response.lines.clone(), partial_response.n_ended_choices))
+                .unwrap_or_default();
             events = events.with_journal(lines, n_ended_choices);
         }
         let is_stock = self.member.stock.is_some();
