@@ -127,8 +127,8 @@ impl FittedTemplate {
         let ending = ending(request, goes_on.as_ref());
         let key = |tools| FormatKey { ending, options, tools, enable_thinking, kwargs: &kwargs };
         let is_required = options.tool_choice == ToolChoice::Required;
-        let known = match self.formats.get(&key(&options.tools)) {
-            Ok(known) => known,
+        let known_format = match self.formats.get(&key(&options.tools)) {
+            Ok(known_format) => known_format,
             // If even a request without tools has no format, the template is at fault; otherwise a tool is.
             Err(error) if options.tools.is_empty() || self.formats.get(&key(&[])).is_err() => {
                 tracing::debug!(%error, "no format is known for this chat template");
@@ -136,53 +136,63 @@ impl FittedTemplate {
             }
             Err(error) => return Err(self.refused_tool(&options.tools, key, &error)),
         };
-        if is_required && known.format.grammar.is_empty() {
+        if is_required && known_format.format.grammar.is_empty() {
             return Err(nothing_to_require());
         }
-        if known.is_plain {
+        if known_format.is_plain {
             return Ok(None);
         }
         let prefix = match &goes_on {
-            Some(goes_on) => fill(&known.format.generation_prompt, goes_on),
+            Some(goes_on) => fill(&known_format.format.generation_prompt, goes_on),
             None => {
-                let prefix = self.generation_prompt(request, prompt, &known.format)?;
+                let prefix = self.generation_prompt(request, prompt, &known_format.format)?;
                 // Some of llama.cpp's parsers expect the same beginning of every response.
-                if reads(&known.format, &prefix) { prefix } else { self.first_prefix(&key(&options.tools), prefix) }
+                if reads(&known_format.format, &prefix) {
+                    prefix
+                } else {
+                    self.first_prefix(&key(&options.tools), prefix)
+                }
             }
         };
         if goes_on.is_none() {
-            known.spaced.get_or_init(|| self.spaced(request, options, &known));
+            known_format.spaced.get_or_init(|| self.spaced(request, options, &known_format));
         }
-        Ok(Some(AnswerFormat { known, prefix, continues: goes_on.is_some(), separators: self.separators() }))
+        Ok(Some(AnswerFormat {
+            known: known_format,
+            prefix,
+            continues: goes_on.is_some(),
+            separators: self.separators(),
+        }))
     }
 
     /// Returns the grammar of calls with white space as the template writes it; `None` if that cannot be determined.
-    fn spaced(&self, request: &ChatPrompt, options: &FormatOptions, known: &KnownFormat) -> Option<String> {
+    fn spaced(&self, request: &ChatPrompt, options: &FormatOptions, known_format: &KnownFormat) -> Option<String> {
         let parameters = |tool: &Json| tool["function"]["parameters"].clone();
-        let has_some = |tool: &&Json| parameters(tool)["properties"].as_object().is_none_or(|named| !named.is_empty());
+        let has_some =
+            |tool: &&Json| parameters(tool)["properties"].as_object().is_none_or(|properties| !properties.is_empty());
         let tool = options.tools.iter().find(has_some).or(options.tools.first())?;
         let name = tool["function"]["name"].as_str()?;
         let tools: Vec<&str> = options.tools.iter().filter_map(|tool| tool["function"]["name"].as_str()).collect();
-        let rendered = |messages: Vec<Map<String, Json>>, add_generation_prompt: bool| {
+        let render = |messages: Vec<Map<String, Json>>, add_generation_prompt: bool| {
             let tools = Some(vec![tool.clone()]);
             let add_generation_prompt = Some(add_generation_prompt);
             self.plain(&ChatPrompt { messages, tools, add_generation_prompt, ..request.clone() }).ok()
         };
-        let asked = rendered(called(name, &parameters(tool), 0, ""), true)?;
-        let most = if self.formats.allows_parallel_calls(options) { 2 } else { 1 };
-        let thoughts: &[&str] = if opens_reasoning(&known.format) { &["1", ""] } else { &[""] };
-        let turns = (1..=most).rev().flat_map(|n_calls| thoughts.iter().map(move |thought| (n_calls, *thought)));
+        let question = render(called(name, &parameters(tool), 0, ""), true)?;
+        let n_calls_max = if self.formats.allows_parallel_calls(options) { 2 } else { 1 };
+        let thoughts: &[&str] = if opens_reasoning(&known_format.format) { &["1", ""] } else { &[""] };
+        let turns = (1..=n_calls_max).rev().flat_map(|n_calls| thoughts.iter().map(move |thought| (n_calls, *thought)));
         turns.into_iter().find_map(|(n_calls, thought)| {
-            let answered = rendered(called(name, &parameters(tool), n_calls, thought), false)?;
-            let n_common = asked.bytes().zip(answered.bytes()).take_while(|(a, b)| a == b).count();
-            let n_common = asked.floor_char_boundary(n_common);
-            let (opened, said) = (&asked[n_common..], &answered[n_common..]);
-            let from_start = !known.format.grammar_is_lazy;
-            let before = known.format.generation_prompt.strip_suffix(opened).filter(|_| from_start);
+            let conversation = render(called(name, &parameters(tool), n_calls, thought), false)?;
+            let n_common = question.bytes().zip(conversation.bytes()).take_while(|(a, b)| a == b).count();
+            let n_common = question.floor_char_boundary(n_common);
+            let (opening, said) = (&question[n_common..], &conversation[n_common..]);
+            let from_start = !known_format.format.grammar_is_lazy;
+            let before = known_format.format.generation_prompt.strip_suffix(opening).filter(|_| from_start);
             let text = format!("{}{said}", before.unwrap_or_default());
             // Many templates open reasoning for a response and leave it out of past turns.
-            let is_response = !from_start || (opened.is_empty() && thought == thoughts[0]);
-            spaced(known.grammar(), &Written { text: &text, from_start, is_response, tool: name, tools: &tools })
+            let is_response = !from_start || (opening.is_empty() && thought == thoughts[0]);
+            spaced(known_format.grammar(), &Written { text: &text, from_start, is_response, tool: name, tools: &tools })
         })
     }
 
@@ -232,8 +242,8 @@ impl FittedTemplate {
 /// Returns whether a prompt ends within reasoning that it opens.
 fn opens_reasoning(format: &ChatFormat) -> bool {
     let (start, prompt) = (format.thinking_start.trim(), format.generation_prompt.as_str());
-    let opened = prompt.rfind(start).filter(|_| !start.is_empty()).map(|at| &prompt[at + start.len()..]);
-    opened.is_some_and(|opened| !format.thinking_ends.iter().any(|end| opened.contains(end.trim())))
+    let behind_start = prompt.rfind(start).filter(|_| !start.is_empty()).map(|at| &prompt[at + start.len()..]);
+    behind_start.is_some_and(|behind_start| !format.thinking_ends.iter().any(|end| behind_start.contains(end.trim())))
 }
 
 /// Returns a conversation with this many calls of a tool with these parameters, after this reasoning.
@@ -243,8 +253,9 @@ fn called(name: &str, parameters: &Json, n_calls: usize, thought: &str) -> Vec<M
     };
     let arguments: Map<String, Json> = match parameters["properties"].as_object() {
         Some(properties) => {
-            let required = parameters["required"].as_array();
-            let is_required = |name: &str| required.is_some_and(|required| required.iter().any(|one| one == name));
+            let required_names = parameters["required"].as_array();
+            let is_required =
+                |name: &str| required_names.is_some_and(|required_names| required_names.iter().any(|one| one == name));
             let (first, then): (Vec<_>, Vec<_>) = properties.iter().partition(|(name, _)| is_required(name));
             first.into_iter().chain(then).map(argument).collect()
         }

@@ -69,7 +69,8 @@ pub(crate) struct KnownFormat {
 impl Formats {
     /// Returns the formats of a template; it is compiled at the first use.
     pub fn new(source: &str, info: &VocabularyInfo) -> Self {
-        let weigh = |_: &blake3::Hash, known: &Arc<KnownFormat>| u32::try_from(known.bytes).unwrap_or(u32::MAX);
+        let weigh =
+            |_: &blake3::Hash, known_format: &Arc<KnownFormat>| u32::try_from(known_format.bytes).unwrap_or(u32::MAX);
         Self {
             source: source.to_owned(),
             bos_text: info.bos_text.clone(),
@@ -106,8 +107,8 @@ impl Formats {
         };
         let text = inputs.to_json();
         let hash = blake3::hash(text.as_bytes());
-        if let Some(known) = self.kept.get(&hash) {
-            return Ok(known);
+        if let Some(known_format) = self.kept.get(&hash) {
+            return Ok(known_format);
         }
         let (mut format, is_stand_in) = if key.tools.is_empty() {
             (self.templates()?.format(&text)?, false)
@@ -117,9 +118,9 @@ impl Formats {
         if !parallel_tool_calls && let Some(one_call) = one_call(&format.grammar) {
             format.grammar = one_call;
         }
-        let known = Arc::new(KnownFormat { is_stand_in, ..KnownFormat::new(format, text.len()) });
-        self.kept.insert(hash, Arc::clone(&known));
-        Ok(known)
+        let known_format = Arc::new(KnownFormat { is_stand_in, ..KnownFormat::new(format, text.len()) });
+        self.kept.insert(hash, Arc::clone(&known_format));
+        Ok(known_format)
     }
 
     /// Returns the format of a response that may have calls, and whether they have another form than the template's.
@@ -146,8 +147,8 @@ impl Formats {
         if !stand_in::is_misread(templates) {
             return CallReading::AsWritten;
         }
-        let hinted = self.compile(&format!("{}{}", stand_in::LIKE_PYTHON, self.source)).ok();
-        hinted.filter(stand_in::reads_call).map_or(CallReading::Misread, CallReading::Hinted)
+        let hinted_templates = self.compile(&format!("{}{}", stand_in::LIKE_PYTHON, self.source)).ok();
+        hinted_templates.filter(stand_in::reads_call).map_or(CallReading::Misread, CallReading::Hinted)
     }
 
     fn templates(&self) -> Result<&ChatTemplates, ChatError> {

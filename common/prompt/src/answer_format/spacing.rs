@@ -52,20 +52,20 @@ pub(crate) fn spaced(grammar: &str, written: &Written<'_>) -> Option<String> {
         Expression { rules: &rules, others: other_rules(written), text: String::new(), places: Vec::new() };
     expression.text.push_str(if written.from_start { "^" } else { "" });
     expression.rule(ROOT, &mut Vec::new())?;
-    let compiled: Regex = RegexBuilder::new(&expression.text).backtrack_limit(BACKTRACKS_MAX).build().ok()?;
-    let captures = compiled.captures(written.text).ok().flatten()?;
-    let mut found: HashMap<Place<'_>, Option<&str>> = HashMap::new();
+    let regex: Regex = RegexBuilder::new(&expression.text).backtrack_limit(BACKTRACKS_MAX).build().ok()?;
+    let captures = regex.captures(written.text).ok().flatten()?;
+    let mut texts: HashMap<Place<'_>, Option<&str>> = HashMap::new();
     for (idx, place) in expression.places.iter().enumerate() {
         let Some(text) = captures.get(idx + 1).map(|group| group.as_str()) else { continue };
         if place.0 == ROOT && !written.is_response {
             continue;
         }
-        let known = found.entry(*place).or_insert(Some(text));
-        if *known != Some(text) {
-            *known = None;
+        let known_text = texts.entry(*place).or_insert(Some(text));
+        if *known_text != Some(text) {
+            *known_text = None;
         }
     }
-    Some(rules.with(&found))
+    Some(rules.with(&texts))
 }
 
 /// Place of white space: a rule's name and the index of its part.
@@ -90,9 +90,9 @@ impl<'g> Rules<'g> {
     }
 
     /// Returns the grammar with these texts in place of white space, also in rules of the same shape.
-    fn with(&self, found: &HashMap<Place<'_>, Option<&str>>) -> String {
+    fn with(&self, texts_found: &HashMap<Place<'_>, Option<&str>>) -> String {
         let mut by_shape: HashMap<String, HashMap<usize, &str>> = HashMap::new();
-        for ((name, part), text) in found {
+        for ((name, part), text) in texts_found {
             if let Some(text) = text {
                 by_shape.entry(shape(&self.parts[name])).or_default().insert(*part, text);
             }

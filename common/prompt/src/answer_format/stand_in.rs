@@ -41,19 +41,23 @@ pub(crate) fn reads(format: &ChatFormat, prefix: &str) -> bool {
 /// Cost: parses each beginning of one call and its result; some milliseconds.
 pub(crate) fn reads_call(templates: &ChatTemplates) -> bool {
     let arguments = json!({"place": "here"});
-    let mut called = Ending::ToolResult.conversation();
-    called[1]["tool_calls"][0]["function"]["arguments"] = arguments.to_string().into();
-    let asked = required(templates, &Ending::Question.conversation());
-    let (Ok(asked), Ok(answered)) = (asked, required(templates, &called)) else { return false };
-    let n_common = asked.prompt.bytes().zip(answered.prompt.bytes()).take_while(|(a, b)| a == b).count();
-    let said = &answered.prompt[answered.prompt.floor_char_boundary(n_common)..];
+    let mut conversation = Ending::ToolResult.conversation();
+    conversation[1]["tool_calls"][0]["function"]["arguments"] = arguments.to_string().into();
+    let question_format = required(templates, &Ending::Question.conversation());
+    let (Ok(question_format), Ok(answer_format)) = (question_format, required(templates, &conversation)) else {
+        return false;
+    };
+    let n_common = question_format.prompt.bytes().zip(answer_format.prompt.bytes()).take_while(|(a, b)| a == b).count();
+    let said = &answer_format.prompt[answer_format.prompt.floor_char_boundary(n_common)..];
     said.char_indices().map(|(at, c)| at + c.len_utf8()).any(|end| {
-        let read = asked.reader(&asked.generation_prompt).and_then(|mut reader| reader.finish(&said[..end], ""));
+        let message = question_format
+            .reader(&question_format.generation_prompt)
+            .and_then(|mut reader| reader.finish(&said[..end], ""));
         let is_it = |call: &CallDelta| {
             call.name.as_deref() == Some(Ending::TOOL)
-                && serde_json::from_str::<Json>(&call.arguments).is_ok_and(|read| read == arguments)
+                && serde_json::from_str::<Json>(&call.arguments).is_ok_and(|value| value == arguments)
         };
-        read.is_ok_and(|read| matches!(&read.tool_calls[..], [call] if is_it(call)))
+        message.is_ok_and(|message| matches!(&message.tool_calls[..], [call] if is_it(call)))
     })
 }
 
