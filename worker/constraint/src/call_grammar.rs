@@ -71,7 +71,7 @@ impl WaitingGrammar {
     /// Returns a waiting grammar.
     ///
     /// Errors: the reason why it cannot be used.
-    pub fn new(followed: Box<FollowedGrammar>, start: &CallStart) -> Result<Self, String> {
+    pub fn new(followed_grammar: Box<FollowedGrammar>, start: &CallStart) -> Result<Self, String> {
         let CallStart { words, patterns, marks, prefix } = start;
         let starts = if patterns.is_empty() {
             StartTrigger::Words(words.clone())
@@ -82,7 +82,7 @@ impl WaitingGrammar {
                 patterns.map_err(|error| format!("the pattern for the start of a tool call is invalid: {error}"))?,
             )
         };
-        Ok(Self { followed, watch: ToolCallDetector::new(starts, marks.clone(), prefix) })
+        Ok(Self { followed: followed_grammar, watch: ToolCallDetector::new(starts, marks.clone(), prefix) })
     }
 
     /// Advances by the response's next token, whose text is `piece`.

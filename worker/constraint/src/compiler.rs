@@ -185,8 +185,8 @@ impl RuleCompiler {
             Grammar::new(text, tokens).map(Arc::new).map_err(|error| format!("the grammar does not parse: {error}"))
         };
         let key = blake3::Hasher::new().update(&n_beyond.to_le_bytes()).update(text.as_bytes()).finalize();
-        let compiled = self.grammars.try_get_with(key, compile);
-        compiled.map_err(|reason: Arc<String>| String::clone(&reason))
+        let result = self.grammars.try_get_with(key, compile);
+        result.map_err(|reason: Arc<String>| String::clone(&reason))
     }
 
     /// Compiles a normalized schema of arguments like [`Self::compile`], and caches it, because clients send their
@@ -217,7 +217,7 @@ impl RuleCompiler {
 
     /// Compiles the grammar of a normalized schema.
     fn compile_grammar(&self, grammar: TopLevelGrammar, schema: &Value) -> Result<CompiledSchema, String> {
-        let compiled = std::thread::scope(|scope| {
+        let result = std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("schema".to_owned()).stack_size(STACK_BYTES);
             let job = thread.spawn_scoped(scope, || {
                 guarded(|| {
@@ -233,7 +233,7 @@ impl RuleCompiler {
             });
             job.map(|job| job.join())
         });
-        match compiled {
+        match result {
             Ok(Ok(Ok(parser))) => Ok(CompiledSchema(Arc::new(parser))),
             Ok(Ok(Err(reason))) => Err(format!("the schema cannot be followed: {reason}")),
             Ok(Err(_)) => Err("the schema cannot be followed: its compiler failed".to_owned()),

@@ -109,7 +109,7 @@ impl FollowedGrammar {
             return Ok(false);
         }
         match &mut self.arguments.begun {
-            Some(begun) => begun.allows(token, bytes),
+            Some(argument) => argument.allows(token, bytes),
             None => self.may_begin(trie.token(token)),
         }
     }
@@ -119,9 +119,9 @@ impl FollowedGrammar {
         if self.arguments.value.is_some() || self.arguments.schemas.schemas.is_empty() {
             return;
         }
-        let named = self.follower.places().iter().flat_map(|place| self.follower.named_at(*place));
+        let tokens = self.follower.places().iter().flat_map(|place| self.follower.named_at(*place));
         let schemas = &self.arguments.schemas;
-        let mut starts = named.filter_map(|token| Some((token, schemas.value(token)?)));
+        let mut starts = tokens.filter_map(|token| Some((token, schemas.value(token)?)));
         self.arguments.value = starts.next().map(|(token, schema)| FollowedValue::at_start(token, schema));
     }
 
@@ -158,10 +158,10 @@ impl FollowedGrammar {
             return Err("the grammar refuses the token that was chosen".to_owned());
         }
         if value.take(is_whole.then_some(token), bytes)? {
-            let named = value.named;
+            let token_named = value.named;
             self.arguments.value = None;
             self.follower.refuel(TOKEN_FUEL);
-            self.follower.take(named, &[]).map_err(described)?;
+            self.follower.take(token_named, &[]).map_err(described)?;
         }
         Ok(true)
     }
@@ -183,13 +183,13 @@ impl FollowedGrammar {
         for idx in 0..self.follower.places().len() {
             let mut place = self.follower.places()[idx];
             for (start, byte) in bytes.iter().enumerate() {
-                let mut named = self.follower.named_at(place);
+                let mut tokens = self.follower.named_at(place);
                 if *byte == b'{'
-                    && let Some(schema) = named.find_map(|token| self.arguments.schemas.object(token))
+                    && let Some(schema) = tokens.find_map(|token| self.arguments.schemas.object(token))
                 {
                     return Ok(Some((start, schema.clone())));
                 }
-                drop(named);
+                drop(tokens);
                 match self.follower.push(place, *byte)? {
                     Some(next) => place = next,
                     None => break,
@@ -208,8 +208,8 @@ impl FollowedGrammar {
         }
         if self.arguments.begun.is_some() {
             self.permit_closing_tokens()?;
-            let begun = self.arguments.begun.as_mut().ok_or_else(String::new)?;
-            return begun.allowed().map(|mask| &*mask);
+            let argument = self.arguments.begun.as_mut().ok_or_else(String::new)?;
+            return argument.allowed().map(|mask| &*mask);
         }
         if std::mem::replace(&mut self.n_trimmed, self.follower.n_trimmed()) != self.n_trimmed {
             self.masks.clear();
@@ -229,16 +229,16 @@ impl FollowedGrammar {
 
     /// Adds the tokens that close the arguments and continue in the grammar to the mask of the arguments' schema.
     fn permit_closing_tokens(&mut self) -> Result<(), String> {
-        let (vocabulary, bracketed) = (Arc::clone(&self.vocabulary), Arc::clone(&self.arguments.bracketed));
-        let Some(begun) = &mut self.arguments.begun else { return Ok(()) };
+        let (vocabulary, bracket_tokens) = (Arc::clone(&self.vocabulary), Arc::clone(&self.arguments.bracketed));
+        let Some(argument) = &mut self.arguments.begun else { return Ok(()) };
         self.follower.refuel(MASK_FUEL);
-        for token in bracketed.iter().copied() {
+        for token in bracket_tokens.iter().copied() {
             let bytes = vocabulary.tok_trie().token(token);
-            if begun.own_part(bytes).is_some()
+            if argument.own_part(bytes).is_some()
                 && self.follower.allows(token, bytes).map_err(described)?
-                && begun.allows(token, bytes)?
+                && argument.allows(token, bytes)?
             {
-                begun.allowed()?.allow_token(token);
+                argument.allowed()?.allow_token(token);
             }
         }
         Ok(())
@@ -251,9 +251,9 @@ impl FollowedGrammar {
             return Ok(mask);
         }
         let vocabulary = Arc::clone(&self.vocabulary);
-        let bracketed = Arc::clone(&self.arguments.bracketed);
+        let bracket_tokens = Arc::clone(&self.arguments.bracketed);
         self.follower.refuel(MASK_FUEL);
-        for token in bracketed.iter().copied() {
+        for token in bracket_tokens.iter().copied() {
             if mask.is_allowed(token) && !self.may_begin(vocabulary.tok_trie().token(token))? {
                 mask.disallow_token(token);
             }
@@ -328,13 +328,13 @@ impl FollowedGrammar {
         if !self.follower.take(token, bytes).map_err(described)? {
             return Ok(false);
         }
-        if let Some(begun) = &mut self.arguments.begun {
-            if begun.take(token, bytes)? {
+        if let Some(argument) = &mut self.arguments.begun {
+            if argument.take(token, bytes)? {
                 self.arguments.begun = None;
             }
         } else if let Some((start, schema)) = begins {
             match BegunArguments::with(&schema, &bytes[start..]) {
-                Ok(begun) => self.arguments.begun = begun,
+                Ok(argument) => self.arguments.begun = argument,
                 Err(_) => return Ok(false),
             }
         }

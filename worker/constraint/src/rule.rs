@@ -49,8 +49,8 @@ impl ResponseRule {
         match (schema, grammar, calls) {
             (None, None, None) => Ok(Self::Free),
             (Some(schema), None, calls) => {
-                let followed = calls.map(|calls| Self::followed(compiler, calls, spelled)).transpose()?;
-                let then = SchemaOrCall::new(Box::new(schema.begin()), followed);
+                let followed_calls = calls.map(|calls| Self::followed(compiler, calls, spelled)).transpose()?;
+                let then = SchemaOrCall::new(Box::new(schema.begin()), followed_calls);
                 let words = match calls.map(|calls| &calls.begin) {
                     Some(Begin::AtCall(start)) => start.words.clone(),
                     _ => Vec::new(),
@@ -63,8 +63,9 @@ impl ResponseRule {
             (None, Some(text), None) => {
                 let grammar = compiler.grammar(text, 0)?;
                 let free = FollowedArguments::none(compiler);
-                let followed = FollowedGrammar::begin(&grammar, compiler.vocabulary(), SpelledTokens::default(), free)?;
-                Ok(Self::Grammar(Box::new(followed)))
+                let followed_grammar =
+                    FollowedGrammar::begin(&grammar, compiler.vocabulary(), SpelledTokens::default(), free)?;
+                Ok(Self::Grammar(Box::new(followed_grammar)))
             }
             (None, None, Some(calls)) => Self::calls(compiler, calls, spelled),
             _ => Err("a client's grammar cannot be combined with a schema or tool calls".to_owned()),
@@ -83,15 +84,15 @@ impl ResponseRule {
     }
 
     fn calls(compiler: &RuleCompiler, calls: &CallGrammar, spelled: SpelledTokens) -> Result<Self, String> {
-        let mut followed = Self::followed(compiler, calls, spelled)?;
+        let mut followed_calls = Self::followed(compiler, calls, spelled)?;
         match &calls.begin {
             Begin::AtOnce { seen } => {
-                if !followed.take_text(seen.as_bytes())? {
+                if !followed_calls.take_text(seen.as_bytes())? {
                     return Err("the end of the prompt does not match the grammar of tool calls".to_owned());
                 }
-                Ok(Self::Grammar(followed))
+                Ok(Self::Grammar(followed_calls))
             }
-            Begin::AtCall(start) => Ok(Self::Waiting(Box::new(WaitingGrammar::new(followed, start)?))),
+            Begin::AtCall(start) => Ok(Self::Waiting(Box::new(WaitingGrammar::new(followed_calls, start)?))),
         }
     }
 
@@ -105,14 +106,14 @@ impl ResponseRule {
                 constraint.take(token).map_err(unfollowed)?;
                 Self::Schema(constraint)
             }
-            Self::Grammar(mut followed) => {
-                followed.take(token)?;
-                Self::Grammar(followed)
+            Self::Grammar(mut followed_grammar) => {
+                followed_grammar.take(token)?;
+                Self::Grammar(followed_grammar)
             }
             Self::SchemaOrCall(either) => either.take(token)?,
             Self::Waiting(waiting) => match waiting.push(token, &piece()) {
                 Waited::Waits(waiting) => Self::Waiting(waiting),
-                Waited::Counts(followed) => Self::Grammar(followed),
+                Waited::Counts(followed_grammar) => Self::Grammar(followed_grammar),
                 Waited::Dropped => Self::Free,
             },
             Self::Reasoning(thinking) => match thinking.push(token, &piece())? {

@@ -81,13 +81,13 @@ impl SchemaOrCall {
         self.is_begun = !text.is_empty();
         let mut call = self.call.take();
         if !text.is_empty()
-            && let Some(mut followed) = call.take()
-            && followed.take_text(text)?
+            && let Some(mut followed_calls) = call.take()
+            && followed_calls.take_text(text)?
         {
             if !self.schema.fits(text) {
-                return Ok(ResponseRule::Grammar(followed));
+                return Ok(ResponseRule::Grammar(followed_calls));
             }
-            call = Some(followed);
+            call = Some(followed_calls);
         }
         self.call = call;
         self.schema.take_text(text).map_err(unfollowed)?;

@@ -113,12 +113,12 @@ impl Automaton {
             _ if self.callers.grammar.is_alike_beyond_ascii => Some(BEYOND),
             _ => None,
         };
-        let known = match (slot, &self.rows[row as usize].next) {
+        let known_row = match (slot, &self.rows[row as usize].next) {
             (Some(slot), Some(next)) => next[slot],
             (Some(_), None) => UNKNOWN,
             (None, _) => self.next.get(&(row, self.band(c))).copied().unwrap_or(UNKNOWN),
         };
-        match known {
+        match known_row {
             UNKNOWN => {}
             NONE => return Ok(None),
             next => return Ok(Some(next)),
@@ -128,11 +128,11 @@ impl Automaton {
             Symbol::Chars(set) => grammar.sets[set as usize].meets(c, c),
             _ => false,
         })?;
-        let known = next.unwrap_or(NONE);
+        let known_row = next.unwrap_or(NONE);
         if let Some(slot) = slot {
-            self.rows[row as usize].next.get_or_insert_with(|| Box::new([UNKNOWN; N_TABLE]))[slot] = known;
+            self.rows[row as usize].next.get_or_insert_with(|| Box::new([UNKNOWN; N_TABLE]))[slot] = known_row;
         } else {
-            self.next.insert((row, self.band(c)), known);
+            self.next.insert((row, self.band(c)), known_row);
             self.callers.n_bytes += 32;
         }
         Ok(next)

@@ -118,14 +118,14 @@ fn lay_out(rules: &[Vec<Vec<Symbol>>], is_nullable: &[bool], ranks: &[u32], sets
     bounds.dedup();
     let is_alike_beyond_ascii = sets.iter().all(CharSet::is_alike_beyond_ascii);
     let mut places = vec![(Symbol::Done, DONE), (Symbol::End, END)];
-    let mut known = HashMap::new();
+    let mut dots = HashMap::new();
     let mut starts = Vec::new();
     let mut laid = Vec::with_capacity(rules.len());
     for (idx, alternatives) in rules.iter().enumerate() {
         let from = starts.len();
         for alternative in alternatives {
             let start = alternative.iter().rev().fold(END, |behind, symbol| {
-                *known.entry((*symbol, behind)).or_insert_with(|| {
+                *dots.entry((*symbol, behind)).or_insert_with(|| {
                     places.push((*symbol, behind));
                     Dot::try_from(places.len() - 1).expect("the symbols are counted")
                 })
@@ -142,7 +142,7 @@ fn lay_out(rules: &[Vec<Vec<Symbol>>], is_nullable: &[bool], ranks: &[u32], sets
 ///
 /// Cost: O(symbols).
 fn rules_of(rules: &[Vec<Vec<Symbol>>], is_wished: impl Fn(Symbol) -> bool) -> Vec<bool> {
-    let mut found = vec![false; rules.len()];
+    let mut qualifies = vec![false; rules.len()];
     // For each rule, the alternatives that wait for it; for each of these, its rule and the number of missing symbols.
     let mut waiting: Vec<Vec<usize>> = vec![Vec::new(); rules.len()];
     let mut missing: Vec<(usize, usize)> = Vec::new();
@@ -166,7 +166,7 @@ fn rules_of(rules: &[Vec<Vec<Symbol>>], is_wished: impl Fn(Symbol) -> bool) -> V
         }
     }
     while let Some(rule) = news.pop() {
-        if std::mem::replace(&mut found[rule], true) {
+        if std::mem::replace(&mut qualifies[rule], true) {
             continue;
         }
         for alternative in std::mem::take(&mut waiting[rule]) {
@@ -177,7 +177,7 @@ fn rules_of(rules: &[Vec<Vec<Symbol>>], is_wished: impl Fn(Symbol) -> bool) -> V
             }
         }
     }
-    found
+    qualifies
 }
 
 /// Returns the rules' ranks, each above those of the rules that it may begin with. Errors: a rule that may begin with

@@ -65,11 +65,11 @@ impl GrammarBudget {
     ///
     /// Errors: the grammar is too large; so is then every later text of it.
     pub(super) fn take(&self, n_bytes: usize) -> Result<(), SchemaError> {
-        let left = self.bytes_left.get().checked_sub(n_bytes).filter(|left| *left >= self.reserved_bytes.get());
-        if let Some(left) = left
+        let n_left = self.bytes_left.get().checked_sub(n_bytes).filter(|n_left| *n_left >= self.reserved_bytes.get());
+        if let Some(n_left) = n_left
             && !self.is_spent.get()
         {
-            self.bytes_left.set(left);
+            self.bytes_left.set(n_left);
             return Ok(());
         }
         self.is_spent.set(true);

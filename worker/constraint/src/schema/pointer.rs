@@ -11,8 +11,8 @@ pub fn canonical(reference: &str) -> Option<String> {
     if !fragment.is_empty() && !fragment.starts_with('/') {
         return None;
     }
-    let decoded = decode_percent(fragment)?;
-    Some(format!("#{}", if decoded == "/" { "" } else { &decoded }))
+    let pointer = decode_percent(fragment)?;
+    Some(format!("#{}", if pointer == "/" { "" } else { &pointer }))
 }
 
 /// Returns the value that a canonical reference names.
@@ -22,14 +22,14 @@ pub fn find<'a>(root: &'a Value, pointer: &str) -> Option<&'a Value> {
 
 fn decode_percent(text: &str) -> Option<String> {
     let mut bytes = text.bytes();
-    let mut decoded = Vec::with_capacity(text.len());
+    let mut decoded_bytes = Vec::with_capacity(text.len());
     while let Some(byte) = bytes.next() {
         if byte != b'%' {
-            decoded.push(byte);
+            decoded_bytes.push(byte);
             continue;
         }
         let digits = [bytes.next()?, bytes.next()?];
-        decoded.push(u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?);
+        decoded_bytes.push(u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?);
     }
-    String::from_utf8(decoded).ok()
+    String::from_utf8(decoded_bytes).ok()
 }

@@ -30,17 +30,18 @@ pub fn marked(tools: &[Value], places: &[usize]) -> Vec<Value> {
 /// Returns a grammar of calls in which arguments replace the markers of the tools at these indexes; the placeholders of
 /// their schemas start at `first`. Returns `None` if the format does not write all arguments as one JSON value.
 pub fn fill(grammar: &str, places: &[usize], first: u32) -> Option<String> {
-    let mut filled = grammar.to_owned();
+    let mut filled_grammar = grammar.to_owned();
     for (idx, token) in places.iter().copied().zip(first..) {
         let mark = format!("\"\\\"{}\\\"\"", word(idx));
-        if !filled.contains(&mark) {
+        if !filled_grammar.contains(&mark) {
             return None;
         }
         // White space after the arguments belongs to the format.
         let arguments = format!("( <[{token}]> | warmpath-arguments )");
-        filled = filled.replace(&format!("{mark} space\n"), &format!("{arguments}\n")).replace(&mark, &arguments);
+        filled_grammar =
+            filled_grammar.replace(&format!("{mark} space\n"), &format!("{arguments}\n")).replace(&mark, &arguments);
     }
-    Some(filled + RULES)
+    Some(filled_grammar + RULES)
 }
 
 /// Returns the normalized schema of a tool's arguments: an object without further properties, as in llama.cpp's own
@@ -69,16 +70,17 @@ pub fn loosened(tool: &Value) -> Value {
         let typed = json!({"type": schema["type"]});
         if schema::normalize(&typed).is_ok() { typed } else { json!({}) }
     };
-    let mut left = json!({"type": "object"});
+    let mut loose_parameters = json!({"type": "object"});
     if let Value::Object(properties) = &parameters["properties"] {
         let is_named = |name: &&Value| name.as_str().is_some_and(|name| properties.contains_key(name));
         let required = parameters["required"].as_array().into_iter().flatten();
-        left["required"] = required.filter(is_named).cloned().collect();
-        left["properties"] = properties.iter().map(|(name, schema)| (name.clone(), typed(schema))).collect();
-        left["additionalProperties"] = json!(allows_others(parameters));
+        loose_parameters["required"] = required.filter(is_named).cloned().collect();
+        loose_parameters["properties"] =
+            properties.iter().map(|(name, schema)| (name.clone(), typed(schema))).collect();
+        loose_parameters["additionalProperties"] = json!(allows_others(parameters));
     }
     let mut tool = tool.clone();
-    tool["function"]["parameters"] = left;
+    tool["function"]["parameters"] = loose_parameters;
     tool
 }
 

@@ -65,9 +65,9 @@ fn typed(tool: &Value, new_names: Vec<String>, type_of: impl Fn(usize) -> &'stat
     let required: Vec<&String> = both().filter(|(name, _)| is_required(name)).map(|(_, new)| new).collect();
     let properties: Map<String, Value> =
         new_names.iter().enumerate().map(|(at, name)| (name.clone(), json!({"type": type_of(at)}))).collect();
-    let mut typed = tool.clone();
-    typed["function"]["parameters"] = json!({"type": "object", "properties": properties, "required": required});
-    typed
+    let mut typed_tool = tool.clone();
+    typed_tool["function"]["parameters"] = json!({"type": "object", "properties": properties, "required": required});
+    typed_tool
 }
 
 /// Returns the properties of a format, given its grammar of calls to [`probes`]; `None` if it does not write arguments
@@ -90,15 +90,15 @@ pub fn framing(grammar: &str, tools: &[Value]) -> Option<Framing> {
 /// Returns a grammar of calls to [`marked`] tools with the real names, and a placeholder for each value, from `first`
 /// on. `values` has the indexes of tools and parameters. `None` if a value is not found.
 pub fn fill(grammar: &str, tools: &[Value], values: &[(usize, usize)], first: u32) -> Option<String> {
-    let mut filled = grammar.to_owned();
+    let mut filled_grammar = grammar.to_owned();
     for ((tool, at), token) in values.iter().zip(first..) {
-        let argument = Argument::find(&filled, &word(*tool, *at))?;
+        let argument = Argument::find(&filled_grammar, &word(*tool, *at))?;
         let name = names(&tools[*tool])[*at];
         let opening: Vec<String> = argument.pieces[..argument.value].iter().map(|piece| piece.renamed(name)).collect();
         let rule = format!("{} ::= {} <[{token}]>", argument.rule, opening.join(" "));
-        filled = filled.replace(argument.line, &rule);
+        filled_grammar = filled_grammar.replace(argument.line, &rule);
     }
-    Some(filled)
+    Some(filled_grammar)
 }
 
 fn word(tool: usize, at: usize) -> String {
