@@ -110,7 +110,7 @@ impl Host {
             bytes: models.models_cache_size.saturating_mul(1 << 20),
             models_max: if models_max == 0 { entries.len() } else { models_max } as u64,
         };
-        let unused = available.unwrap_or(budget).saturating_sub(budget);
+        let unused_bytes = available.unwrap_or(budget).saturating_sub(budget);
         let commands = WorkerCommands {
             program: worker,
             flags,
@@ -118,7 +118,7 @@ impl Host {
             cache_dir: cache_dir.clone(),
             cache_disk_mib: (disk_budget.of_loaded_model() >> 20).max(1),
             cache_ram_mib: (cache_ram >> 20).max(1),
-            fit_target_mib: unused.saturating_add(PROCESS_BYTES) >> 20,
+            fit_target_mib: unused_bytes.saturating_add(PROCESS_BYTES) >> 20,
         };
         let limits = SwapLimits { swap_wait_max_ms: models.swap_wait_max.saturating_mul(1000), models_max };
         let autoload = if models.no_models_autoload { Autoload::Off } else { Autoload::On };
@@ -214,10 +214,10 @@ pub async fn run(settings: Settings, flags: &Flags) -> anyhow::Result<()> {
 /// Returns the folder in which models keep KV state.
 ///
 /// Errors: no folder is named, and there is no home folder.
-fn cache_dir(named: Option<PathBuf>) -> anyhow::Result<PathBuf> {
+fn cache_dir(dir_of_flag: Option<PathBuf>) -> anyhow::Result<PathBuf> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
-    let dir = named.or_else(|| cache.map(|cache| cache.join("warmpath").join("kv")));
+    let dir = dir_of_flag.or_else(|| cache.map(|cache| cache.join("warmpath").join("kv")));
     let dir = dir.context("there is no home folder for KV state: set --models-cache")?;
     std::path::absolute(Path::new(&dir)).context("--models-cache")
 }

@@ -327,8 +327,8 @@ fn hosts(fleet: &Fleet) -> String {
         }
         let mut table = table(&["model", "state", "pinned"]);
         for model in host.models.iter().flatten() {
-            let pinned = if model.is_pinned { "yes" } else { "" };
-            table.add_row([model.name.clone(), describe(&model.state), pinned.to_owned()]);
+            let pinned_text = if model.is_pinned { "yes" } else { "" };
+            table.add_row([model.name.clone(), describe(&model.state), pinned_text.to_owned()]);
         }
         text += &format!(".\n{table}\n");
     }

@@ -106,8 +106,8 @@ pub async fn run(args: &ModelsArgs) -> anyhow::Result<()> {
     for subject in [Subject::Warmpath].into_iter().chain(peer) {
         let cache = tempfile::tempdir()?;
         let mut server = start(args, subject, models.path(), cache.path()).await?;
-        let measured = measure(args, subject, &server, &mut figures).await;
-        measured.with_context(|| format!("{subject:?}; the end of its log:\n{}", server.log()))?;
+        let result = measure(args, subject, &server, &mut figures).await;
+        result.with_context(|| format!("{subject:?}; the end of its log:\n{}", server.log()))?;
         server.terminate(LOAD_TIMEOUT).await?;
     }
     args.figures.show(&figures, "scenario", "server")
@@ -183,13 +183,13 @@ async fn interrupted(args: &ModelsArgs, url: &str, round: u64) -> anyhow::Result
     let (a, b) = (a?, b?);
     let text = args.text.corpus()?.tokens(round, args.prompt_tokens);
     let mut messages = vec![Message::new("user", text)];
-    let begun = a.ask_exactly(&messages, ANSWER_TOKENS).await.context("A's first turn")?;
+    let first_turn = a.ask_exactly(&messages, ANSWER_TOKENS).await.context("A's first turn")?;
     let other = Message::new("user", format!("What comes after {round}?"));
     b.ask_exactly(&[other], ANSWER_TOKENS).await.context("B's turn")?;
-    messages.push(Message::new("assistant", begun.text.clone()));
+    messages.push(Message::new("assistant", first_turn.text.clone()));
     messages.push(Message::new("user", "And then?"));
-    let resumed = a.ask_exactly(&messages, ANSWER_TOKENS).await.context("A's second turn")?;
-    Ok([begun, resumed])
+    let second_turn = a.ask_exactly(&messages, ANSWER_TOKENS).await.context("A's second turn")?;
+    Ok([first_turn, second_turn])
 }
 
 /// Asks both models in turn; clients begin with one and the other.

@@ -55,7 +55,7 @@ impl DiskRoom {
 
     fn try_make(&self) -> io::Result<()> {
         // Sizes.
-        let mut stored = Vec::new();
+        let mut states = Vec::new();
         for entry in read_dir(&self.dir)? {
             let Ok(folder) = entry.file_name().into_string() else { continue };
             if folder.starts_with(LEAVING_PREFIX) {
@@ -64,22 +64,22 @@ impl DiskRoom {
             } else if entry.file_type()?.is_dir() && !self.in_use().contains(&folder) {
                 let mut state = StoredState { folder, bytes: 0, used_at_s: 0 };
                 measure(&entry.path(), &mut state)?;
-                stored.push(state);
+                states.push(state);
             }
         }
         // Removal.
         let n_loaded = self.in_use().len() as u64;
-        for StoredState { folder, bytes, .. } in self.budget.leaving(n_loaded, stored) {
-            let gone = self.dir.join(format!("{LEAVING_PREFIX}{folder}"));
+        for StoredState { folder, bytes, .. } in self.budget.leaving(n_loaded, states) {
+            let leaving_dir = self.dir.join(format!("{LEAVING_PREFIX}{folder}"));
             {
                 // A model that is loaded meanwhile finds its folder whole, or not at all.
                 let in_use = self.in_use();
                 if in_use.contains(&folder) {
                     continue;
                 }
-                fs::rename(self.dir.join(&folder), &gone)?;
+                fs::rename(self.dir.join(&folder), &leaving_dir)?;
             }
-            fs::remove_dir_all(&gone)?;
+            fs::remove_dir_all(&leaving_dir)?;
             log::line(&format!("warmpath: removed {} MiB of KV state of {folder} (--models-cache-size)", bytes >> 20));
         }
         Ok(())

@@ -141,8 +141,8 @@ impl WorkerFlags {
     /// Errors: a flag that the host sets, or that names the file of a model.
     pub fn split(worker_flags: &[OsString]) -> anyhow::Result<Self> {
         let mut split = Self::default();
-        let mut given = worker_flags.iter();
-        while let Some(flag) = given.next() {
+        let mut flags_left = worker_flags.iter();
+        while let Some(flag) = flags_left.next() {
             let name = flag_name(flag);
             if MODEL_FLAGS.contains(&name) {
                 bail!("{name} names one model: put it into the file of --models-preset");
@@ -151,7 +151,7 @@ impl WorkerFlags {
             ensure!(!is_set_by_host, "{name} is set by the host for each model");
             match repository_flag(flag) {
                 Some(value) => {
-                    let value = value.map(str::to_owned).or_else(|| Some(given.next()?.to_str()?.to_owned()));
+                    let value = value.map(str::to_owned).or_else(|| Some(flags_left.next()?.to_str()?.to_owned()));
                     split.repositories.push(value.with_context(|| format!("{name} needs OWNER/NAME"))?);
                 }
                 None => split.flags.push(flag.clone()),

@@ -89,8 +89,8 @@ impl DownloadList {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
             text => text.with_context(|| format!("cannot read {}", file.display()))?,
         };
-        let kept: BTreeSet<String> = text.lines().map(str::to_owned).collect();
-        Ok(Self { file, names: kept.clone(), kept })
+        let kept_names: BTreeSet<String> = text.lines().map(str::to_owned).collect();
+        Ok(Self { file, names: kept_names.clone(), kept: kept_names })
     }
 
     /// Returns the names, in their order.

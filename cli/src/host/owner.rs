@@ -141,8 +141,8 @@ impl Owner {
     pub fn new(options: OwnerOptions, swaps: Swaps) -> anyhow::Result<(Self, watch::Receiver<Arc<HostSummary>>)> {
         let http = reqwest::Client::builder().no_proxy().build()?;
         let (events, inbox) = mpsc::channel(REQUESTS_MAX);
-        let empty = HostSummary { host: options.address.to_string(), ..HostSummary::default() };
-        let (summary, summaries) = watch::channel(Arc::new(empty));
+        let empty_summary = HostSummary { host: options.address.to_string(), ..HostSummary::default() };
+        let (summary, summaries) = watch::channel(Arc::new(empty_summary));
         let start = Instant::now();
         let projections = Arc::new(Semaphore::new(PROJECTIONS_MAX));
         let (workers, ctx_sizes, downloads) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
@@ -274,7 +274,7 @@ impl Owner {
 
     fn take_projection(&mut self, entry: &Entry, result: anyhow::Result<MemoryProjection>) {
         // The catalogue may have changed meanwhile.
-        if self.swaps.entry(&entry.name).is_none_or(|known| known.flags != entry.flags) {
+        if self.swaps.entry(&entry.name).is_none_or(|entry_before| entry_before.flags != entry.flags) {
             return;
         }
         match result {

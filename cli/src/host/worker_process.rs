@@ -113,12 +113,12 @@ impl WorkerProcess {
         if has_orders && status.as_ref().is_ok_and(|status| status.success()) {
             return "it has left".to_owned();
         }
-        let ended = status.map_or_else(|error| error.to_string(), |status| status.to_string());
+        let how_it_ended = status.map_or_else(|error| error.to_string(), |status| status.to_string());
         let lines = running.last_lines();
         if lines.is_empty() {
-            format!("its worker ended: {ended}")
+            format!("its worker ended: {how_it_ended}")
         } else {
-            format!("its worker ended: {ended}: {}", lines.join("; "))
+            format!("its worker ended: {how_it_ended}: {}", lines.join("; "))
         }
     }
 }

@@ -251,8 +251,8 @@ fn decode_rate(answers: &[Streamed]) -> Option<f64> {
 impl Streamed {
     /// Sends a request now and returns its response.
     pub(super) async fn of(request: impl Future<Output = anyhow::Result<Answer>>) -> anyhow::Result<Self> {
-        let sent = Instant::now();
-        Ok(Self { sent, answer: request.await? })
+        let sent_at = Instant::now();
+        Ok(Self { sent: sent_at, answer: request.await? })
     }
 
     /// Returns the times of the first and the last token; `None` for a response of one token.

@@ -350,11 +350,11 @@ impl Kv {
         for blocks in self.index.missing(&prefix) {
             let n_bytes = blocks.len() as u64;
             let new = NewChunk { prefix, blocks: blocks.clone(), n_bytes, priority: 0, tenant: TENANT, now_ms };
-            let inserted = match previous {
+            let admission = match previous {
                 Some(previous) => self.index.insert_after(previous, &new),
                 None => self.index.insert(&new),
             };
-            let Ok(id) = inserted else { break };
+            let Ok(id) = admission else { break };
             previous = Some(id);
             let Range { start, end } = blocks.clone();
             let cells = cells[start * self.block_cells..end * self.block_cells].to_vec();

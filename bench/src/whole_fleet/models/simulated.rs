@@ -123,8 +123,8 @@ fn requests(load: f64, seed: u64) -> Vec<Request> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     // Mean time between two conversations, from the work of one with warm prompts.
     let (first_tokens, turn_tokens) = PROMPT_TOKENS;
-    let computed = (first_tokens + (N_TURNS as u64 - 1) * turn_tokens) as f64 / PREFILL_TOKENS_PER_MS;
-    let work_ms = computed + N_TURNS as f64 * ANSWER_MS;
+    let compute_ms = (first_tokens + (N_TURNS as u64 - 1) * turn_tokens) as f64 / PREFILL_TOKENS_PER_MS;
+    let work_ms = compute_ms + N_TURNS as f64 * ANSWER_MS;
     let weights: f64 = (0..N_MODELS).map(weight).sum();
     let pause_ms = work_ms / (load * N_SLOTS as f64 * weights / weight(0));
 

@@ -71,9 +71,9 @@ pub(super) fn outcome(
         f64::from(n_known) * worker.restore_ms_per_token + engine.prefill_ms(n_known, new_tokens[request])
     };
     let slowdown = |range: &std::ops::Range<usize>| {
-        let answered = || range.clone().filter_map(|request| Some((request, history.served[request]?)));
-        let ttft: Duration = answered().map(|(_, response)| response.ttft).sum();
-        ratio(ttft.as_secs_f64() * 1e3, answered().map(|(request, _)| alone_ms(request)).sum())
+        let answers = || range.clone().filter_map(|request| Some((request, history.served[request]?)));
+        let ttft: Duration = answers().map(|(_, response)| response.ttft).sum();
+        ratio(ttft.as_secs_f64() * 1e3, answers().map(|(request, _)| alone_ms(request)).sum())
     };
     let ttft_ms = sorted(responses.iter().map(|response| response.ttft.as_secs_f64() * 1e3));
     let slowdowns = sorted(ranges.iter().map(slowdown));
@@ -108,9 +108,9 @@ pub(super) fn figures(outcomes: &[SessionsOutcome], n_routers: usize) -> Figures
     let state = |name, bytes: u64| Measure::lower(name, Unit::Terabytes).sample(bytes as f64 / 1e12);
     for outcome in outcomes {
         let row = Row::of_size("router", n_routers, outcome.policy.as_str());
-        let answered = ratio(outcome.n_answered as f64, outcome.n_requests as f64);
+        let answered_share = ratio(outcome.n_answered as f64, outcome.n_requests as f64);
         let samples = [
-            Measure::higher("answered", Unit::Share).sample(answered),
+            Measure::higher("answered", Unit::Share).sample(answered_share),
             Measure::lower("computed of new", Unit::Share).sample(outcome.computed_per_new),
             Measure::lower("TTFT p50", Unit::Ms).sample(outcome.ttft_ms_p50),
             Measure::lower("TTFT p95", Unit::Ms).sample(outcome.ttft_ms_p95),

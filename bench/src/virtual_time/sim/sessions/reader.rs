@@ -111,14 +111,14 @@ impl Reader {
         // Ids of the session's own blocks, by the id of the block before and the recorded id.
         let mut ids = HashMap::new();
         for (n, request) in requests.into_iter().enumerate() {
-            let recorded = self.recorded_ids(&request).with_context(|| format!("request {}", n + 1))?;
+            let recorded_ids = self.recorded_ids(&request).with_context(|| format!("request {}", n + 1))?;
             let n_ids_before = self.n_ids;
-            let mut chained = Vec::with_capacity(recorded.len());
+            let mut chained_ids = Vec::with_capacity(recorded_ids.len());
             let mut is_head = true;
-            for (depth, id) in recorded.into_iter().enumerate() {
+            for (depth, id) in recorded_ids.into_iter().enumerate() {
                 // The first request of a session counts its head from 1.
                 is_head &= (depth as u64) < n_head && id == Some(depth as u32 + 1);
-                let before = chained.last().copied();
+                let before = chained_ids.last().copied();
                 let chained_id = match id {
                     Some(_) if is_head && depth < head.len() => head[depth],
                     Some(id) if !is_head => match ids.entry((before, id)) {
@@ -130,14 +130,14 @@ impl Reader {
                 if is_head && depth == head.len() {
                     head.push(chained_id);
                 }
-                chained.push(chained_id);
+                chained_ids.push(chained_id);
             }
-            let n_known = chained.iter().take_while(|id| **id <= n_ids_before).count();
+            let n_known = chained_ids.iter().take_while(|id| **id <= n_ids_before).count();
             let line = Line {
                 timestamp: request.think_s * 1e3,
                 input_length: request.input_tokens,
                 output_length: request.output_tokens,
-                hash_ids: chained,
+                hash_ids: chained_ids,
                 previous_blocks: None,
             };
             let mut request = Request::new(line, block)?;
