@@ -304,6 +304,8 @@ REFUSED = {
     "a value of a pool that is misspelled": (pool(slotz=3), "slotz"),
     "an unknown policy": (router(policy="sticky"), "policy"),
     "a bandwidth below 0": (router(kvGbits=-1), "kvGbits"),
+    "a bandwidth of text that is no number": (router(kvGbits="fast"), "kvGbits"),
+    "a share of traces above 1, as text": ({"tracing": {"ratio": "1.5"}}, "ratio"),
     "a longer drain of a router than its pod waits for": (router(extraArgs=["--drain-timeout=600"]), "router: set drainTimeoutSeconds"),
     "a longer drain of a worker than its pod waits for": (
         pool(extraArgs=["--drain-timeout", "600"]),
@@ -495,6 +497,16 @@ class Chart(unittest.TestCase):
             result = helm("template", "rel", CHART, values={**pool(), **router(kvGbits=gbits)})
             given = [c["args"] for spec, _, _ in pods(yaml.safe_load_all(result.stdout)) for c in spec["containers"] if "args" in c]
             self.assertEqual([arg for args in given for arg in args if "kv-gbits" in arg], expected)
+
+    def test_a_fraction_may_be_set_on_the_command_line(self):
+        """`--set` makes a text of it (findings/helm-values.sh)."""
+        settings = ["router.kvGbits=2.5", "tracing.ratio=0.1", "tracing.otlpEndpoint=http://collector:4317"]
+        flags = [flag for setting in settings for flag in ["--set", setting]]
+        result = helm("template", "rel", CHART, *flags, values=pool())
+        self.assertEqual(result.returncode, 0, result.stderr)
+        args = [c.get("args", []) for spec, _, _ in pods(yaml.safe_load_all(result.stdout)) for c in spec["containers"]]
+        counts = {flag: sum(flag in a for a in args) for flag in ["--kv-gbits=2.5", "--trace-ratio=0.1"]}
+        self.assertEqual(counts, {"--kv-gbits=2.5": 1, "--trace-ratio=0.1": 2})
 
     def test_every_row_renders_its_objects_and_no_others(self):
         default_kinds = {document["kind"] for document in rendered("defaults")}
