@@ -26,7 +26,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use warmpath_common::host::HostSummary;
 use warmpath_host_core::disk::DiskBudget;
-use warmpath_host_core::swaps::{SwapLimits, Swaps};
+use warmpath_host_core::swaps::{ANNOUNCE_MS, SwapLimits, Swaps};
 use warmpath_shell::fleet_token::FleetTokens;
 use warmpath_shell::hosts::AllowedHosts;
 use warmpath_shell::listen::{self, Connections, HEAD_BYTES_MAX, ListenerOptions};
@@ -120,7 +120,8 @@ impl Host {
             cache_ram_mib: (cache_ram >> 20).max(1),
             fit_target_mib: unused_bytes.saturating_add(PROCESS_BYTES) >> 20,
         };
-        let limits = SwapLimits { swap_wait_max_ms: models.swap_wait_max.saturating_mul(1000), models_max };
+        let swap_wait_max_ms = models.swap_wait_max.saturating_mul(1000);
+        let limits = SwapLimits { swap_wait_max_ms, models_max, announce_ms: ANNOUNCE_MS };
         let autoload = if models.no_models_autoload { Autoload::Off } else { Autoload::On };
         let listener = TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
         let address = listener.local_addr()?;

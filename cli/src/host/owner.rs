@@ -15,7 +15,7 @@ use warmpath_common::clean_text;
 use warmpath_common::host::{Demand, FetchedBytes, HostModel, HostSummary, MemoryProjection, ModelState, RAM};
 use warmpath_host_core::catalogue::Entry;
 use warmpath_host_core::memory::DeviceBytes;
-use warmpath_host_core::swaps::{Action, IDLE_GRACE_MS, Swaps};
+use warmpath_host_core::swaps::{ANNOUNCE_MS, Action, Swaps};
 use warmpath_shell::fleet_token::FleetTokens;
 use warmpath_shell::log;
 
@@ -179,7 +179,7 @@ impl Owner {
         self.model_names().iter().for_each(|name| self.project(name, Download::Never));
         self.publish(self.summary_now());
         loop {
-            let pause = if self.swaps.is_settling() { Duration::from_millis(IDLE_GRACE_MS) } else { IDLE_STEP };
+            let pause = if self.swaps.is_settling() { Duration::from_millis(ANNOUNCE_MS) } else { IDLE_STEP };
             tokio::select! {
                 Some(request) = requests.recv() => self.answer(request),
                 Some(event) = self.inbox.recv() => self.take(event),
@@ -416,7 +416,9 @@ fn without_times(models: &[HostModel]) -> Vec<HostModel> {
             ModelState::Loading { progress, remaining_ms, .. } => (*progress, *remaining_ms) = (0.0, 0),
             ModelState::Impossible { retry_ms, .. } => *retry_ms = None,
             ModelState::Downloading(bytes) => *bytes = FetchedBytes::default(),
-            ModelState::Unloading { .. } | ModelState::Loadable { .. } => {}
+            // The wait of a model whose requests wait becomes shorter.
+            ModelState::Loadable { wait_ms, .. } => *wait_ms = wait_ms.div_ceil(10_000),
+            ModelState::Unloading { .. } => {}
         }
     }
     models

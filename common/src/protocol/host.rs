@@ -109,7 +109,7 @@ pub enum ModelState {
         /// Milliseconds that loading it took.
         load_ms: u64,
     },
-    /// A worker loads it, or will as soon as others have left.
+    /// A worker loads it, or will as soon as others that leave for it have left.
     Loading {
         /// URL of the worker; absent while memory is being freed.
         worker_url: Option<String>,
@@ -125,13 +125,13 @@ pub enum ModelState {
     },
     /// Its files are downloaded, and nothing waits for it.
     Downloading(FetchedBytes),
-    /// It can be loaded.
+    /// It can be loaded. If requests wait for it, others have requests and keep their memory.
     Loadable {
         /// Bytes of memory that it is expected to take, over all devices.
         memory_bytes: u64,
         /// Milliseconds that loading it is expected to take.
         load_ms: u64,
-        /// Milliseconds until there is memory for it.
+        /// Milliseconds until there is memory for it, at the latest.
         #[serde(default)]
         wait_ms: u64,
         /// Milliseconds that loading the models that leave for it again would take, by the chance of their use.

@@ -31,6 +31,10 @@ pub const SWAP_WAIT_MAX_DEFAULT_MS: u64 = 30_000;
 /// earlier, and a person does not notice the delay.
 pub const IDLE_GRACE_MS: u64 = 50;
 
+/// Default of [`SwapLimits::announce_ms`], and time between two steps while models wait. Source: own choice: a summary
+/// reaches routers and their answer comes back within some milliseconds, and a load takes half a second or more.
+pub const ANNOUNCE_MS: u64 = 25;
+
 /// Time that loads may take together before a model has to stay. Units: milliseconds. Source: own choice: a person who
 /// goes to and fro between models waits for loads only, and swaps that follow one another without an end are slowed
 /// down within a minute.
@@ -47,6 +51,9 @@ pub struct SwapLimits {
     pub swap_wait_max_ms: u64,
     /// Most models that are loaded at a time; 0 for no limit.
     pub models_max: usize,
+    /// Time for which a demand is announced before its load starts, so that routers which have chosen different hosts
+    /// agree on one. Units: milliseconds.
+    pub announce_ms: u64,
 }
 
 /// Something that the caller must do.
@@ -290,7 +297,7 @@ impl Swaps {
         self.drop_outdated();
     }
 
-    /// Returns whether something may have to be done soon, so that [`Self::step`] is due every [`IDLE_GRACE_MS`].
+    /// Returns whether something may have to be done soon, so that [`Self::step`] is due every [`ANNOUNCE_MS`].
     pub fn is_settling(&self) -> bool {
         let is_loading = |model: &Model| matches!(model.state, State::Loading { .. } | State::Draining { .. });
         let is_awaited = |model: &Model| model.waits_since().is_some() || model.download.is_some();
@@ -362,17 +369,15 @@ impl Swaps {
         if need.fits_in(&room) {
             return RoomCost { wait_ms: DRAIN_MS, evicts_ms: 0 };
         }
+        let reload_ms =
+            |victims: Vec<usize>| victims.into_iter().map(|victim| self.models[victim].reload_ms(now_ms)).sum();
         let idle_victims = self.victims(&need, &room, |model| model.may_leave() && model.is_idle(now_ms), now_ms);
-        let (victims, wait_ms) = match idle_victims {
-            Some(victims) => (victims, DRAIN_MS),
-            // A model with requests stays until another's request has waited for that long.
-            None => {
-                let victims = self.victims(&need, &room, Model::may_leave, now_ms);
-                (victims.unwrap_or_default(), self.limits.swap_wait_max_ms)
-            }
-        };
-        let evicts_ms = victims.into_iter().map(|victim| self.models[victim].reload_ms(now_ms)).sum();
-        RoomCost { wait_ms, evicts_ms }
+        if let Some(victims) = idle_victims {
+            return RoomCost { wait_ms: DRAIN_MS, evicts_ms: reload_ms(victims) };
+        }
+        // A model with requests stays until another's request has waited for that long.
+        let evicts_ms = reload_ms(self.victims(&need, &room, Model::may_leave, now_ms).unwrap_or_default());
+        RoomCost { wait_ms: model.turn_ms(self.limits.swap_wait_max_ms, now_ms), evicts_ms }
     }
 
     /// Starts the models that wait, the longest wait first, or makes room for them.
@@ -381,6 +386,7 @@ impl Swaps {
         let mut free_room = self.whole().minus(&self.sum(Model::has_worker));
         let mut coming_room = self.sum(|model| matches!(model.state, State::Draining { .. }));
         let mut is_blocked = false;
+        self.models.iter_mut().for_each(|model| model.is_next = false);
         for idx in self.waiting() {
             // A model that cannot be loaded, or whose size is not known yet, takes no room from others.
             let model = &self.models[idx];
@@ -401,7 +407,11 @@ impl Swaps {
             let need = Room::of(model);
             if need.fits_in(&free_room) {
                 free_room = free_room.minus(&need);
-                actions.push(self.models[idx].start(now_ms));
+                if model.demanded_ms(now_ms) >= self.limits.announce_ms {
+                    actions.push(self.models[idx].start(now_ms));
+                } else {
+                    self.models[idx].is_next = true;
+                }
                 continue;
             }
             if !model.evicts() {
@@ -426,6 +436,7 @@ impl Swaps {
                 }
             }
             let has_room = need.fits_in(&free_room.plus(&coming_room));
+            self.models[idx].is_next = has_room;
             // No model whose requests wait for less time takes what this one needs. Until its wait is over, a model
             // that finds no room leaves it to others, and then it takes all.
             if has_room || is_overdue {
@@ -445,7 +456,7 @@ impl Swaps {
     }
 
     fn is_overdue(&self, model: &Model, now_ms: u64) -> bool {
-        model.waits_since().is_some_and(|since| now_ms.saturating_sub(since) >= self.limits.swap_wait_max_ms)
+        model.waited_ms(now_ms) >= self.limits.swap_wait_max_ms
     }
 
     /// Returns the least valuable of the models that may leave, without those that are not necessary, so that `need`

@@ -172,12 +172,13 @@ fn seconds(time: Duration) -> u64 {
 }
 
 /// Rank of a host for a demand, the best first: its state, then the time until it serves, with what a load costs other
-/// requests and without what the state there saves.
+/// requests and without what the state there saves; of equal hosts, the one with the fewest workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     link: LinkRank,
     state: StateRank,
     time_ms: u64,
+    n_workers: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -202,6 +203,10 @@ impl HostView {
         self.summary.as_deref().map_or(&[], |summary| &summary.models)
     }
 
+    fn own_name(&self) -> Option<&str> {
+        self.summary.as_deref().map(|summary| summary.host.as_str())
+    }
+
     /// Returns the rank of the host for a model; `None` if it cannot serve it.
     fn rank(&self, model: &HostModel, now: Instant) -> Option<Rank> {
         let link = match self.link {
@@ -221,7 +226,8 @@ impl HostView {
             ModelState::Unloading { .. } => (StateRank::Unloading, 0),
             ModelState::Impossible { .. } => return None,
         };
-        Some(Rank { link, state, time_ms })
+        let n_workers = self.models().iter().filter(|model| model.state.worker_url().is_some()).count();
+        Some(Rank { link, state, time_ms, n_workers })
     }
 
     /// Returns whether requests that wait for models may get another answer after `new` than after this view.
@@ -317,13 +323,14 @@ impl HostsView {
         models.filter_map(|model| model.state.worker_url()).any(|url| url == worker_url)
     }
 
-    /// Returns the host that serves a name soonest, among those that pass `is_usable`.
+    /// Returns the host that serves a name soonest, among those that pass `is_usable`. Of equal hosts it is the first by
+    /// the name that they have themselves, so that all routers choose the same one, however each addresses them.
     pub fn best(&self, name: &str, now: Instant, is_usable: impl Fn(&Prospect<'_>) -> bool) -> Option<Prospect<'_>> {
         let candidates = self.named(name).filter(|prospect| is_usable(prospect)).filter_map(|prospect| {
             let rank = self.hosts[prospect.host_idx].rank(prospect.model, now)?;
             Some((rank, prospect))
         });
-        candidates.min_by_key(|(rank, _)| *rank).map(|(_, prospect)| prospect)
+        candidates.min_by_key(|(rank, prospect)| (*rank, self.hosts[prospect.host_idx].own_name())).map(|(_, best)| best)
     }
 
     /// Returns whether a worker for a name comes if the request waits; with `autoload`, because a host loads it then.

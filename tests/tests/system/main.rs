@@ -15,6 +15,7 @@ mod dialects;
 mod failover;
 mod failures;
 mod fleet_page;
+mod hosts;
 mod idle_streams;
 mod images;
 mod kv_transfer;

@@ -20,18 +20,18 @@ use warmpath_common::host::{
 use warmpath_tests::rig::{bin_dir, made_model, poll_until};
 
 /// Longest time until a host reaches the state for which a test waits.
-const DEADLINE: Duration = Duration::from_secs(60);
+pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A running host of the models `a` and `b`, of which one is loaded at a time.
 pub struct Host {
     child: Child,
-    url: String,
+    pub url: String,
     http: reqwest::Client,
     pub dir: tempfile::TempDir,
 }
 
 impl Host {
-    async fn start(further_preset: &str) -> anyhow::Result<Self> {
+    pub async fn start(further_preset: &str) -> anyhow::Result<Self> {
         Self::start_with(tempfile::tempdir()?, further_preset, &[]).await
     }
 
@@ -56,7 +56,7 @@ impl Host {
         Ok(host)
     }
 
-    async fn summary(&self) -> anyhow::Result<HostSummary> {
+    pub async fn summary(&self) -> anyhow::Result<HostSummary> {
         Ok(self.http.get(format!("{}{SUMMARY_PATH}", self.url)).send().await?.error_for_status()?.json().await?)
     }
 
@@ -70,7 +70,7 @@ impl Host {
         found.with_context(|| format!("{what} never happened"))
     }
 
-    async fn state(&self, model: &str) -> anyhow::Result<ModelState> {
+    pub async fn state(&self, model: &str) -> anyhow::Result<ModelState> {
         Ok(self.summary().await?.model(model).context("it is listed")?.state.clone())
     }
 
@@ -158,7 +158,7 @@ fn demand(model: &str) -> Value {
 }
 
 /// Returns a conversation that begins with about a thousand tokens.
-fn conversation(topic: &str) -> Vec<Message> {
+pub fn conversation(topic: &str) -> Vec<Message> {
     let text = (0..120).map(|n| format!("{topic} number {n} is one of many.")).collect::<Vec<_>>().join(" ");
     vec![Message::new("user", text)]
 }

@@ -2,7 +2,6 @@
 //!
 //! Not here: who requests the models (`models --simulated`, and random clients in this module's tests).
 
-use warmpath_common::host::Demand;
 use warmpath_host_core::catalogue::Entry;
 use warmpath_host_core::memory::DeviceBytes;
 use warmpath_host_core::swaps::{Action, SwapLimits, Swaps};
@@ -95,13 +94,6 @@ impl SimHost {
     /// Reports how many answers a model's worker computes.
     pub fn report_running(&mut self, model: usize, n_running: usize, now_ms: u64) {
         self.swaps.running(&model.to_string(), n_running as u32, now_ms);
-    }
-
-    /// Takes the demand of a router for a model.
-    pub fn demand(&mut self, model: usize, n_waiting: usize, oldest_wait_ms: u64, now_ms: u64) {
-        let (model, n_waiting) = (model.to_string(), n_waiting as u32);
-        let demand = Demand { model, router: "router".to_owned(), n_waiting, oldest_wait_ms };
-        self.swaps.demand(&demand, now_ms);
     }
 
     /// Starts a model's worker.

@@ -8,17 +8,18 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng as _;
-use warmpath_common::host::HostSummary;
-use warmpath_host_core::swaps::{Action, SwapLimits};
+use warmpath_common::host::{Demand, HostSummary};
+use warmpath_host_core::swaps::{ANNOUNCE_MS, Action, SwapLimits};
 use warmpath_router_core::hosts::{HostLink, HostView, HostsView};
 
 use crate::output::figures::{Figures, Measure, Row, Unit};
 use crate::output::names;
 use crate::summary::Distribution;
 use crate::virtual_time::sim::trace::shapes::{exponential, weighted};
-use crate::virtual_time::simulated::host::{ModelShape, REPEAT_MS, SimHost, Worker};
+use crate::virtual_time::simulated::host::{ModelShape, REPEAT_MS, SimHost, Worker, index};
 
 /// Loads: work of the requests with warm prompts; at 1, the most requested model has as much as one worker can do.
 const LOADS: [f64; 3] = [0.5, 0.8, 1.1];
@@ -32,6 +33,11 @@ const N_SLOTS: usize = 4;
 const RUN_MS: u64 = 3600 * 1000;
 /// Time between two looks at everything. Units: milliseconds.
 const TICK_MS: u64 = 50;
+/// Routers of [`Policy::EightRouters`], each of which follows the hosts in another order.
+const N_ROUTERS: usize = 8;
+/// Ages of the routers' views, in looks at everything: those of [`Policy::EightRouters`] see the hosts as they were 50,
+/// 100 or 150 ms before, the only one of [`Policy::Warmpath`] 50 ms before.
+const N_AGES: usize = 3;
 /// Time that a load takes. Units: milliseconds. Source: 8 GB from an NVMe disk at 1 GB/s.
 const LOAD_MS: u64 = 8000;
 /// Prompt tokens that a worker computes in a millisecond.
@@ -48,10 +54,12 @@ const THINK_MS: f64 = 45_000.0;
 const BURST_SHARE: usize = 5;
 
 /// How hosts choose.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Policy {
     /// Warmpath's.
     Warmpath,
+    /// The same, with requests spread over eight routers.
+    EightRouters,
     /// In the order of arrival at the host with room, or the one with the model that was used longest ago; KV state is
     /// lost with its model.
     Lru,
@@ -67,6 +75,8 @@ enum Policy {
 #[derive(Debug, Clone)]
 struct Request {
     at_ms: u64,
+    /// Router that gets it, of [`N_ROUTERS`].
+    router: usize,
     model: usize,
     conversation: usize,
     /// Tokens of the prompt that earlier turns computed, and new ones.
@@ -89,6 +99,8 @@ struct Host {
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Outcome {
     n_loads: u64,
+    /// Loads of a model that another host loads or has loaded.
+    n_copies: u64,
     computed_tokens: u64,
     /// Time from arrival to the start of computing, of each request. Units: milliseconds.
     waits_ms: Vec<u64>,
@@ -101,13 +113,14 @@ pub fn figures(seed: u64) -> Figures {
     let mut figures = Figures::default();
     for load in LOADS {
         let requests = requests(load, seed);
-        for policy in [Policy::Warmpath, Policy::Lru, Policy::LruKept, Policy::Sticky, Policy::Oracle] {
-            let Outcome { n_loads, computed_tokens, waits_ms, n_unserved } = run(policy, &requests);
+        for policy in Policy::value_variants().iter().copied() {
+            let Outcome { n_loads, n_copies, computed_tokens, waits_ms, n_unserved } = run(policy, &requests);
             let of_request = computed_tokens as f64 / waits_ms.len().max(1) as f64;
             let mut waits = Distribution::default();
             waits_ms.iter().for_each(|ms| waits.add_ms(*ms as f64));
             let row = Row::new(format!("load {load}"), names::name(policy));
             figures.add(&row, Measure::lower("loads", Unit::Count), &[n_loads as f64]);
+            figures.add(&row, Measure::lower("second copies", Unit::Count), &[n_copies as f64]);
             figures.add(&row, Measure::lower("computed for a request", Unit::Tokens), &[of_request]);
             figures.add(&row, Measure::lower("wait p50", Unit::Ms), &[waits.quantile_ms(0.5)]);
             figures.add(&row, Measure::lower("wait p95", Unit::Ms), &[waits.quantile_ms(0.95)]);
@@ -143,6 +156,7 @@ fn requests(load: f64, seed: u64) -> Vec<Request> {
             let nth = (if is_burst { turn / 2 } else { turn }) as u64;
             requests.push(Request {
                 at_ms: at_ms as u64,
+                router: requests.len() % N_ROUTERS,
                 model: models[side],
                 conversation: 2 * n_conversations + side,
                 history_tokens: if nth == 0 { 0 } else { first_tokens + (nth - 1) * turn_tokens },
@@ -169,7 +183,8 @@ fn run(policy: Policy, requests: &[Request]) -> Outcome {
         policy,
         hosts: PLACES.iter().map(|&n_places| Host::new(n_places)).collect(),
         waiting: Default::default(),
-        demanded_ms: [None; N_MODELS],
+        demanded: [[None; N_MODELS]; N_ROUTERS],
+        views: Default::default(),
         outcome: Outcome::default(),
         start: Instant::now(),
     };
@@ -182,7 +197,8 @@ fn run(policy: Policy, requests: &[Request]) -> Outcome {
         fleet.step_workers(now_ms);
         fleet.dispatch(now_ms);
         match policy {
-            Policy::Warmpath => fleet.swap(now_ms),
+            Policy::Warmpath => fleet.swap(1, now_ms),
+            Policy::EightRouters => fleet.swap(N_ROUTERS, now_ms),
             _ => fleet.load_in_order(now_ms, coming.clone()),
         }
     }
@@ -192,7 +208,7 @@ fn run(policy: Policy, requests: &[Request]) -> Outcome {
 
 impl Host {
     fn new(n_places: usize) -> Self {
-        let limits = SwapLimits { swap_wait_max_ms: 30_000, models_max: 0 };
+        let limits = SwapLimits { swap_wait_max_ms: 30_000, models_max: 0, announce_ms: ANNOUNCE_MS };
         let models = vec![ModelShape { bytes: 1, load_ms: LOAD_MS, is_pinned: false }; N_MODELS];
         let sim = SimHost::new(models, n_places as u64, limits);
         Self { n_places, sim, running: Vec::new(), used_ms: [0; N_MODELS], kept: HashSet::new() }
@@ -203,11 +219,18 @@ impl Host {
     }
 
     /// Returns the host as the router sees it.
-    fn view(&self, now_ms: u64) -> HostView {
+    fn view(&self, host_idx: usize, now_ms: u64) -> HostView {
         let models = self.sim.swaps.models(|_| true, now_ms);
-        let summary = HostSummary { models, ..HostSummary::default() };
+        let summary = HostSummary { host: host_idx.to_string(), models, ..HostSummary::default() };
         HostView { name: String::new(), link: HostLink::Live, summary: Some(Arc::new(summary)), trouble: None }
     }
+}
+
+/// Time and host of a demand.
+#[derive(Debug, Clone, Copy)]
+struct Demanded {
+    at_ms: u64,
+    host_idx: usize,
 }
 
 /// The hosts and the requests that wait.
@@ -216,8 +239,10 @@ struct Fleet {
     hosts: Vec<Host>,
     /// Requests that wait, by model and in the order of arrival.
     waiting: [VecDeque<Request>; N_MODELS],
-    /// Time of the last demand for each model.
-    demanded_ms: [Option<u64>; N_MODELS],
+    /// The last demand for each model, by router.
+    demanded: [[Option<Demanded>; N_MODELS]; N_ROUTERS],
+    /// The hosts as they were at the last looks, the last one first.
+    views: [HostsView; N_AGES],
     outcome: Outcome,
     start: Instant,
 }
@@ -256,32 +281,70 @@ impl Fleet {
         }
     }
 
-    /// Lets Warmpath's hosts swap: the router demands each model that waits at the best host.
-    fn swap(&mut self, now_ms: u64) {
+    /// Lets Warmpath's hosts swap: each router demands each model that waits there at the best host.
+    fn swap(&mut self, n_routers: usize, now_ms: u64) {
         // What the hosts see of their workers.
         for host in &mut self.hosts {
             for model in 0..N_MODELS {
                 host.sim.report_running(model, host.n_running(model), now_ms);
             }
         }
-        // The router's demands.
-        for model in 0..N_MODELS {
-            let Some(oldest) = self.waiting[model].front() else { continue };
-            let is_loaded = self.hosts.iter().any(|host| host.sim.workers[model] == Worker::Loaded);
-            let is_due = self.demanded_ms[model].is_none_or(|at_ms| now_ms >= at_ms + REPEAT_MS);
-            if is_loaded || !is_due {
-                continue;
-            }
-            self.demanded_ms[model] = Some(now_ms);
-            let (name, now) = (model.to_string(), self.start + Duration::from_millis(now_ms));
-            let view = HostsView { hosts: self.hosts.iter().map(|host| Arc::new(host.view(now_ms))).collect() };
-            let Some(host_idx) = view.best(&name, now, |_| true).map(|prospect| prospect.host_idx) else { continue };
-            self.hosts[host_idx].sim.demand(model, self.waiting[model].len(), now_ms - oldest.at_ms, now_ms);
+        for router in 0..n_routers {
+            (0..N_MODELS).for_each(|model| self.demand(model, router, n_routers, now_ms));
         }
-        // The hosts' actions.
+        let view = |(host_idx, host): (usize, &Host)| Arc::new(host.view(host_idx, now_ms));
+        self.views.rotate_right(1);
+        self.views[0] = HostsView { hosts: self.hosts.iter().enumerate().map(view).collect() };
+        self.act(now_ms);
+    }
+
+    /// Lets a router demand a model for its requests, if it is time.
+    fn demand(&mut self, model: usize, router: usize, n_routers: usize, now_ms: u64) {
+        if let Some(host_idx) = self.hosts.iter().position(|host| host.sim.workers[model] == Worker::Loaded) {
+            self.withdraw(model, router, host_idx, now_ms);
+            return;
+        }
+        let waiting = self.waiting[model].iter().filter(|request| request.router % n_routers == router);
+        let Some(oldest_ms) = waiting.clone().map(|request| request.at_ms).next() else { return };
+        // Each router has another order of the hosts.
+        let mut view = self.views[router % N_AGES].clone();
+        let n_hosts = view.hosts.len().max(1);
+        view.hosts.rotate_left(router % n_hosts);
+        let (name, now) = (model.to_string(), self.start + Duration::from_millis(now_ms));
+        let Some(best) = view.best(&name, now, |_| true) else { return };
+        let host_idx = (best.host_idx + router) % n_hosts;
+        let (n_waiting, oldest_wait_ms) = (waiting.count() as u32, now_ms - oldest_ms);
+        self.withdraw(model, router, host_idx, now_ms);
+        let last = self.demanded[router][model];
+        if last.is_some_and(|last| now_ms < last.at_ms + REPEAT_MS) {
+            return;
+        }
+        let demand = Demand { model: name, router: router.to_string(), n_waiting, oldest_wait_ms };
+        self.hosts[host_idx].sim.swaps.demand(&demand, now_ms);
+        self.demanded[router][model] = Some(Demanded { at_ms: now_ms, host_idx });
+    }
+
+    /// Withdraws a router's last demand for a model, unless it was at this host.
+    fn withdraw(&mut self, model: usize, router: usize, host_idx: usize, now_ms: u64) {
+        let last = &mut self.demanded[router][model];
+        let Some(Demanded { host_idx, .. }) = last.take_if(|last| last.host_idx != host_idx) else { return };
+        let (model, router) = (model.to_string(), router.to_string());
+        let withdrawn = Demand { model, router, n_waiting: 0, oldest_wait_ms: 0 };
+        self.hosts[host_idx].sim.swaps.demand(&withdrawn, now_ms);
+    }
+
+    /// Does what the hosts decide.
+    fn act(&mut self, now_ms: u64) {
+        let mut has_worker: [bool; N_MODELS] = std::array::from_fn(|model| {
+            let is_there = |host: &Host| matches!(host.sim.workers[model], Worker::Loading { .. } | Worker::Loaded);
+            self.hosts.iter().any(is_there)
+        });
         for host in &mut self.hosts {
-            let starts = |action: &Action| matches!(action, Action::Start(_));
-            self.outcome.n_loads += host.sim.swap(now_ms).into_iter().filter(starts).count() as u64;
+            for action in host.sim.swap(now_ms) {
+                let Action::Start(name) = action else { continue };
+                self.outcome.n_copies += u64::from(std::mem::replace(&mut has_worker[index(&name)], true));
+                self.outcome.n_loads += 1;
+            }
         }
     }
 
@@ -342,7 +405,7 @@ mod tests {
     fn every_policy_serves_every_request_of_a_light_load_and_computes_what_is_new() {
         let requests = requests(0.1, 1);
         let new_tokens: u64 = requests.iter().map(|request| request.new_tokens).sum();
-        for policy in [Policy::Warmpath, Policy::Lru, Policy::LruKept, Policy::Sticky, Policy::Oracle] {
+        for policy in Policy::value_variants().iter().copied() {
             let outcome = run(policy, &requests);
             assert_eq!(outcome.waits_ms.len(), requests.len(), "{policy:?}");
             assert!(outcome.computed_tokens >= new_tokens && outcome.n_loads >= N_MODELS as u64, "{outcome:?}");

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use warmpath_common::host::{DEMAND_TTL_MS, Demand, FetchedBytes, ModelState};
 
-use super::{Action, IDLE_GRACE_MS};
+use super::{Action, DRAIN_MS, IDLE_GRACE_MS};
 use crate::catalogue::Entry;
 use crate::memory::DeviceBytes;
 
@@ -44,6 +44,8 @@ pub(super) struct Model {
     pub(super) state: State,
     /// Requests that wait, by router.
     pub(super) demands: BTreeMap<String, Waiting>,
+    /// Whether it waits for memory that is being freed.
+    pub(super) is_next: bool,
     /// Wish to have it loaded without a request.
     pub(super) want: Option<Want>,
     /// Whether a person has unloaded it and its worker has not been told yet.
@@ -78,6 +80,8 @@ pub(super) enum State {
 #[derive(Debug)]
 pub(super) struct Waiting {
     since_ms: u64,
+    /// Time of the router's first demand.
+    arrived_ms: u64,
     expires_ms: u64,
 }
 
@@ -112,6 +116,7 @@ impl Model {
             measured: DeviceBytes::default(),
             state: State::Unloaded,
             demands: BTreeMap::new(),
+            is_next: false,
             want: None,
             is_unloading: false,
             failure: None,
@@ -180,6 +185,32 @@ impl Model {
         demands.chain(self.want.map(|want| want.since_ms)).min()
     }
 
+    /// Returns whether its memory or its files come, if it waits to be loaded. A model that waits until others have no
+    /// requests may be loaded elsewhere before.
+    fn is_coming(&self) -> bool {
+        self.is_next || self.projection.is_none() || self.download.is_some()
+    }
+
+    /// Returns the time for which it has waited to be loaded.
+    pub(super) fn waited_ms(&self, now_ms: u64) -> u64 {
+        self.waits_since().map_or(0, |since_ms| now_ms.saturating_sub(since_ms))
+    }
+
+    /// Returns the expected time until others with requests leave for it. As long as it has waited for less than a load
+    /// takes, its turn is expected soon: no other model must leave elsewhere.
+    pub(super) fn turn_ms(&self, swap_wait_max_ms: u64, now_ms: u64) -> u64 {
+        let Some(since_ms) = self.waits_since() else { return swap_wait_max_ms };
+        let waited_ms = now_ms.saturating_sub(since_ms);
+        let left_ms = swap_wait_max_ms.saturating_sub(waited_ms);
+        if waited_ms < self.expected_load_ms() { left_ms.min(DRAIN_MS) } else { left_ms }
+    }
+
+    /// Returns the time since the first demand for it arrived; [`u64::MAX`] if a person wants it.
+    pub(super) fn demanded_ms(&self, now_ms: u64) -> u64 {
+        let arrivals = self.demands.values().map(|waiting| waiting.arrived_ms);
+        arrivals.min().filter(|_| self.want.is_none()).map_or(u64::MAX, |ms| now_ms.saturating_sub(ms))
+    }
+
     /// Returns whether others leave for it.
     pub(super) fn evicts(&self) -> bool {
         !self.demands.is_empty() || self.want.is_some_and(|want| want.evicts)
@@ -218,7 +249,8 @@ impl Model {
         }
         let since_ms = now_ms.saturating_sub(demand.oldest_wait_ms);
         let expires_ms = now_ms.saturating_add(DEMAND_TTL_MS);
-        self.demands.insert(demand.router.clone(), Waiting { since_ms, expires_ms });
+        let arrived_ms = self.demands.get(&demand.router).map_or(now_ms, |waiting| waiting.arrived_ms);
+        self.demands.insert(demand.router.clone(), Waiting { since_ms, arrived_ms, expires_ms });
     }
 
     /// Forgets demands of routers that do not repeat them.
@@ -368,7 +400,7 @@ impl Model {
                     let retry_ms = (retry_ms < u64::MAX).then(|| retry_ms.saturating_sub(now_ms));
                     ModelState::Impossible { reason, retry_ms }
                 }
-                None if self.waits_since().is_some() => {
+                None if self.waits_since().is_some() && self.is_coming() => {
                     // Its files come first.
                     let share = |bytes: FetchedBytes| bytes.done_bytes as f32 / bytes.total_bytes.max(1) as f32;
                     let progress = self.download.map_or(0.0, share).min(1.0);

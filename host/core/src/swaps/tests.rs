@@ -7,7 +7,7 @@ use warmpath_common::host::ModelState;
 use super::*;
 use crate::catalogue::STOP_TIMEOUT_DEFAULT_S;
 
-const LIMITS: SwapLimits = SwapLimits { swap_wait_max_ms: 10_000, models_max: 0 };
+const LIMITS: SwapLimits = SwapLimits { swap_wait_max_ms: 10_000, models_max: 0, announce_ms: 0 };
 
 /// Time at which the hosts here start.
 const START_MS: u64 = 100_000;
@@ -136,6 +136,49 @@ fn a_model_with_requests_keeps_its_place_until_another_has_waited_for_long() {
     assert_eq!(host.after(1), "drain a");
     host.running("a", 1);
     assert_eq!(host.after(2_000), "", "its answers go on");
+}
+
+#[test]
+fn a_demand_is_announced_before_the_load_starts_and_an_order_is_not() {
+    let mut host = Host::with(SwapLimits { announce_ms: 25, ..LIMITS }, 20, vec![entry("a"), entry("b")]);
+    host.demand("a", 5_000);
+    assert_eq!(host.after(0), "");
+    assert!(matches!(host.state("a"), ModelState::Loading { worker_url: None, .. }));
+    host.now_ms += 10;
+    host.demand_of("other", "a", 0);
+    assert_eq!(host.after(14), "");
+    host.demand("a", 5_024);
+    assert_eq!(host.after(1), "start a");
+    host.swaps.load("b", host.now_ms);
+    assert_eq!(host.after(0), "start b");
+    // The routers have agreed on another host.
+    let mut host = Host::with(SwapLimits { announce_ms: 25, ..LIMITS }, 20, vec![entry("a")]);
+    host.demand("a", 0);
+    host.swaps
+        .demand(&Demand { model: "a".to_owned(), router: "router".to_owned(), n_waiting: 0, oldest_wait_ms: 0 }, 0);
+    assert_eq!(host.after(25), "");
+    assert!(matches!(host.state("a"), ModelState::Loadable { .. }));
+}
+
+#[test]
+fn a_model_that_waits_for_one_with_requests_can_be_loaded_elsewhere_and_says_how_long_it_waits() {
+    let mut host = Host::new(10, vec![entry("a"), entry("b")]);
+    host.load("a", 100);
+    host.running("a", 1);
+    let wait_ms = |host: &Host| match host.state("b") {
+        ModelState::Loadable { wait_ms, .. } => wait_ms,
+        state => panic!("b is {state:?}"),
+    };
+    assert_eq!(wait_ms(&host), LIMITS.swap_wait_max_ms);
+    // Loading it takes half a second.
+    host.demand("b", 450);
+    assert_eq!(host.after(0), "");
+    assert_eq!(wait_ms(&host), DRAIN_MS, "its turn may come sooner than a load elsewhere");
+    assert_eq!(host.after(50), "");
+    assert_eq!(wait_ms(&host), LIMITS.swap_wait_max_ms - 500);
+    host.running("a", 0);
+    assert_eq!(host.after(IDLE_GRACE_MS), "drain a");
+    assert!(matches!(host.state("b"), ModelState::Loading { worker_url: None, .. }));
 }
 
 #[test]

@@ -78,6 +78,25 @@ fn the_best_host_has_the_model_or_loads_it_or_is_where_a_load_costs_least() {
 }
 
 #[test]
+fn routers_that_address_equal_hosts_in_different_order_choose_the_same_one() {
+    let named = |name: &str, further: Vec<HostModel>| {
+        let models = std::iter::once(model("m", loadable(5))).chain(further).collect();
+        let summary = HostSummary { host: name.into(), models, ..HostSummary::default() };
+        HostView { summary: Some(Arc::new(summary)), ..host(HostLink::Live, vec![]) }
+    };
+    let check = |hosts: [HostView; 2], expected: &str| {
+        let [first, second] = hosts.map(Arc::new);
+        for hosts in [vec![Arc::clone(&first), Arc::clone(&second)], vec![second, first]] {
+            let hosts = HostsView { hosts };
+            let best = hosts.best("m", Instant::now(), any).expect("both can load it");
+            assert_eq!(hosts.hosts[best.host_idx].own_name(), Some(expected));
+        }
+    };
+    check([named("b", vec![]), named("a", vec![])], "a");
+    check([named("b", vec![]), named("a", vec![model("n", loaded())])], "b");
+}
+
+#[test]
 fn the_hosts_together_have_a_limit_of_models_if_each_has_one() {
     let check = |limits: &[u32], expected: u32| {
         let mut hosts = hosts(limits.iter().map(|_| loadable(5)));

@@ -135,7 +135,9 @@ impl<'a> Run<'a> {
                 prop_assert!(oldest_wait_ms <= wait_max_ms, "model {} waits {} ms", model, oldest_wait_ms);
             }
             if now_ms.is_multiple_of(REPEAT_MS) || waits.contains(&0) {
-                self.host.demand(model, waits.len(), oldest_wait_ms, now_ms);
+                let (model, n_waiting) = (model.to_string(), waits.len() as u32);
+                let demand = Demand { model, router: "router".to_owned(), n_waiting, oldest_wait_ms };
+                self.host.swaps.demand(&demand, now_ms);
             }
         }
         Ok(())
@@ -156,7 +158,7 @@ proptest! {
         budget in 60_u64..150,
         models_max in 0_usize..4,
     ) {
-        let limits = SwapLimits { swap_wait_max_ms: 5_000, models_max };
+        let limits = SwapLimits { swap_wait_max_ms: 5_000, models_max, announce_ms: 25 };
         let mut run = Run::new(models, &clients, budget, limits);
         for now_ms in (0..RUN_MS).step_by(TICK_MS as usize) {
             run.tick(now_ms)?;

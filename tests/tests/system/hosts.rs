@@ -1,0 +1,81 @@
+//! Several hosts and several routers: each model is loaded once, wherever its requests arrive.
+//!
+//! Not here: one host (`models`), hosts in virtual time (`warmpath-bench models --simulated`).
+
+use anyhow::ensure;
+use futures::future::try_join_all;
+use serde_json::json;
+use warmpath_bench::client::ChatClient;
+use warmpath_bench::fleet::Server;
+use warmpath_common::host::{HostModel, HostSummary, ModelName, ModelState, UNLOAD_PATH};
+use warmpath_tests::rig::bin_dir;
+
+use super::models::{DEADLINE, Host, conversation};
+
+const N_ROUTERS: usize = 8;
+/// Times that every router wants the models at the same time.
+const N_ROUNDS: usize = 3;
+
+/// Starts a router that follows hosts in this order.
+async fn router(hosts: &[&Host]) -> anyhow::Result<Server> {
+    let mut args: Vec<String> = ["--wait", "120"].map(str::to_owned).to_vec();
+    for flag in ["--listen", "--admin-listen"] {
+        args.extend([flag.to_owned(), "127.0.0.1:0".to_owned()]);
+    }
+    args.extend(hosts.iter().flat_map(|host| ["--host".to_owned(), host.url.clone()]));
+    let mut router = Server::start("router", &bin_dir()?.join("warmpath-router"), &args).await?;
+    router.ready(DEADLINE).await?;
+    Ok(router)
+}
+
+fn is_loaded(model: &HostModel) -> bool {
+    matches!(model.state, ModelState::Loaded { .. })
+}
+
+/// Has a host unload everything.
+async fn unload_all(host: &Host) -> anyhow::Result<()> {
+    for model in host.summary().await?.models.into_iter().filter(is_loaded) {
+        ensure!(host.post(UNLOAD_PATH, &json!(ModelName { model: model.name })).await?.status().is_success());
+    }
+    let is_empty = async |summary: &HostSummary| {
+        summary.models.iter().all(|model| model.state.worker_url().is_none()).then_some(())
+    };
+    host.until("the end of all workers", is_empty).await
+}
+
+#[tokio::test]
+async fn eight_routers_that_want_two_models_at_once_cause_one_load_of_each() -> anyhow::Result<()> {
+    // Each host has room for one of them.
+    let hosts = [Host::start("").await?, Host::start("").await?];
+    let mut routers = Vec::new();
+    for nth in 0..N_ROUTERS {
+        let [first, second] = &hosts;
+        routers.push(router(&if nth % 2 == 0 { [first, second] } else { [second, first] }).await?);
+    }
+    let messages = conversation("Bicycle");
+    for _ in 0..N_ROUNDS {
+        let answers = routers.iter().enumerate().map(async |(nth, router)| {
+            let model = if nth < N_ROUTERS / 2 { "a" } else { "b" };
+            ChatClient::new(&router.base_url(), Some(model.to_owned()))?.ask(&messages, 4).await
+        });
+        let answers = try_join_all(answers).await?;
+        let texts = |of: &[_]| of.iter().map(|answer: &warmpath_bench::client::Answer| answer.text.clone()).collect();
+        let (a, b): (Vec<String>, Vec<String>) = (texts(&answers[..N_ROUTERS / 2]), texts(&answers[N_ROUTERS / 2..]));
+        ensure!(a.iter().all(|text| *text == a[0]) && b.iter().all(|text| *text == b[0]), "{answers:?}");
+        let mut n_loaded = Vec::new();
+        for host in &hosts {
+            n_loaded.push(host.summary().await?.models.into_iter().filter(is_loaded).count());
+        }
+        ensure!(n_loaded == [1, 1], "each host has one of them: {n_loaded:?}");
+        for host in &hosts {
+            unload_all(host).await?;
+        }
+    }
+    let mut log = String::new();
+    for host in hosts {
+        log += &host.end().await?;
+    }
+    let n_loads = |model: &str| log.matches(&format!("warmpath: loading {model}\n")).count();
+    ensure!((n_loads("a"), n_loads("b")) == (N_ROUNDS, N_ROUNDS), "{log}");
+    Ok(())
+}
