@@ -139,6 +139,8 @@ metrics! {
     model_loads: IntCounter = counter("model_loads_total");
     /// Hosts by state: connecting, live or lost.
     hosts: IntGaugeVec = gauges("hosts", &["state"]);
+    /// Models that no request loads at a host, because its file is not that of the fleet.
+    host_models_excluded: IntGauge = gauge("host_models_excluded");
     /// Streams of hosts that ended, by reason.
     host_stream_ends: IntCounterVec = counters("host_stream_ends_total", &["reason"]);
     /// Failed discoveries of workers, by source: file, dns or kubernetes; the last list stays in force.

@@ -173,8 +173,8 @@ pub async fn check(config: Config) -> Result<(), RunError> {
     tokio::task::spawn_blocking(check_model).await.map_err(RunError::Panicked)?
 }
 
-/// Returns the memory that the worker would take, without loading weights. Its files are downloaded first; if it may
-/// download nothing and they are not here, the projection has no memory.
+/// Returns the memory that the worker would take and its model's fingerprint, without loading weights. Its files are
+/// downloaded first; if it may download nothing and they are not here, the projection has no memory.
 ///
 /// Errors: `Download`, `Backends`; `Model` for a file that is no model; `Engine` for a device that does not exist, or
 /// if llama.cpp cannot determine the memory.
@@ -186,6 +186,9 @@ pub async fn project_memory(mut config: Config) -> Result<MemoryProjection, RunE
         Err(error) => return Err(error),
     };
     (config.engine.model, config.engine.projector) = (files.model, files.projector);
+    let model = config.engine.model.clone();
+    let fingerprint = tokio::task::spawn_blocking(move || Model::open(&model)?.fingerprint()).await;
+    let fingerprint = Some(fingerprint.map_err(RunError::Panicked)?.map_err(RunError::Model)?);
     let plan = load::project(config).await?;
     let Some(plan) = plan else { return Err(RunError::Engine(StartError::UnknownMemory)) };
     let process_bytes = warmpath_shell::machine::resident_bytes(std::process::id()).unwrap_or(0);
@@ -200,7 +203,7 @@ pub async fn project_memory(mut config: Config) -> Result<MemoryProjection, RunE
         device: device.name,
     });
     let devices = std::iter::once(of_machine).chain(of_devices).collect();
-    Ok(MemoryProjection { is_local: true, ctx_size: plan.fitted_cells, devices })
+    Ok(MemoryProjection { is_local: true, fingerprint, ctx_size: plan.fitted_cells, devices })
 }
 
 /// Checks the draft model's file, if there is a draft model.

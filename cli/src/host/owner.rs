@@ -279,7 +279,7 @@ impl Owner {
         }
         match result {
             Ok(MemoryProjection { is_local: false, .. }) => self.swaps.remote(&entry.name),
-            Ok(MemoryProjection { ctx_size, devices, .. }) => {
+            Ok(MemoryProjection { fingerprint, ctx_size, devices, .. }) => {
                 for device in devices.iter().filter(|device| device.device != RAM) {
                     // A device that does not report its memory is not limited.
                     self.swaps.know_device(&device.device, device.available_bytes.unwrap_or(u64::MAX));
@@ -290,6 +290,7 @@ impl Owner {
                 }
                 let bytes = devices.into_iter().map(|device| (device.device, device.bytes)).collect();
                 self.swaps.projected(&entry.name, bytes);
+                self.swaps.identified(&entry.name, fingerprint);
             }
             Err(error) => {
                 let reason = format!("{error:#}");

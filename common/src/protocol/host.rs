@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::model::Fingerprint;
+
 /// Path of the summary: `GET` returns a [`HostSummary`] as JSON.
 pub const SUMMARY_PATH: &str = "/host/v1/summary";
 /// Path of the stream of summaries: server-sent events, each with a [`HostSummary`] as data; the first comes at once.
@@ -89,6 +91,9 @@ pub struct HostModel {
     /// Whether the model was downloaded by an order, so that another order may remove it.
     #[serde(default)]
     pub is_removable: bool,
+    /// Fingerprint of its file; absent if the file is not on this machine, or has not been read yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fingerprint: Option<Fingerprint>,
     /// What the model is at this moment.
     #[serde(flatten)]
     pub state: ModelState,
@@ -161,11 +166,13 @@ pub struct FetchedBytes {
     pub total_bytes: u64,
 }
 
-/// Memory that a worker would take, as its `--print-memory` prints it in JSON.
+/// Memory that a worker would take, and its model's identity, as its `--print-memory` prints them in JSON.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryProjection {
     /// Whether the model's files are on this machine; otherwise nothing else is known.
     pub is_local: bool,
+    /// Fingerprint of the model's file.
+    pub fingerprint: Option<Fingerprint>,
     /// Context of all slots together, if a default one had to be reduced. Units: tokens.
     pub ctx_size: Option<u32>,
     /// Memory of each device that is used.
@@ -214,8 +221,8 @@ impl HostModel {
     /// Returns a model without aliases that requests load and that may leave, but not for good.
     pub fn new(name: impl Into<String>, state: ModelState) -> Self {
         let (aliases, set_params) = (Vec::new(), BTreeMap::new());
-        let (name, is_pinned, is_removable) = (name.into(), false, false);
-        Self { name, aliases, set_params, is_autoloaded: true, is_pinned, is_removable, state }
+        let (name, is_pinned, is_removable, fingerprint) = (name.into(), false, false, None);
+        Self { name, aliases, set_params, is_autoloaded: true, is_pinned, is_removable, fingerprint, state }
     }
 
     /// Returns whether this is the model's name or one of its aliases.

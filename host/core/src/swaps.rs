@@ -18,6 +18,7 @@ mod tests;
 use std::cmp::Ordering;
 
 use warmpath_common::host::{Demand, FetchedBytes, HostMemory, HostModel, ModelState, RAM};
+use warmpath_common::model::Fingerprint;
 
 use crate::catalogue::Entry;
 use crate::memory::{Bytes, DeviceBytes};
@@ -190,6 +191,13 @@ impl Swaps {
         (model.is_projecting, model.download) = (false, None);
     }
 
+    /// Takes the fingerprint of a model's file; `None` if its worker does not know it.
+    pub fn identified(&mut self, name: &str, fingerprint: Option<Fingerprint>) {
+        if let Some(model) = self.model_mut(name) {
+            model.fingerprint = fingerprint;
+        }
+    }
+
     /// Takes that a model's file is not on this machine.
     pub fn remote(&mut self, name: &str) {
         let Some(model) = self.model_mut(name) else { return };
@@ -342,6 +350,7 @@ impl Swaps {
             is_autoloaded: is_autoloaded(&model.entry),
             is_pinned: model.entry.is_pinned,
             is_removable: model.entry.is_removable,
+            fingerprint: model.fingerprint,
             ..HostModel::new(&model.entry.name, self.described(model, now_ms))
         };
         self.models.iter().filter(|model| model.is_listed).map(describe).collect()
@@ -538,7 +547,7 @@ impl Swaps {
         self.models.retain(|model| model.is_listed || model.has_worker());
         for model in self.models.iter_mut().filter(|model| model.is_outdated && !model.has_worker()) {
             model.is_outdated = false;
-            model.projection = None;
+            (model.projection, model.fingerprint) = (None, None);
             model.measured = DeviceBytes::default();
         }
     }

@@ -7,6 +7,7 @@
 //!
 //! Not here: following a host and posting demands (the router's `fleet::hosts`), workers (`fleet`).
 
+pub mod agreement;
 pub mod stream;
 pub mod waiting;
 
@@ -207,14 +208,19 @@ impl HostView {
         self.summary.as_deref().map(|summary| summary.host.as_str())
     }
 
+    /// Returns the rank of the host by its stream; `None` if it is down.
+    fn link_rank(&self, now: Instant) -> Option<LinkRank> {
+        match self.link {
+            HostLink::Connecting => None,
+            HostLink::Live => Some(LinkRank::Live),
+            HostLink::Lost { since } if now.saturating_duration_since(since) > LOST_HOST_KEPT => None,
+            HostLink::Lost { .. } => Some(LinkRank::Lost),
+        }
+    }
+
     /// Returns the rank of the host for a model; `None` if it cannot serve it.
     fn rank(&self, model: &HostModel, now: Instant) -> Option<Rank> {
-        let link = match self.link {
-            HostLink::Connecting => return None,
-            HostLink::Live => LinkRank::Live,
-            HostLink::Lost { since } if now.saturating_duration_since(since) > LOST_HOST_KEPT => return None,
-            HostLink::Lost { .. } => LinkRank::Lost,
-        };
+        let link = self.link_rank(now)?;
         let (state, time_ms) = match model.state {
             ModelState::Loaded { .. } => (StateRank::Loaded, 0),
             ModelState::Loading { remaining_ms, .. } => (StateRank::Loading, remaining_ms),
@@ -239,7 +245,7 @@ impl HostView {
             (kind, model.state.worker_url().map(str::to_owned))
         };
         let states = |view: &Self| {
-            let entry = |model: &HostModel| (model.name.clone(), model.is_autoloaded, state(model));
+            let entry = |model: &HostModel| (model.name.clone(), model.fingerprint, model.is_autoloaded, state(model));
             view.models().iter().map(entry).collect::<Vec<_>>()
         };
         std::mem::discriminant(&self.link) != std::mem::discriminant(&new.link) || states(self) != states(new)
@@ -323,14 +329,20 @@ impl HostsView {
         models.filter_map(|model| model.state.worker_url()).any(|url| url == worker_url)
     }
 
-    /// Returns the host that serves a name soonest, among those that pass `is_usable`. Of equal hosts it is the first by
-    /// the name that they have themselves, so that all routers choose the same one, however each addresses them.
+    /// Returns the host that serves a name soonest, among those that pass `is_usable` and have the right file. Of equal
+    /// hosts it is the first by the name that they have themselves, so that all routers choose the same one, however
+    /// each addresses them.
     pub fn best(&self, name: &str, now: Instant, is_usable: impl Fn(&Prospect<'_>) -> bool) -> Option<Prospect<'_>> {
-        let candidates = self.named(name).filter(|prospect| is_usable(prospect)).filter_map(|prospect| {
+        let right = self.right_file(name, now);
+        let is_right = |prospect: &Prospect<'_>| prospect.model.fingerprint.is_none_or(|file| Some(file) == right);
+        let prospects = self.named(name).filter(|prospect| is_right(prospect) && is_usable(prospect));
+        let candidates = prospects.filter_map(|prospect| {
             let rank = self.hosts[prospect.host_idx].rank(prospect.model, now)?;
             Some((rank, prospect))
         });
-        candidates.min_by_key(|(rank, prospect)| (*rank, self.hosts[prospect.host_idx].own_name())).map(|(_, best)| best)
+        candidates
+            .min_by_key(|(rank, prospect)| (*rank, self.hosts[prospect.host_idx].own_name()))
+            .map(|(_, best)| best)
     }
 
     /// Returns whether a worker for a name comes if the request waits; with `autoload`, because a host loads it then.

@@ -25,6 +25,7 @@ use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::compatibility::{self, Declaration, DuplicateWorker, Mismatch};
 use warmpath_router_core::fleet::summary_reader::NewWorker;
 use warmpath_router_core::fleet::{ConnectionState, FleetView, KnownBlocks, WorkerView};
+use warmpath_router_core::hosts::agreement::OtherFile;
 use warmpath_router_core::hosts::{HostView, HostsView};
 use warmpath_router_core::index::IndexWriter;
 use warmpath_router_core::routing::prefetch::FleetChange;
@@ -107,6 +108,8 @@ pub struct Tracker {
     /// compatibility.
     models_changed: bool,
     hosts: Arc<HostsView>,
+    /// Models whose files differ from the fleet's, as far as they were logged.
+    other_files: Vec<OtherFile>,
     /// Whether a host has reported since the last view was published.
     hosts_reported: bool,
     /// Whether such a report may end the wait of requests.
@@ -127,6 +130,7 @@ impl Tracker {
             models_changed: false,
             hosts: Arc::clone(&fleet.view().hosts),
             fleet,
+            other_files: Vec::new(),
             hosts_reported: false,
             hosts_changed: false,
             has_surveyed: false,
@@ -184,7 +188,13 @@ impl Tracker {
     fn host(&mut self, host_idx: usize, view: HostView) {
         self.hosts_reported = true;
         self.hosts_changed |= self.hosts.hosts.get(host_idx).is_none_or(|was| was.is_news(&view));
-        Arc::make_mut(&mut self.hosts).set(host_idx, view);
+        let hosts = Arc::make_mut(&mut self.hosts);
+        hosts.set(host_idx, view);
+        let other_files = hosts.other_files(Instant::now());
+        for other in other_files.iter().filter(|other| !self.other_files.contains(other)) {
+            tracing::warn!(host = %hosts.hosts[other.host_idx].name, reason = %other, "a host's model is excluded");
+        }
+        self.other_files = other_files;
     }
 
     fn joined(&mut self, worker: WorkerIdx, now: Instant) {

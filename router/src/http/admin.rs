@@ -9,7 +9,8 @@ use axum::response::IntoResponse;
 use serde_json::{Value, json};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::{ConnectionState, WorkerView};
-use warmpath_router_core::hosts::{HostLink, HostView};
+use warmpath_router_core::hosts::agreement::OtherFile;
+use warmpath_router_core::hosts::{HostLink, HostView, HostsView};
 use warmpath_router_core::overload::breaker::BreakerState;
 use warmpath_shell::metrics::{raise, server_text};
 
@@ -50,6 +51,7 @@ pub async fn fleet(State(app): State<App>) -> Json<Value> {
         "waiting": app.metrics.queue_requests.get(),
         "workers": workers,
         "hosts": view.hosts.hosts.iter().map(|host| describe_host(host)).collect::<Vec<_>>(),
+        "host_models_excluded": excluded_models(&view.hosts),
         "vocabularies": vocabularies,
         "index": {"blocks": index.n_blocks(), "bytes": index.bytes(), "shed_claims": app.fleet.n_shed()},
     }))
@@ -64,6 +66,15 @@ fn describe_host(host: &HostView) -> Value {
         "memory": host.summary.as_ref().map(|summary| &summary.memory),
         "models": host.summary.as_ref().map(|summary| &summary.models),
     })
+}
+
+/// Returns the models that no request loads at a host because of their files.
+fn excluded_models(hosts: &HostsView) -> Vec<Value> {
+    let describe = |other: OtherFile| {
+        let reason = other.to_string();
+        json!({"url": hosts.hosts[other.host_idx].name, "model": other.model, "reason": reason})
+    };
+    hosts.other_files(Instant::now()).into_iter().map(describe).collect()
 }
 
 fn host_state(host: &HostView) -> &'static str {
@@ -161,6 +172,7 @@ fn copy_fleet(app: &App) {
         let n = view.hosts.hosts.iter().filter(|host| host_state(host) == name).count();
         metrics.hosts.with_label_values(&[name]).set(gauge(n));
     }
+    metrics.host_models_excluded.set(gauge(view.hosts.other_files(now).len()));
     metrics.stale_blocks.set(gauge(fleet.ledger().stale_blocks.n_stale()));
     metrics.index_blocks.set(gauge(fleet.index().n_blocks()));
     metrics.index_bytes.set(gauge(fleet.index().bytes()));

@@ -1,14 +1,17 @@
-//! Several hosts and several routers: each model is loaded once, wherever its requests arrive.
+//! Several hosts and several routers: each model is loaded once, wherever its requests arrive, and from one file.
 //!
 //! Not here: one host (`models`), hosts in virtual time (`warmpath-bench models --simulated`).
 
-use anyhow::ensure;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
 use futures::future::try_join_all;
 use serde_json::json;
 use warmpath_bench::client::ChatClient;
 use warmpath_bench::fleet::Server;
+use warmpath_bench::model::Preset;
 use warmpath_common::host::{HostModel, HostSummary, ModelName, ModelState, UNLOAD_PATH};
-use warmpath_tests::rig::bin_dir;
+use warmpath_tests::rig::{bin_dir, made_model};
 
 use super::models::{DEADLINE, Host, conversation};
 
@@ -26,6 +29,12 @@ async fn router(hosts: &[&Host]) -> anyhow::Result<Server> {
     let mut router = Server::start("router", &bin_dir()?.join("warmpath-router"), &args).await?;
     router.ready(DEADLINE).await?;
     Ok(router)
+}
+
+async fn metric(router: &Server, name: &str) -> anyhow::Result<f64> {
+    let text = reqwest::get(format!("{}/metrics", router.admin_url()?)).await?.text().await?;
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name} "))).context(name.to_owned())?;
+    Ok(line.parse()?)
 }
 
 fn is_loaded(model: &HostModel) -> bool {
@@ -77,5 +86,40 @@ async fn eight_routers_that_want_two_models_at_once_cause_one_load_of_each() -> 
     }
     let n_loads = |model: &str| log.matches(&format!("warmpath: loading {model}\n")).count();
     ensure!((n_loads("a"), n_loads("b")) == (N_ROUNDS, N_ROUNDS), "{log}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn hosts_with_different_files_under_one_name_load_one_of_them_and_every_router_says_so() -> anyhow::Result<()> {
+    let same_name = |preset| anyhow::Ok(format!("[c]\nmodel = {}", made_model(preset, 1)?.display()));
+    let hosts = [Host::start(&same_name(Preset::Tiny)?).await?, Host::start(&same_name(Preset::TinyKeys)?).await?];
+    let known = async |summary: &HostSummary| summary.model("c")?.fingerprint;
+    let mut fingerprints = Vec::new();
+    for host in &hosts {
+        fingerprints.push(host.until("the fingerprint", known).await?);
+    }
+    ensure!(fingerprints[0] != fingerprints[1], "{fingerprints:?}");
+    let [first, second] = &hosts;
+    let routers = [router(&[first, second]).await?, router(&[second, first]).await?];
+    let http = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(10)).build()?;
+    let mut used = Vec::new();
+    for router in &routers {
+        ChatClient::new(&router.base_url(), Some("c".to_owned()))?.ask(&conversation("Bicycle"), 4).await?;
+        for (host_idx, host) in hosts.iter().enumerate() {
+            let HostSummary { models, .. } = host.summary().await?;
+            used.extend(models.iter().any(|model| model.name == "c" && is_loaded(model)).then_some(host_idx));
+            unload_all(host).await?;
+        }
+        ensure!(metric(router, "warmpath_router_host_models_excluded").await? == 1.0, "{}", router.log());
+        let fleet = router.fleet_state(&http).await?;
+        let excluded = &fleet["host_models_excluded"][0];
+        ensure!(excluded["model"] == "c" && router.log().contains("a host's model is excluded"), "{}", router.log());
+        let other = hosts.iter().position(|host| excluded["url"] == host.url.as_str()).context("a host")?;
+        ensure!(!used.contains(&other), "{used:?} {excluded}");
+    }
+    ensure!(used == [used[0]; 2], "both routers load the same file: {used:?}");
+    for host in hosts {
+        host.end().await?;
+    }
     Ok(())
 }

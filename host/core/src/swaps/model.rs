@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use warmpath_common::host::{DEMAND_TTL_MS, Demand, FetchedBytes, ModelState};
+use warmpath_common::model::Fingerprint;
 
 use super::{Action, DRAIN_MS, IDLE_GRACE_MS};
 use crate::catalogue::Entry;
@@ -39,6 +40,8 @@ pub(super) struct Model {
     pub(super) is_projecting: bool,
     /// What it is expected to take.
     pub(super) projection: Option<DeviceBytes>,
+    /// Fingerprint of its file, once it has been read.
+    pub(super) fingerprint: Option<Fingerprint>,
     /// The most that its process took.
     pub(super) measured: DeviceBytes,
     pub(super) state: State,
@@ -113,6 +116,7 @@ impl Model {
             download: None,
             is_projecting: false,
             projection: None,
+            fingerprint: None,
             measured: DeviceBytes::default(),
             state: State::Unloaded,
             demands: BTreeMap::new(),

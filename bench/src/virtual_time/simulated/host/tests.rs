@@ -1,7 +1,7 @@
 //! Random hosts in virtual time: clients that request models, workers that load, answer and end.
 
 use proptest::prelude::*;
-use warmpath_common::host::ModelState;
+use warmpath_common::host::{Demand, ModelState};
 
 use super::*;
 
