@@ -8,6 +8,7 @@ mod disk_room;
 mod error;
 mod flags;
 mod listing;
+mod metrics;
 mod model_files;
 mod owner;
 mod projection;

@@ -1,6 +1,6 @@
 """The dashboard of the fleet: what prefix reuse saves, and whether the fleet keeps up."""
 
-from panels import R, W, lines, number, page, percentile_by, quantiles, share
+from panels import H, R, W, average, lines, number, page, percentile_by, quantiles, share
 
 FLEET = page(
     "warmpath-fleet",
@@ -206,6 +206,52 @@ FLEET = page(
                 "Workers by state, the most of all routers.",
                 "short",
                 (f"max by (state) ({R}workers{{}})", "{{state}}"),
+            ),
+        ],
+    ),
+    (
+        "Models on demand",
+        [
+            lines(
+                "Loads and unloads",
+                "Loads by outcome and models that leave by cause, per second, of all hosts.",
+                "cps",
+                (f"sum by (outcome) (rate({H}loads_total{{}}[]))", "{{outcome}}"),
+                (f"sum by (cause) (rate({H}unloads_total{{}}[]))", "leaves: {{cause}}"),
+            ),
+            lines(
+                "Time in loads",
+                "Share of its time in which each host loads a model. Above a quarter, see the runbook of thrashing.",
+                "percentunit",
+                (f"sum by (instance) (rate({H}load_seconds_sum{{}}[]))", "{{instance}}"),
+            ),
+            lines(
+                "Waits for models",
+                "From the first demand for a model until it is loaded.",
+                "s",
+                *quantiles(H + "swap_wait_seconds"),
+            ),
+            lines(
+                "Time of a load",
+                "Mean time of a load, and what hosts expected.",
+                "s",
+                average(H + "load_seconds_sum", H + "load_seconds_count", "actual"),
+                average(H + "predicted_load_seconds_total", H + "load_seconds_count", "predicted"),
+            ),
+            lines(
+                "Memory of models",
+                "Memory of all models with a worker, as projected on all devices and as their processes took of the machine, and the hosts' budget of it.",
+                "bytes",
+                (f"sum({H}memory_projected_bytes{{}})", "projected"),
+                (f"sum({H}memory_measured_bytes{{}})", "actual"),
+                (f'sum({H}memory_budget_bytes{{device="ram"}})', "budget"),
+            ),
+            lines(
+                "KV state over swaps",
+                "Tokens whose KV state models find on disk when they are loaded, and prompt tokens that they reuse from disk, per second.",
+                "short",
+                (f"sum(rate({H}kv_kept_tokens_total{{}}[]))", "found"),
+                (f"sum(rate({H}kv_reused_tokens_total{{}}[]))", "reused"),
             ),
         ],
     ),

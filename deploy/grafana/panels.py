@@ -10,7 +10,7 @@ from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat,
 from grafana_foundation_sdk.models import common as common_models
 from grafana_foundation_sdk.models import dashboard as models
 
-R, W = "warmpath_router_", "warmpath_worker_"
+R, W, H = "warmpath_router_", "warmpath_worker_", "warmpath_host_"
 DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 SELECTION = 'job=~"$job", instance=~"$instance"'
 
@@ -81,7 +81,7 @@ def page(uid, title, description, *rows):
     source = dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
     built = dashboard.Dashboard(title).uid(uid).description(description).tags(["warmpath"]).readonly()
     built = built.time("now-3h", "now").refresh("30s").timezone("browser").with_variable(source)
-    known = '{__name__=~"warmpath_(router|worker)_info"}'
+    known = '{__name__=~"warmpath_(router|worker|host)_info"}'
     built = built.with_variable(selection("job", f"label_values({known}, job)"))
     chosen = known.replace("}", ', job=~"$job"}')
     built = built.with_variable(selection("instance", f"label_values({chosen}, instance)"))

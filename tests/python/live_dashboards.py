@@ -1,6 +1,6 @@
 """Prometheus reads a live fleet under load; every expression of every panel, alert and recording rule must return numbers.
 
-live_dashboards.py PROMETHEUS ROUTER_URL ADMIN_URL STOCK_NAME WORKER_URL...; tests/tests/system/dashboards.rs starts the fleet. When load has
+live_dashboards.py PROMETHEUS ROUTER_URL ADMIN_URL HOST_URL STOCK_NAME WORKER_URL...; tests/tests/system/dashboards.rs starts the fleet. When load has
 begun it prints `loaded`; the test then ends and restarts workers, so that failures are counted as well, and closes stdin.
 """
 
@@ -116,9 +116,9 @@ def start_prometheus(program, folder, targets):
 
 
 def main():
-    program, router, admin, stock_name, *workers = sys.argv[1:]
+    program, router, admin, host, stock_name, *workers = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder:
-        process, prometheus = start_prometheus(program, folder, {"router": [admin], "worker": workers})
+        process, prometheus = start_prometheus(program, folder, {"router": [admin], "worker": workers, "host": [host]})
         load = Load(router, stock_name)
         try:
             started = time.monotonic()

@@ -95,16 +95,19 @@ fn reads_metrics_from_their_declarations() {
 
 #[test]
 fn metrics_are_documented() -> anyhow::Result<()> {
-    let mut page = "# Metrics\n\nMade from the sources by `make pages`. A worker serves them at `/metrics`, a router at `/metrics` \
-                    of its admin\nlistener. Units are base units and stand last in the name.\n"
+    let mut page = "# Metrics\n\nMade from the sources by `make pages`. A worker and a host serve them at `/metrics`, a router at \
+                    `/metrics` of its\nadmin listener. Units are base units and stand last in the name.\n"
         .to_owned();
     let read = |path: &str| std::fs::read_to_string(root().join(path)).with_context(|| path.to_owned());
     let of_server = called_metrics(&read("common/shell/src/telemetry/metrics.rs")?);
-    for part in ["router", "worker"] {
-        let metrics = metrics(&read(&format!("{part}/src/metrics.rs"))?);
+    for (part, source) in
+        [("router", "router/src/metrics.rs"), ("worker", "worker/src/metrics.rs"), ("host", "cli/src/host/metrics.rs")]
+    {
+        let metrics = metrics(&read(source)?);
         ensure!(metrics.len() > 10, "only {} metrics of a {part}", metrics.len());
+        let of_server = if part == "host" { &[] } else { &of_server[..] };
         write!(page, "\n## Of a {part}\n\n| metric | kind | labels | what it is |\n|---|---|---|---|\n")?;
-        for Metric { name, kind, labels, help } in metrics.iter().chain(&of_server) {
+        for Metric { name, kind, labels, help } in metrics.iter().chain(of_server) {
             writeln!(page, "| `warmpath_{part}_{name}` | {kind} | {labels} | {help} |")?;
         }
     }

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::header::CONTENT_TYPE;
 use axum::http::{Method, Uri};
 use axum::middleware::{Next, from_fn_with_state};
-use axum::response::Response;
 use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use futures::{Stream, StreamExt as _};
@@ -33,6 +34,11 @@ const BODY_BYTES_MAX: usize = 64 << 10;
 /// Silence of a stream after which it has a comment, so that a router notices a host that is gone. Source: as a
 /// worker's stream of tokens.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
+
+/// Path that answers while the host runs, without a token.
+const LIVEZ_PATH: &str = "/livez";
+/// Path of the metrics, without a token, as a worker's.
+const METRICS_PATH: &str = "/metrics";
 
 /// What the handlers use.
 #[derive(Clone)]
@@ -62,6 +68,8 @@ pub fn routes(api: Api) -> Router {
         .route(DOWNLOAD_PATH, post(download))
         .route(REMOVE_PATH, post(remove))
         .route(RELOAD_PATH, post(reload))
+        .route(LIVEZ_PATH, get(async || "ok"))
+        .route(METRICS_PATH, get(metrics))
         .fallback(async |uri: Uri| HostError::from(Refusal::path(&uri)))
         .method_not_allowed_fallback(async |uri: Uri, method: Method| HostError::from(Refusal::method(&uri, &method)))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
@@ -73,8 +81,9 @@ pub fn routes(api: Api) -> Router {
 /// its token is valid.
 async fn check_access(State(api): State<Api>, request: Request, next: Next) -> Result<Response, HostError> {
     api.hosts.check(&request).map_err(Refusal::from)?;
+    let is_probe = [LIVEZ_PATH, METRICS_PATH].contains(&request.uri().path());
     let is_known = |tokens: &Arc<FleetTokens>| bearer::presented(request.headers()).is_some_and(|t| tokens.accept(t));
-    if !api.tokens.as_ref().is_none_or(is_known) {
+    if !is_probe && !api.tokens.as_ref().is_none_or(is_known) {
         return Err(HostError::Unauthorized);
     }
     Ok(next.run(request).await)
@@ -83,6 +92,12 @@ async fn check_access(State(api): State<Api>, request: Request, next: Next) -> R
 async fn summary(State(api): State<Api>) -> Result<Json<HostSummary>, HostError> {
     let (sender, receiver) = oneshot::channel();
     ask(&api, OwnerRequest::Summary(sender), receiver).await.map(Json)
+}
+
+async fn metrics(State(api): State<Api>) -> Result<impl IntoResponse, HostError> {
+    let (sender, receiver) = oneshot::channel();
+    let text = ask(&api, OwnerRequest::Metrics(sender), receiver).await?;
+    Ok(([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text))
 }
 
 async fn events(State(api): State<Api>) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {

@@ -22,6 +22,7 @@ use warmpath_shell::log;
 use super::disk_room::DiskRoom;
 use super::error::HostError;
 use super::listing::CatalogueFiles;
+use super::metrics::Metrics;
 use super::model_files::{self, Download};
 use super::projection;
 use super::worker_command::{self, WorkerCommands};
@@ -66,6 +67,8 @@ pub enum Request {
         /// Receiver of the summary.
         reply: oneshot::Sender<Result<HostSummary, HostError>>,
     },
+    /// Returns the metrics in Prometheus' text format.
+    Metrics(oneshot::Sender<String>),
     /// Reads the catalogue again; returns the summary, or the error in the catalogue.
     Reload(oneshot::Sender<Result<HostSummary, HostError>>),
 }
@@ -129,6 +132,7 @@ pub struct Owner {
     events: mpsc::Sender<Event>,
     inbox: mpsc::Receiver<Event>,
     projections: Arc<Semaphore>,
+    metrics: Metrics,
     sequence: u64,
     summary: watch::Sender<Arc<HostSummary>>,
     published: Instant,
@@ -157,6 +161,7 @@ impl Owner {
             events,
             inbox,
             projections,
+            metrics: Metrics::new(),
             sequence: 0,
             summary,
             published: start,
@@ -210,6 +215,7 @@ impl Owner {
         // A client that has gone needs no reply.
         match request {
             Request::Summary(reply) => drop(reply.send(self.summary_now())),
+            Request::Metrics(reply) => drop(reply.send(self.metrics_text())),
             Request::Reload(reply) => drop(reply.send(self.reload())),
             Request::Download { name, reply } => drop(reply.send(self.download(&name))),
             Request::Remove { name, reply } => self.remove(&name, reply),
@@ -254,16 +260,20 @@ impl Owner {
                 Report::Listening(url) => self.swaps.listening(&model, url),
                 Report::Progress(share) => self.swaps.progressed(&model, share),
                 Report::Ready(bytes) => {
-                    self.swaps.ready(&model, bytes.map(DeviceBytes::ram), now_ms);
+                    let times = self.swaps.ready(&model, bytes.map(DeviceBytes::ram), now_ms);
+                    self.metrics.count_load(&model, times);
                     log::line(&format!("warmpath: {model} is loaded"));
                 }
                 Report::Running(n_running) => self.swaps.running(&model, n_running, now_ms),
+                Report::Kept(tokens) => self.metrics.kv_kept.with_label_values(&[&model]).inc_by(tokens),
+                Report::Reused(tokens) => self.metrics.kv_reused.with_label_values(&[&model]).inc_by(tokens),
                 Report::Measured(bytes) => self.swaps.measured(&model, DeviceBytes::ram(bytes)),
                 Report::Exited(reason) => {
                     self.workers.remove(&model);
                     self.options.disk_room.leave(&worker_command::folder_name(&model));
                     log::line(&format!("warmpath: {model}: {reason}"));
-                    self.swaps.exited(&model, clean_text::without_paths(&reason), now_ms);
+                    let ended = self.swaps.exited(&model, clean_text::without_paths(&reason), now_ms);
+                    self.metrics.count_end(&model, ended);
                 }
             },
             Event::Projected { entry, result } => self.take_projection(&entry, result),
@@ -306,7 +316,10 @@ impl Owner {
             match action {
                 Action::Project(name) => self.project(&name, Download::Allowed),
                 Action::Start(name) => self.start(&name),
-                Action::Drain(name) => self.order(&name, Order::Drain),
+                Action::Drain(name, cause) => {
+                    self.metrics.count_unload(&name, cause);
+                    self.order(&name, Order::Drain);
+                }
                 Action::Kill(name) => self.order(&name, Order::Kill),
             }
         }
@@ -338,7 +351,8 @@ impl Owner {
             Ok(address) => address,
             Err(error) => {
                 let reason = format!("there is no free port: {error}");
-                return self.swaps.exited(name, reason, self.now_ms());
+                let ended = self.swaps.exited(name, reason, self.now_ms());
+                return self.metrics.count_end(name, ended);
             }
         };
         let program = self.options.commands.serve(entry, address, self.ctx_sizes.get(name).copied());
@@ -384,6 +398,11 @@ impl Owner {
             memory: self.swaps.memory(),
             models: self.swaps.models(is_autoloaded, self.now_ms()),
         }
+    }
+
+    fn metrics_text(&self) -> String {
+        self.metrics.copy(&self.summary_now(), self.swaps.worker_memory());
+        self.metrics.encode()
     }
 
     /// Publishes the summary if something has changed, or if people look at progress.

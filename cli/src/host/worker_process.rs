@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::http::header::AUTHORIZATION;
 use futures::StreamExt as _;
 use serde::Deserialize;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use warmpath_common::summary::{Frame, FrameBody, LENGTH_BYTES, Load, STREAM_PATH, frame_length};
 use warmpath_shell::fleet_token::FleetTokens;
 use warmpath_shell::machine;
@@ -21,6 +21,12 @@ const READY_POLL: Duration = Duration::from_millis(50);
 const STREAM_PAUSE: Duration = Duration::from_millis(200);
 /// Time between two measurements of a process's memory. Source: own choice: a cache of some GiB fills in minutes.
 const MEASURE_INTERVAL: Duration = Duration::from_secs(5);
+/// Shortest time between two measurements. Source: own choice: each takes a worker some milliseconds.
+const MEASURE_PAUSE: Duration = Duration::from_millis(100);
+/// Metric of a worker with the prompt tokens that it has reused from disk.
+const REUSED_FROM_DISK: &str = "warmpath_worker_prefix_cache_tokens_total{tier=\"disk\"}";
+/// Metric of a worker with the tokens whose state is on disk.
+const KEPT_ON_DISK: &str = "warmpath_worker_cache_tokens{tier=\"disk\"}";
 /// Longest time for a response to a look. Source: own choice: a worker that loads answers within milliseconds.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -46,6 +52,10 @@ pub enum Report {
     Running(u32),
     /// Its process takes these bytes.
     Measured(u64),
+    /// It has found KV state of these tokens on disk.
+    Kept(u64),
+    /// It has reused these further prompt tokens from KV state on disk.
+    Reused(u64),
     /// It has ended, for this reason.
     Exited(String),
 }
@@ -136,18 +146,30 @@ impl Watch {
     async fn run(self) {
         self.until_ready().await;
         self.report(Report::Ready(machine::resident_bytes(self.pid))).await;
+        if let Some(tokens) = self.metric(KEPT_ON_DISK).await {
+            self.report(Report::Kept(tokens)).await;
+        }
+        // A worker whose requests have ended may leave soon, and its counters with it.
+        let is_quiet = Notify::new();
         let measure = async {
+            let mut n_reused = 0;
             loop {
-                tokio::time::sleep(MEASURE_INTERVAL).await;
+                let _ = tokio::time::timeout(MEASURE_INTERVAL, is_quiet.notified()).await;
                 if let Some(bytes) = machine::resident_bytes(self.pid) {
                     self.report(Report::Measured(bytes)).await;
                 }
+                let n_reused_now = self.metric(REUSED_FROM_DISK).await.unwrap_or(n_reused);
+                if n_reused_now > n_reused {
+                    self.report(Report::Reused(n_reused_now - n_reused)).await;
+                    n_reused = n_reused_now;
+                }
+                tokio::time::sleep(MEASURE_PAUSE).await;
             }
         };
         let follow = async {
             loop {
                 // A worker that drains ends its stream; the end of its process is noticed elsewhere.
-                let _ = self.follow_load().await;
+                let _ = self.follow_load(&is_quiet).await;
                 tokio::time::sleep(STREAM_PAUSE).await;
             }
         };
@@ -174,10 +196,17 @@ impl Watch {
         }
     }
 
+    /// Returns the value of a metric of the worker; `None` if it does not tell.
+    async fn metric(&self, name: &str) -> Option<u64> {
+        let request = self.http.get(format!("{}/metrics", self.url)).timeout(LOOK_TIMEOUT);
+        let text = request.send().await.ok()?.text().await.ok()?;
+        text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+    }
+
     /// Reports the load of the worker for as long as its summary stream lasts.
     ///
     /// Errors: the stream breaks, or is none of this version.
-    async fn follow_load(&self) -> anyhow::Result<()> {
+    async fn follow_load(&self, is_quiet: &Notify) -> anyhow::Result<()> {
         let mut request = self.http.get(format!("{}{STREAM_PATH}", self.url));
         // The worker reads the same file.
         if let Some(token) = self.tokens.iter().flat_map(|tokens| tokens.shown()).next() {
@@ -190,7 +219,11 @@ impl Watch {
             bytes.extend_from_slice(&part?);
             while let Some(frame) = next_frame(&mut bytes)? {
                 if let Some(load) = load(frame) {
-                    self.report(Report::Running(n_running(&load))).await;
+                    let n_running = n_running(&load);
+                    self.report(Report::Running(n_running)).await;
+                    if n_running == 0 {
+                        is_quiet.notify_one();
+                    }
                 }
             }
         }

@@ -66,9 +66,55 @@ pub enum Action {
     /// Start a model's worker: then [`Swaps::listening`].
     Start(String),
     /// Ask a model's worker to end after its last answer: then [`Swaps::exited`].
-    Drain(String),
+    Drain(String, Cause),
     /// Kill a model's worker, which does not end: then [`Swaps::exited`].
     Kill(String),
+}
+
+/// Why a model leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// Another needs its memory.
+    Swap,
+    /// It had no request for its time to live.
+    Idle,
+    /// A person unloads it.
+    Order,
+    /// The catalogue has changed.
+    Catalogue,
+}
+
+/// What the end of a worker means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// It was asked to end.
+    Left,
+    /// It did not load its model.
+    LoadFailed,
+    /// It had loaded its model.
+    Crashed,
+}
+
+/// Times of a load. Units: milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoadTimes {
+    /// From the start of the worker.
+    pub load_ms: u64,
+    /// The same, as it was expected.
+    pub expected_ms: u64,
+    /// From the first demand, or the order.
+    pub waited_ms: u64,
+}
+
+/// Memory of a model with a worker. Units: bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkerMemory {
+    /// Name of the model.
+    pub model: String,
+    /// What it was projected to take, of all devices.
+    pub projected: u64,
+    /// The most that its process took; 0 if that is not known.
+    pub measured: u64,
 }
 
 /// The models of a host.
@@ -275,12 +321,13 @@ impl Swaps {
         }
     }
 
-    /// Takes that a model is loaded, and what its process takes if that is known.
-    pub fn ready(&mut self, name: &str, memory: Option<DeviceBytes>, now_ms: u64) {
-        let Some(model) = self.model_mut(name) else { return };
-        let load_ms = model.ready(now_ms);
+    /// Takes that a model is loaded, and what its process takes if that is known; returns the times of the load.
+    pub fn ready(&mut self, name: &str, memory: Option<DeviceBytes>, now_ms: u64) -> Option<LoadTimes> {
+        let model = self.model_mut(name)?;
+        let times = model.ready(now_ms)?;
         model.measure(memory);
-        self.loads.add(load_ms, now_ms);
+        self.loads.add(times.load_ms, now_ms);
+        Some(times)
     }
 
     /// Takes what a model's process takes.
@@ -298,11 +345,10 @@ impl Swaps {
     }
 
     /// Takes that a model's worker has ended; `reason` is why, if it was not asked to.
-    pub fn exited(&mut self, name: &str, reason: String, now_ms: u64) {
-        if let Some(model) = self.model_mut(name) {
-            model.exited(reason, now_ms);
-        }
+    pub fn exited(&mut self, name: &str, reason: String, now_ms: u64) -> Ended {
+        let ended = self.model_mut(name).map_or(Ended::Left, |model| model.exited(reason, now_ms));
         self.drop_outdated();
+        ended
     }
 
     /// Returns whether something may have to be done soon, so that [`Self::step`] is due every [`ANNOUNCE_MS`].
@@ -317,8 +363,8 @@ impl Swaps {
         let mut actions = Vec::new();
         for model in &mut self.models {
             model.expire(now_ms);
-            if model.must_leave(now_ms) {
-                actions.push(model.drain(now_ms));
+            if let Some(cause) = model.leaves(now_ms) {
+                actions.push(model.drain(cause, now_ms));
             }
             actions.extend(model.overdue_end(now_ms));
         }
@@ -340,6 +386,17 @@ impl Swaps {
             free_bytes: budget_bytes.saturating_sub(charged_bytes.on(device)),
         };
         self.budget.iter().map(of_device).collect()
+    }
+
+    /// Returns the memory of each model with a worker.
+    pub fn worker_memory(&self) -> Vec<WorkerMemory> {
+        let workers = self.models.iter().filter(|model| model.has_worker());
+        let memory = |model: &Model| WorkerMemory {
+            model: model.entry.name.clone(),
+            projected: model.projection.as_ref().map_or(0, DeviceBytes::total),
+            measured: model.measured.total(),
+        };
+        workers.map(memory).collect()
     }
 
     /// Returns the models of the catalogue.
@@ -441,7 +498,7 @@ impl Swaps {
                 };
                 for victim in victims.unwrap_or_default() {
                     coming_room = coming_room.plus(&Room::of(&self.models[victim]));
-                    actions.push(self.models[victim].drain(now_ms));
+                    actions.push(self.models[victim].drain(Cause::Swap, now_ms));
                 }
             }
             let has_room = need.fits_in(&free_room.plus(&coming_room));

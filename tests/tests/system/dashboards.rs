@@ -14,6 +14,8 @@ use warmpath_bench::fleet::Server;
 use warmpath_tests::rig::{Rig, bin_dir, root, tiny_model};
 use warmpath_tests::tools;
 
+use super::models::{Host, conversation};
+
 #[tokio::test]
 async fn every_expression_of_every_dashboard_and_alert_returns_data() -> anyhow::Result<()> {
     // Debian's Prometheus is unpacked if none is installed.
@@ -41,14 +43,24 @@ async fn every_expression_of_every_dashboard_and_alert_returns_data() -> anyhow:
         .map(str::to_owned);
     rig.fleet.restart_router(router_args.collect()).await?;
 
+    // A host whose models displace each other, and whose conversations continue.
+    let host = Host::start("").await?;
+    let messages = conversation("Bicycle");
+    for model in ["a", "b", "a", "b"] {
+        host.ask(model, &messages).await?;
+    }
+
     let mut script = Command::new(root().join("target/venv/bin/python"));
     script.arg("-B").arg(root().join("tests/python/live_dashboards.py")).arg(&prometheus);
-    script.args([rig.router_url(), rig.fleet.router.admin_url()?, "stock".to_owned()]);
+    script.args([rig.router_url(), rig.fleet.router.admin_url()?, host.url.clone(), "stock".to_owned()]);
     script.args(rig.fleet.workers.iter().map(Server::base_url)).arg(stock.base_url());
     let mut script =
         script.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true).spawn()?;
     let mut said = BufReader::new(script.stdout.take().context("stdout")?).lines();
     if said.next_line().await?.as_deref() == Some("loaded") {
+        for model in ["a", "b", "a", "b"] {
+            host.ask(model, &messages).await?;
+        }
         stock.kill().await?;
         rig.fleet.workers[1].kill().await?;
         rig.fleet.restart_worker(1).await?;

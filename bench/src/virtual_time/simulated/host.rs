@@ -113,7 +113,7 @@ impl SimHost {
         for action in &actions {
             match action {
                 Action::Start(name) => self.start(index(name), now_ms),
-                Action::Drain(name) => self.drain(index(name), now_ms),
+                Action::Drain(name, _) => self.drain(index(name), now_ms),
                 Action::Project(_) | Action::Kill(_) => {}
             }
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use warmpath_common::host::{DEMAND_TTL_MS, Demand, FetchedBytes, ModelState};
 use warmpath_common::model::Fingerprint;
 
-use super::{Action, DRAIN_MS, IDLE_GRACE_MS};
+use super::{Action, Cause, DRAIN_MS, Ended, IDLE_GRACE_MS, LoadTimes};
 use crate::catalogue::Entry;
 use crate::memory::DeviceBytes;
 
@@ -72,7 +72,7 @@ pub(super) enum State {
     /// There is none.
     Unloaded,
     /// It starts, or loads.
-    Loading { since_ms: u64, url: Option<String>, progress: f32 },
+    Loading { since_ms: u64, wanted_ms: u64, url: Option<String>, progress: f32 },
     /// It serves.
     Loaded { since_ms: u64, url: String, n_running: u32, idle_since_ms: u64, was_used: bool },
     /// It finishes its answers and keeps its cache.
@@ -262,16 +262,20 @@ impl Model {
         self.demands.retain(|_, waiting| waiting.expires_ms > now_ms);
     }
 
-    /// Returns whether its worker must end, even if nobody needs its memory.
-    pub(super) fn must_leave(&self, now_ms: u64) -> bool {
+    /// Returns why its worker must end although nobody needs its memory, if it must.
+    pub(super) fn leaves(&self, now_ms: u64) -> Option<Cause> {
         let is_stale = self.entry.ttl_ms.is_some_and(|ttl_ms| match self.state {
             State::Loaded { n_running: 0, idle_since_ms, .. } => {
                 !self.entry.is_pinned && self.demands.is_empty() && now_ms.saturating_sub(idle_since_ms) >= ttl_ms
             }
             _ => false,
         });
-        let is_up = matches!(self.state, State::Loading { .. } | State::Loaded { .. });
-        is_up && (is_stale || self.is_outdated || self.is_unloading)
+        match self.state {
+            State::Unloaded | State::Draining { .. } => None,
+            State::Loading { .. } | State::Loaded { .. } if self.is_unloading => Some(Cause::Order),
+            State::Loading { .. } | State::Loaded { .. } if self.is_outdated => Some(Cause::Catalogue),
+            State::Loading { .. } | State::Loaded { .. } => is_stale.then_some(Cause::Idle),
+        }
     }
 
     pub(super) fn project(&mut self) -> Action {
@@ -280,12 +284,13 @@ impl Model {
     }
 
     pub(super) fn start(&mut self, now_ms: u64) -> Action {
+        let wanted_ms = self.waits_since().unwrap_or(now_ms);
         self.want = None;
-        self.state = State::Loading { since_ms: now_ms, url: None, progress: 0.0 };
+        self.state = State::Loading { since_ms: now_ms, wanted_ms, url: None, progress: 0.0 };
         Action::Start(self.entry.name.clone())
     }
 
-    pub(super) fn drain(&mut self, now_ms: u64) -> Action {
+    pub(super) fn drain(&mut self, cause: Cause, now_ms: u64) -> Action {
         self.is_unloading = false;
         let (url, n_running) = match std::mem::replace(&mut self.state, State::Unloaded) {
             State::Loaded { url, n_running, .. } => (url, n_running),
@@ -294,7 +299,7 @@ impl Model {
         };
         let quiet_since_ms = (n_running == 0).then_some(now_ms);
         self.state = State::Draining { url, n_running, quiet_since_ms, is_killed: false };
-        Action::Drain(self.entry.name.clone())
+        Action::Drain(self.entry.name.clone(), cause)
     }
 
     /// Returns the kill of a worker that has no answers left and does not end.
@@ -310,14 +315,16 @@ impl Model {
         Some(Action::Kill(self.entry.name.clone()))
     }
 
-    /// Records that it is loaded; returns the time that this took.
-    pub(super) fn ready(&mut self, now_ms: u64) -> u64 {
-        let State::Loading { since_ms, url, .. } = &mut self.state else { return 0 };
+    /// Records that it is loaded; returns the times of the load.
+    pub(super) fn ready(&mut self, now_ms: u64) -> Option<LoadTimes> {
+        let expected_ms = self.expected_load_ms();
+        let State::Loading { since_ms, wanted_ms, url, .. } = &mut self.state else { return None };
         let url = url.take().unwrap_or_default();
         let load_ms = now_ms.saturating_sub(*since_ms);
+        let waited_ms = now_ms.saturating_sub(*wanted_ms);
         self.load_ms = Some(load_ms);
         self.state = State::Loaded { since_ms: now_ms, url, n_running: 0, idle_since_ms: now_ms, was_used: false };
-        load_ms
+        Some(LoadTimes { load_ms, expected_ms, waited_ms })
     }
 
     pub(super) fn measure(&mut self, memory: Option<DeviceBytes>) {
@@ -351,10 +358,14 @@ impl Model {
         }
     }
 
-    pub(super) fn exited(&mut self, reason: String, now_ms: u64) {
+    pub(super) fn exited(&mut self, reason: String, now_ms: u64) -> Ended {
+        self.is_unloading = false;
         match std::mem::replace(&mut self.state, State::Unloaded) {
-            State::Unloaded | State::Draining { .. } => {}
-            State::Loading { .. } => self.fail_load(reason, now_ms),
+            State::Unloaded | State::Draining { .. } => Ended::Left,
+            State::Loading { .. } => {
+                self.fail_load(reason, now_ms);
+                Ended::LoadFailed
+            }
             State::Loaded { since_ms, .. } => {
                 let n_before = self.failure.as_ref().map_or(0, |failure| failure.n);
                 let n_before = if now_ms.saturating_sub(since_ms) >= STEADY_MS { 0 } else { n_before };
@@ -364,9 +375,9 @@ impl Model {
                 if self.entry.is_pinned {
                     self.want = Some(Want { since_ms: now_ms, evicts: true });
                 }
+                Ended::Crashed
             }
         }
-        self.is_unloading = false;
     }
 
     pub(super) fn fail_load(&mut self, reason: String, now_ms: u64) {
@@ -390,7 +401,7 @@ impl Model {
                 load_ms,
             },
             State::Draining { url, .. } => ModelState::Unloading { worker_url: url.clone() },
-            State::Loading { since_ms, url, progress } => {
+            State::Loading { since_ms, url, progress, .. } => {
                 let elapsed_ms = now_ms.saturating_sub(*since_ms);
                 let of_progress = elapsed_ms as f64 * f64::from((1.0 - progress) / progress.max(f32::EPSILON));
                 let of_before = load_ms.saturating_sub(elapsed_ms);

@@ -51,7 +51,7 @@ impl Host {
         let words = self.swaps.step(self.now_ms).into_iter().map(|action| match action {
             Action::Project(name) => format!("project {name}"),
             Action::Start(name) => format!("start {name}"),
-            Action::Drain(name) => format!("drain {name}"),
+            Action::Drain(name, _) => format!("drain {name}"),
             Action::Kill(name) => format!("kill {name}"),
         });
         words.collect::<Vec<_>>().join(", ")
