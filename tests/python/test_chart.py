@@ -43,6 +43,14 @@ def pool(**values):
     return {"workers": [{"name": "p", **FROM_PVC, **values}]}
 
 
+CATALOGUE = "version = 1\n[*]\nc = 8192\n[qwen]\nmodel = /models/qwen.gguf\n"
+
+
+def host_pool(**values):
+    """Returns a pool of hosts, and the Secret that it needs."""
+    return {**pool(host={"catalogue": CATALOGUE}, **values), "fleetToken": {"existingSecret": "fleet"}}
+
+
 def router(**values):
     return {"router": values}
 
@@ -247,6 +255,27 @@ MATRIX = {
         {"ScaledObject"},
         {"ConfigMap"},
     ),
+    "hosts": (
+        {
+            **host_pool(replicas=3, model={"pvc": {"claimName": "models"}}, extraArgs=["--threads=4"]),
+            "networkPolicy": {"enabled": True},
+            "metrics": {"monitors": True},
+        },
+        {"NetworkPolicy", "PodMonitor", "ServiceMonitor"},
+        {"Role", "RoleBinding"},
+    ),
+    "hosts-beside-workers": (
+        {
+            "workers": [
+                {"name": "small", **FROM_PVC},
+                {"name": "many", "model": {}, "host": {"catalogue": CATALOGUE}, "extraArgs": ["--models-max=2"]},
+            ],
+            "fleetToken": {"existingSecret": "fleet"},
+            "router": {"discovery": {"kind": "static"}},
+        },
+        set(),
+        {"Role", "RoleBinding"},
+    ),
     "own-account": ({"serviceAccount": {"create": False, "name": "mine"}}, set(), {"ServiceAccount"}),
     "network-policy": (
         {
@@ -295,6 +324,13 @@ REFUSED = {
         {"workers": [{"name": "p", "model": {**FROM_PVC["model"], **FROM_URL["model"]}}]},
         "has 2 sources",
     ),
+    "a model that hosts would download by the chart": (
+        {"workers": [{"name": "p", **FROM_URL, "host": {"catalogue": CATALOGUE}}], "fleetToken": {"existingSecret": "fleet"}},
+        "name its models there",
+    ),
+    "hosts without a token": (pool(host={"catalogue": CATALOGUE}), "needs fleetToken.existingSecret"),
+    "hosts with TLS": ({**host_pool(), "internalTLS": {"enabled": True, "existingSecret": "workers"}}, "hosts have no TLS"),
+    "hosts that are scaled": (host_pool(autoscaling={"kind": "hpa"}), "hosts are not scaled"),
     "no file of the hub": ({"workers": [{"name": "p", "model": {"huggingFace": {"repo": "a/b"}}}]}, "huggingFace.file"),
     "two pools of one name": ({"workers": [{"name": "p", **FROM_PVC}] * 2}, "two pools are called"),
     "no pool and no other worker": ({"workers": []}, "there are no pools"),
@@ -391,6 +427,11 @@ def pods(documents):
         elif document["kind"] in ("Deployment", "StatefulSet"):
             template = document["spec"]["template"]
             yield template["spec"], template["metadata"]["labels"], document
+
+
+def is_host(document):
+    """Returns whether an object is the set of a pool of hosts."""
+    return document["kind"] == "StatefulSet" and document["spec"]["template"]["spec"]["containers"][0]["name"] == "host"
 
 
 def documented_metrics():
@@ -529,11 +570,13 @@ class Chart(unittest.TestCase):
     def test_programs_know_every_flag_and_variable(self, documents):
         for spec, _, _ in pods(documents):
             for container in spec["containers"]:
-                if container["name"] not in ("router", "worker"):
+                if container["name"] not in ("router", "worker", "host"):
                     continue
-                program = "warmpath-" + container["name"]
-                given = {arg.split("=", 1)[0] for arg in container["args"]}
-                self.assertEqual(given - flags(program), set())
+                is_host = container["name"] == "host"
+                program = "warmpath-worker" if is_host else "warmpath-" + container["name"]
+                given = {arg.split("=", 1)[0] for arg in container["args"]} - {"host"}
+                # A host passes the flags of workers on.
+                self.assertEqual(given - flags(program) - (flags("warmpath", "host") if is_host else set()), set())
                 named = {variable["name"] for variable in container.get("env", [])}
                 known = variables(program)
                 self.assertEqual({name for name in named if name.startswith("WARMPATH_")} - known, set())
@@ -543,13 +586,14 @@ class Chart(unittest.TestCase):
         for spec, _, _ in pods(documents):
             for container in spec["containers"]:
                 given = [arg.split("=", 1)[0] for arg in container.get("args", [])]
-                repeated = {flag for flag in given if given.count(flag) > 1} - {"--worker", "--worker-dns", "--kubernetes-service"}
+                repeated = {flag for flag in given if given.count(flag) > 1}
+                repeated -= {"--worker", "--worker-dns", "--kubernetes-service", "--host"}
                 self.assertEqual(repeated, set())
 
     @each_row
     def test_metrics_that_are_named_exist(self, documents):
         text = json.dumps([document for document in documents if document["kind"] != "ConfigMap"])
-        named = set(re.findall(r"\bwarmpath_(?:router|worker)_\w+", text))
+        named = set(re.findall(r"\bwarmpath_(?:router|worker|host)_\w+", text))
         self.assertEqual(named - documented_metrics(), set())
 
     @each_row
@@ -569,7 +613,7 @@ class Chart(unittest.TestCase):
     def test_programs_can_write_to_their_folders(self, documents):
         for spec, _, document in pods(documents):
             main = spec["containers"][0]
-            needs = {"router": "/tmp", "worker": "/data"}.get(main["name"])
+            needs = {"router": "/tmp", "worker": "/data", "host": "/data"}.get(main["name"])
             if needs:
                 mounted = [mount for mount in main["volumeMounts"] if mount["mountPath"] == needs]
                 self.assertEqual([mount.get("readOnly", False) for mount in mounted], [False], document["metadata"]["name"])
@@ -623,6 +667,7 @@ class Chart(unittest.TestCase):
         services = {doc["metadata"]["name"] for doc in documents if doc["kind"] == "Service"}
         sets = {doc["spec"]["serviceName"]: doc for doc in documents if doc["kind"] == "StatefulSet"}
         self.assertLessEqual(set(sets), services)
+        hosts = {name: sets.pop(name) for name in list(sets) if is_host(sets[name])}
         args = next(spec["containers"][0]["args"] for spec, _, doc in pods(documents) if doc["kind"] == "Deployment")
         found = [arg for arg in args if re.match(r"--(worker=http|worker-dns|kubernetes-service)", arg)]
         # By TLS names are those that the certificate bears.
@@ -637,6 +682,13 @@ class Chart(unittest.TestCase):
             ],
         }
         self.assertEqual(found, wanted[found[0].split("=")[0]] if sets else [])
+        followed = [
+            f"--host=http://{service}-{ordinal}.{service}:9190"
+            for service, document in hosts.items()
+            for ordinal in range(document["spec"]["replicas"])
+        ]
+        self.assertEqual([arg for arg in args if arg.startswith("--host=")], followed)
+        self.assertLessEqual(bool(hosts), any(arg.startswith("--wait=") for arg in args))
 
     @each_row
     def test_secrets_are_mounted_where_flags_point(self, documents):
@@ -663,7 +715,7 @@ class Chart(unittest.TestCase):
     @each_row
     def test_the_model_is_where_the_worker_looks(self, documents):
         for spec, _, document in pods(documents):
-            if document["kind"] != "StatefulSet":
+            if document["kind"] != "StatefulSet" or is_host(document):
                 continue
             worker = spec["containers"][0]
             path = next(arg.split("=", 1)[1] for arg in worker["args"] if arg.startswith("--model="))
@@ -677,6 +729,31 @@ class Chart(unittest.TestCase):
             volumes = {volume["name"] for volume in spec["volumes"]}
             claims = {claim["metadata"]["name"] for claim in document["spec"].get("volumeClaimTemplates", [])}
             self.assertLessEqual(set(mounts.values()), volumes | claims)
+
+    def test_a_host_has_its_catalogue_and_its_models_and_answers_where_it_is_asked(self):
+        for name in ("hosts", "hosts-beside-workers"):
+            [statefulset] = [document for document in rendered(name) if is_host(document)]
+            spec = statefulset["spec"]["template"]["spec"]
+            host = spec["containers"][0]
+            mounts = {mount["mountPath"]: mount["name"] for mount in host["volumeMounts"]}
+            volumes = {volume["name"]: volume for volume in spec["volumes"]}
+            self.assertEqual("/models" in mounts, name == "hosts")
+            config = volumes[mounts["/catalogue"]]["configMap"]["name"]
+            [found] = [doc for doc in rendered(name) if doc["kind"] == "ConfigMap" and doc["metadata"]["name"] == config]
+            self.assertEqual(found["data"], {"models.ini": CATALOGUE})
+            self.assertIn("--models-preset=/catalogue/models.ini", host["args"])
+            self.assertIn("--host-listen=$(POD_IP):9190", host["args"])
+            self.assertEqual([port["containerPort"] for port in host["ports"]], [9190])
+            probes = [host[probe]["httpGet"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")]
+            self.assertEqual({(probe["path"], probe["port"]) for probe in probes}, {("/livez", "host")})
+
+    def test_routers_reach_every_port_of_hosts_because_their_workers_have_any(self):
+        policies = {doc["metadata"]["name"]: doc["spec"] for doc in rendered("hosts") if doc["kind"] == "NetworkPolicy"}
+        def ports(rules, side, component):
+            named = lambda rule: [peer.get("podSelector", {}).get("matchLabels", {}) for peer in rule.get(side, [])]
+            return [rule.get("ports") for rule in rules if component in [labels.get("app.kubernetes.io/component") for labels in named(rule)]]
+        self.assertIn(None, ports(policies["rel-warmpath-router"]["egress"], "to", "worker"))
+        self.assertIn(None, ports(policies["rel-warmpath-worker"]["ingress"], "from", "router"))
 
     def test_impossible_values_are_refused_with_a_reason(self):
         for name, (values, reason) in REFUSED.items():

@@ -76,8 +76,12 @@ warmpath/pool: {{ .name | quote }}
 {{- $names = append $names $given.name -}}
 {{- $pool := mustMergeOverwrite (deepCopy $.Values.workerDefaults) (deepCopy $given) -}}
 {{- $model := $pool.model -}}
+{{- $isHost := not (empty $pool.host.catalogue) -}}
+{{- if $isHost -}}
+{{- include "warmpath.checkHost" (dict "root" $ "pool" $pool) -}}
+{{- end -}}
 {{- $sources := compact (list $model.huggingFace.repo $model.url.url $model.pvc.claimName $model.oci.reference) -}}
-{{- if ne (len $sources) 1 -}}
+{{- if or (gt (len $sources) 1) (and (empty $sources) (not $isHost)) -}}
 {{- fail (printf "workers: pool %q has %d sources of its model; set one of model.huggingFace.repo, model.url.url, model.pvc.claimName, model.oci.reference" $given.name (len $sources)) -}}
 {{- end -}}
 {{- $file := "" -}}
@@ -85,6 +89,7 @@ warmpath/pool: {{ .name | quote }}
 {{- $file = required (printf "workers: pool %q needs model.huggingFace.file" $given.name) $model.huggingFace.file -}}
 {{- else if $model.url.url -}}
 {{- $file = (urlParse $model.url.url).path -}}
+{{- else if $isHost -}}
 {{- else if $model.pvc.claimName -}}
 {{- $file = required (printf "workers: pool %q needs model.pvc.path" $given.name) $model.pvc.path -}}
 {{- else -}}
@@ -100,7 +105,7 @@ warmpath/pool: {{ .name | quote }}
 {{- if and $autoscaled (gt (int64 $pool.autoscaling.minReplicas) (int64 $pool.autoscaling.maxReplicas)) -}}
 {{- fail (printf "workers: pool %q has an autoscaling.minReplicas above its maxReplicas" $given.name) -}}
 {{- end -}}
-{{- $computed := dict "fullname" (printf "%s-%s" (include "warmpath.fullname" $) $given.name) "downloads" $downloads "modelPath" $path "autoscaled" $autoscaled -}}
+{{- $computed := dict "fullname" (printf "%s-%s" (include "warmpath.fullname" $) $given.name) "downloads" $downloads "modelPath" $path "autoscaled" $autoscaled "isHost" $isHost -}}
 {{- $pools = append $pools (merge $computed $pool) -}}
 {{- end -}}
 {{- toYaml (dict "pools" $pools) -}}

@@ -85,7 +85,7 @@ impl<'a> Run<'a> {
                 Action::Start(name) => {
                     prop_assert_eq!(workers[index(&name)], Worker::None, "one worker for each model")
                 }
-                Action::Drain(name) => {
+                Action::Drain(name, _) => {
                     prop_assert_eq!(workers[index(&name)], Worker::Loaded);
                     prop_assert!(!self.host.models[index(&name)].is_pinned, "a pinned model leaves");
                 }
