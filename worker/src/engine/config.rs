@@ -99,9 +99,6 @@ pub struct EngineConfig {
     pub prefix_tokens_max: Option<u64>,
     /// Place of idle state that would make running sequences faster by leaving the KV buffer.
     pub idle_state: IdleState,
-    /// Distance between checkpoints in a prompt, if the model needs them; with 0 there are only the start of the last
-    /// message and the end of the prompt.
-    pub checkpoint_stride_tokens: u32,
     /// Settings of moving state to other positions.
     pub shifts: ShiftConfig,
     /// LoRA adapters to load.
@@ -184,12 +181,6 @@ pub struct DiskConfig {
 /// prompts that are each used twice would keep the store full.
 const MIN_HOLD: Duration = Duration::from_secs(10);
 
-/// Distance between checkpoints in a prompt. Units: tokens.
-///
-/// Source: own choice: a request that leaves an earlier prompt computes at most two batches of 512 tokens again, and a
-/// prompt of 8,192 tokens has eight checkpoints.
-const CHECKPOINT_STRIDE_TOKENS: u32 = 1024;
-
 impl Default for StoreConfig {
     fn default() -> Self {
         Self { ram_bytes: 256 << 20, disk: None, min_hold: MIN_HOLD }
@@ -235,7 +226,6 @@ impl Default for EngineConfig {
             store: StoreConfig::default(),
             prefix_tokens_max: None,
             idle_state: IdleState::default(),
-            checkpoint_stride_tokens: CHECKPOINT_STRIDE_TOKENS,
             shifts: ShiftConfig::default(),
             adapters: Vec::new(),
             projector: None,

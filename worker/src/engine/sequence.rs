@@ -15,6 +15,8 @@ use warmpath_common::ids::Token;
 use warmpath_worker_core::batches::batch_plan::Work;
 use warmpath_worker_core::drafting::Drafter;
 use warmpath_worker_core::drafting::lengths::Length;
+use warmpath_worker_core::slots::checkpoints::CheckpointStop;
+use warmpath_worker_core::store::chunk_index::CheckpointPlace;
 use warmpath_worker_output::logprobs::{self, PromptProbabilities, TokenProbabilities};
 use warmpath_worker_output::stream_decoder::Output;
 
@@ -54,8 +56,8 @@ pub(crate) struct Sequence {
     held_probabilities: VecDeque<(usize, TokenProbabilities)>,
     /// The last chosen token, whose KV state is not computed yet, and the draft after it; empty for a prompt.
     decoding: Vec<Token>,
-    /// Positions of the remaining checkpoints, ascending.
-    checkpoints: Vec<u32>,
+    /// Remaining checkpoints, by ascending position.
+    checkpoints: Vec<CheckpointStop>,
     /// Positions whose state other requests wait for, ascending.
     stops: Vec<u32>,
     /// Parked state that is not yet appended to the prompt.
@@ -173,8 +175,10 @@ impl Sequence {
 
     /// Requests a checkpoint after `n_tokens` of the prompt, for a request that waits for it.
     pub(super) fn want_checkpoint(&mut self, n_tokens: u32) {
-        if let Err(idx) = self.checkpoints.binary_search(&n_tokens) {
-            self.checkpoints.insert(idx, n_tokens);
+        let stop = CheckpointStop { n_tokens, place: CheckpointPlace::Shared };
+        match self.checkpoints.binary_search_by_key(&n_tokens, |stop| stop.n_tokens) {
+            Ok(idx) => self.checkpoints[idx] = stop,
+            Err(idx) => self.checkpoints.insert(idx, stop),
         }
     }
 
@@ -185,10 +189,11 @@ impl Sequence {
         }
     }
 
-    /// Returns whether a checkpoint must be made now; true once for each position.
-    pub(super) fn reaches_checkpoint(&mut self, n_held: u32) -> bool {
-        let n_passed = self.checkpoints.iter().take_while(|stop| **stop <= n_held).count();
-        self.checkpoints.drain(..n_passed).next_back() == Some(n_held)
+    /// Returns the place of a checkpoint that must be made now, once for each position.
+    pub(super) fn reaches_checkpoint(&mut self, n_held: u32) -> Option<CheckpointPlace> {
+        let n_passed = self.checkpoints.iter().take_while(|stop| stop.n_tokens <= n_held).count();
+        let last = self.checkpoints.drain(..n_passed).next_back();
+        last.filter(|stop| stop.n_tokens == n_held).map(|stop| stop.place)
     }
 
     /// Removes and returns the parked state that follows the first `n_held` tokens.
@@ -232,7 +237,7 @@ impl Sequence {
             let end = run.place.end;
             return Work::Prefill { n_tokens: end - n_held, ends: end == self.n_prompt() };
         }
-        let checkpoint = self.checkpoints.iter().copied().find(|stop| *stop > n_held);
+        let checkpoint = self.checkpoints.iter().map(|stop| stop.n_tokens).find(|stop| *stop > n_held);
         let stop = self.stops.iter().copied().find(|stop| *stop > n_held);
         let parked_start = self.parked.front().map(|run| run.positions.start);
         let edges = self.media.iter().flat_map(|medium| [medium.place.start, medium.place.end]);
@@ -266,7 +271,8 @@ impl Sequence {
         } else if is_last && is_behind_prompt && !self.submission.generation.is_prompt_only() {
             Some(LogitsUse::Choose)
         } else {
-            (is_last && (is_behind_prompt || self.checkpoints.contains(&n_held_after))).then_some(LogitsUse::Check)
+            (is_last && (is_behind_prompt || self.checkpoints.iter().any(|stop| stop.n_tokens == n_held_after)))
+                .then_some(LogitsUse::Check)
         }
     }
 

@@ -181,7 +181,6 @@ impl Setup<'_> {
     fn checkpoint_policy(self, cache: &Cache) -> CheckpointPolicy {
         let is_needed = !self.facts.memory.stored_state_rewinds() && cache.stores();
         CheckpointPolicy {
-            stride_tokens: self.config.checkpoint_stride_tokens,
             block_size_tokens: self.config.block_size_tokens,
             need: if is_needed { CheckpointNeed::Needed } else { CheckpointNeed::None },
         }

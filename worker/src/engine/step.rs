@@ -277,8 +277,8 @@ impl EngineState<'_> {
             }
         }
         for (slot, sequence) in self.schedule.running.iter_mut() {
-            if sequence.reaches_checkpoint(self.kv.n_held(slot)) {
-                self.kv.keep_checkpoint(slot);
+            if let Some(place) = sequence.reaches_checkpoint(self.kv.n_held(slot)) {
+                self.kv.keep_checkpoint(slot, place);
             }
         }
     }

@@ -65,15 +65,15 @@ pub fn read(generator: &Generator, chat: &ChatPrompt, tools: &ToolFields) -> Res
     })
 }
 
-/// Returns the positions in a chat's prompt at which later requests may resume: the start of its last message, and the
-/// client's breakpoints. Other models can resume anywhere and do not need the further renderings.
+/// Returns the positions in a chat's prompt at which other prompts diverge: the end of its instructions, and the
+/// client's breakpoints. Models that resume anywhere do not need the further renderings.
 fn breakpoints(generator: &Generator, chat: &ChatPrompt, tokens: &[Token]) -> Vec<u32> {
     if generator.common.model.memory.stored_state_rewinds() {
         return Vec::new();
     }
     let breakpoints = chat.breakpoints();
     let breakpoints = breakpoints.into_iter().filter_map(|end| generator.common.prompts.breakpoint(chat, tokens, end));
-    breakpoints.chain(generator.common.prompts.last_user_message_start(chat, tokens)).collect()
+    breakpoints.chain(generator.common.prompts.instructions_end(chat, tokens)).collect()
 }
 
 fn call_grammar(

@@ -88,7 +88,6 @@ impl Subject {
             context_tokens_total: 3 * CONTEXT,
             kv_unified,
             flash_attn,
-            checkpoint_stride_tokens: 128,
             // On a busy machine, computing might seem cheaper than restoring state.
             costs: CostSource::Assumed,
             ..EngineConfig::default()

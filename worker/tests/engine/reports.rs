@@ -215,10 +215,10 @@ async fn requests_that_leave_no_state_are_not_announced() {
 async fn a_recurrent_model_announces_checkpoints_and_the_end_of_a_sequence_once_it_is_over() {
     let (engine, mut updates) = start(blocks(Preset::TinyRecurrent));
     assert_eq!(engine.facts().memory, MemoryKind::Recurrent);
-    let answer = ask(&tokens(1, 100), 60).answer(&engine).await;
-    let held = [tokens(1, 100), answer.tokens[..59].to_vec()].concat();
+    let answer = ask(&tokens(1, 104), 60).answer(&engine).await;
+    let held = [tokens(1, 104), answer.tokens[..59].to_vec()].concat();
     let next = ask(&[held.clone(), tokens(2, 10)].concat(), 1).answer(&engine).await;
-    assert_eq!(next.cached_tokens(), 159);
+    assert_eq!(next.cached_tokens(), 163);
     stop(engine).await;
     let mut stored = Vec::new();
     while let Ok(update) = updates.try_recv() {
@@ -238,7 +238,7 @@ async fn a_recurrent_model_announces_checkpoints_and_the_end_of_a_sequence_once_
     let ends_with = |tokens: &[Token], tier: Tier| {
         stored.iter().any(|run| (run.keys.last(), run.tier) == (keys(tokens).last(), tier))
     };
-    assert!(ends_with(&tokens(1, 96), Tier::Ram), "no checkpoint at the last whole block of a prompt: {stored:?}");
+    assert!(ends_with(&tokens(1, 96), Tier::Ram), "no checkpoint 8 tokens before a prompt's end: {stored:?}");
     assert!(ends_with(&held, Tier::Resident), "no resume point at the end: {stored:?}");
     assert!(!ends_with(&held[..112], Tier::Ram), "a resume point between the two: {stored:?}");
     assert!(stored.iter().all(|run| run.state == RunState::Ready));

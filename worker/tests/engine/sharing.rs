@@ -216,7 +216,7 @@ async fn an_unrelated_request_is_not_delayed_by_a_steady_stream_of_siblings() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn copying_from_a_slot_that_decodes_leaves_both_right() {
     for (preset, kv_unified) in SETTINGS {
-        let config = EngineConfig { checkpoint_stride_tokens: 64, ..small_batches(preset, kv_unified) };
+        let config = small_batches(preset, kv_unified);
         let (engine, _updates) = start(config.clone());
         let (cold, _cold_updates) = start(cold(&config));
         let prefix = tokens(1, 300);

@@ -35,7 +35,6 @@ async fn memory_does_not_grow_over_a_long_random_run() {
         n_slots: 3,
         context_tokens_total: 3 * 1024,
         kv_unified: Switch::On,
-        checkpoint_stride_tokens: 64,
         store: store(4 * MIB, Some(&folder)),
         ..config(Preset::TinySwa)
     };

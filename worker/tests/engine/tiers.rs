@@ -28,7 +28,6 @@ fn life(preset: Preset, seed: u64) -> Life {
 fn crowd(config: &mut EngineConfig) {
     config.n_slots = 2;
     config.context_tokens_total = 2 * 1024;
-    config.checkpoint_stride_tokens = 64;
     // If computing seemed cheap for a moment, the engine would not restore state.
     config.costs = CostSource::Assumed;
 }

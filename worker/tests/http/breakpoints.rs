@@ -2,7 +2,6 @@
 
 use serde_json::{Value, json};
 use warmpath_bench::model::Preset;
-use warmpath_worker::config::Config;
 
 use crate::harness::{TestWorker, model, user};
 
@@ -14,8 +13,7 @@ async fn a_request_that_is_equal_up_to_a_breakpoint_resumes_there() {
     let long = |n: usize| format!("{n} {}", "The house keeps the same long rules for everyone. ".repeat(12));
     let mark = json!({"type": "ephemeral"});
     for preset in [Preset::TinySwa, Preset::TinyRecurrent, Preset::TinyHybrid] {
-        let rare = |config: &mut Config| config.engine.checkpoint_stride_tokens = 4096;
-        let worker = TestWorker::start_changed(&model(preset, 1), "--slots 1 --ctx-size 4096", rare).await;
+        let worker = TestWorker::start_model(&model(preset, 1), "--slots 1 --ctx-size 4096").await;
         let ask = |day: usize, mark: Value, tokens: u32, cache_prompt: bool| {
             let rules = json!({"type": "text", "text": long(0), "cache_control": mark});
             let system = json!([rules, {"type": "text", "text": long(day)}]);

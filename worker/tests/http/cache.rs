@@ -7,7 +7,6 @@ use futures::StreamExt;
 use serde_json::{Value, json};
 use warmpath_bench::model::Preset;
 use warmpath_common::headers::{PRIORITY_MAX, TENANT};
-use warmpath_worker::config::Config;
 
 use crate::harness::{TestWorker, model, user};
 
@@ -196,10 +195,9 @@ async fn invalid_queries_are_refused() {
 }
 
 #[tokio::test]
-async fn a_model_that_cannot_be_rewound_resumes_at_the_start_of_its_last_message() {
+async fn a_model_that_cannot_be_rewound_resumes_at_the_end_of_its_instructions() {
     let flags = "--slots 1 --block-size 32 --cache-ram 64 --flash-attn off";
-    let only_last = |config: &mut Config| config.engine.checkpoint_stride_tokens = 0;
-    let worker = TestWorker::start_changed(&model(Preset::TinyHybrid, 1), flags, only_last).await;
+    let worker = TestWorker::start_model(&model(Preset::TinyHybrid, 1), flags).await;
     let system = "You are a careful clerk who answers in one line. ".repeat(12);
     let ask = async |question: &str| {
         let mut messages = json!([{"role": "system", "content": system}]);
@@ -216,7 +214,7 @@ async fn a_model_that_cannot_be_rewound_resumes_at_the_start_of_its_last_message
     assert!(n_prompt > n_short + 64, "the questions differ in more than a block: {n_prompt}, {n_short}");
     assert!(
         cached > 0 && cached + 32 + 32 > n_short,
-        "resumed at {cached} of {n_short} tokens, not at the last message's block"
+        "resumed at {cached} of {n_short} tokens, not at the block where its instructions end"
     );
     assert!(worker.metric("checkpoint_uses_total").await >= 1.0);
 }

@@ -134,7 +134,6 @@ async fn resume(kind: Preset, (buffer, saved): (&str, Saved)) {
         "--slots 2 --block-size 32 --flash-attn off --kv-unified {buffer} --slot-save-path {}",
         saves.display()
     );
-    let every_64 = |config: &mut Config| config.engine.checkpoint_stride_tokens = 64;
     let first = prompt(1, 300);
     let tokens = first.as_array().expect("an array");
     let branch = |at: usize, seed: u32| {
@@ -143,10 +142,16 @@ async fn resume(kind: Preset, (buffer, saved): (&str, Saved)) {
     };
     // Each prompt, and the minimum number of tokens that it must reuse: up to the last checkpoint or block before its
     // end or branch.
-    let cases = [(first.clone(), 288), (branch(200, 3), 192), (branch(100, 4), 64), (branch(300, 5), 288)];
+    let cases = [(first.clone(), 288), (branch(200, 3), 192), (branch(100, 4), 96), (branch(300, 5), 288)];
     let body = |prompt: &Value| json!({"prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": true});
+    // At the end of each prompt there is a checkpoint.
+    let compute_in_turns = async |worker: &TestWorker| {
+        for n_tokens in [110, 210, 300] {
+            compute(worker, &json!(tokens[..n_tokens])).await;
+        }
+    };
 
-    let worker = TestWorker::start_changed(&model(kind, 1), &flags, every_64).await;
+    let worker = TestWorker::start_model(&model(kind, 1), &flags).await;
     let mut expected = Vec::new();
     for (prompt, _) in &cases {
         let mut uncached = body(prompt);
@@ -157,20 +162,20 @@ async fn resume(kind: Preset, (buffer, saved): (&str, Saved)) {
         Saved::FromMemory => worker,
         Saved::FromDisk => {
             let with_disk = format!("{flags} --cache-disk {}", saves.join("cache").display());
-            let earlier = TestWorker::start_changed(&model(kind, 1), &with_disk, every_64).await;
-            compute(&earlier, &first).await;
+            let earlier = TestWorker::start_model(&model(kind, 1), &with_disk).await;
+            compute_in_turns(&earlier).await;
             earlier.stop().await.expect("a good end");
-            TestWorker::start_changed(&model(kind, 1), &with_disk, every_64).await
+            TestWorker::start_model(&model(kind, 1), &with_disk).await
         }
     };
-    compute(&worker, &first).await;
+    compute_in_turns(&worker).await;
     worker.until("a slot shows the prompt", async |worker| holding(worker, 300).await.is_some()).await;
     let slot = holding(&worker, 300).await.expect("it holds the prompt");
     assert_eq!(act(&worker, (slot, "save"), "one.bin").await.0, 200);
     worker.stop().await.expect("a good end");
 
     // The prompts run one after the other, each after its own restore.
-    let worker = TestWorker::start_changed(&model(kind, 1), &flags, every_64).await;
+    let worker = TestWorker::start_model(&model(kind, 1), &flags).await;
     for ((prompt, n_least), expected) in cases.iter().zip(&expected) {
         assert_eq!(worker.ask("/cache/clear", json!({})).await["cleared"]["disk"]["entries"], 0);
         assert_eq!(act(&worker, (1, "restore"), "one.bin").await.0, 200);

@@ -38,17 +38,18 @@ impl PromptMaker {
         Ok(tokens)
     }
 
-    /// Returns the number of a chat's tokens before the text of its last user message; `None` if the chat has no user
-    /// message or the template refuses the probe message in its place.
+    /// Returns the number of a chat's tokens before the text of its first message that is no instruction: all
+    /// conversations with the same instructions and tools begin with them. `None` if there is no such message or the
+    /// template refuses the probe message in its place.
     ///
-    /// Cost: like [`Self::chat`]. Shape: `tokens` is the result of [`Self::chat`] for the request.
-    pub fn last_user_message_start(&self, request: &ChatPrompt, tokens: &[Token]) -> Option<u32> {
-        let is_user = |message: &Map<String, Json>| message.get("role").is_some_and(|role| role == "user");
-        self.breakpoint(
-            request,
-            tokens,
-            CacheBreakpoint { message: request.messages.iter().rposition(is_user)?, parts: 0 },
-        )
+    /// Cost: like [`Self::chat`] for the instructions. Shape: `tokens` is the result of [`Self::chat`] for the request.
+    pub fn instructions_end(&self, request: &ChatPrompt, tokens: &[Token]) -> Option<u32> {
+        let is_instruction = |message: &Map<String, Json>| {
+            let role = message.get("role").and_then(Json::as_str);
+            matches!(role, Some("system" | "developer"))
+        };
+        let message = request.messages.iter().position(|message| !is_instruction(message))?;
+        self.breakpoint(request, tokens, CacheBreakpoint { message, parts: 0 })
     }
 
     /// Returns the number of a chat's tokens up to a breakpoint; `None` if there is no such message or the template
@@ -56,7 +57,7 @@ impl PromptMaker {
     ///
     /// That chat is rendered on its own, and what it has in common with the prompt counts, so the prefix is always one
     /// of the prompt. It is shorter where the template renders a last message differently from an earlier one.
-    /// Cost: like [`Self::chat`]. Shape: as [`Self::last_user_message_start`].
+    /// Cost: like [`Self::chat`]. Shape: as [`Self::instructions_end`].
     pub fn breakpoint(&self, request: &ChatPrompt, tokens: &[Token], end: CacheBreakpoint) -> Option<u32> {
         let mut other = request.clone();
         other.messages.truncate(end.message.saturating_add(1));

@@ -277,28 +277,32 @@ fn the_fingerprint_depends_on_the_template() {
 }
 
 #[test]
-fn the_tokens_before_the_last_user_message_do_not_depend_on_it() {
+fn the_instructions_of_a_chat_end_before_the_text_of_its_first_message() {
     for (name, maker) in MAKERS.iter() {
-        let start = |request: &ChatPrompt| {
+        let end = |request: &ChatPrompt| {
             let tokens = maker.chat(request).unwrap().tokens;
-            let start = maker.last_user_message_start(request, &tokens).expect("there is a user's message");
-            (tokens[..start as usize].to_vec(), tokens.len())
+            let end = maker.instructions_end(request, &tokens).expect("there is a user's message");
+            (tokens[..end as usize].to_vec(), tokens.len())
         };
-        let (before, n_tokens) = start(&chat(&["Hello", "Hi", "And now?"]));
+        let chat_of = |rules: &str, texts: &[&str]| {
+            let mut request = chat(texts);
+            let rules = json!({"role": "system", "content": rules}).as_object().expect("an object").clone();
+            request.messages.insert(0, rules);
+            request
+        };
+        let (before, n_tokens) = end(&chat_of("Be brief.", &["Hello", "Hi", "And now?"]));
         assert!(before.len() < n_tokens, "{name}");
-        for last in ["0 or 1?", "~", "Something else that is said instead", "  \n", ""] {
-            let other = maker.chat(&chat(&["Hello", "Hi", last])).unwrap().tokens;
+        for text in ["0 or 1?", "~", "Something else that is said instead", "  \n", ""] {
+            let other = maker.chat(&chat_of("Be brief.", &[text])).unwrap().tokens;
             let n_common = n_common(&before, &other);
-            assert!(n_common + 1 >= before.len(), "{name}: {last:?} shares {n_common} of {}", before.len());
+            assert!(n_common + 1 >= before.len(), "{name}: {text:?} shares {n_common} of {}", before.len());
         }
-        let first = maker.chat(&chat(&["Hello"])).unwrap().tokens;
-        assert!(before.len() + 4 > first.len(), "{name}: the first turn and its answer are before the last message");
-        let (before, _) = start(&chat(&["0", "Hi"]));
-        assert!(before.len() <= first.len(), "{name}: a message that begins like the probe is distinguished from it");
+        let (longer, _) = end(&chat_of("Be brief, and answer in one line.", &["Hello"]));
+        assert!(before.len() < longer.len(), "{name}: the instructions are before the end");
     }
     let maker = &MAKERS[0].1;
-    let none = request(json!({"messages": [{"role": "assistant", "content": "a"}]}));
-    assert_eq!(maker.last_user_message_start(&none, &maker.chat(&none).unwrap().tokens), None);
+    let none = request(json!({"messages": [{"role": "system", "content": "a"}]}));
+    assert_eq!(maker.instructions_end(&none, &maker.chat(&none).unwrap().tokens), None);
 }
 
 #[test]

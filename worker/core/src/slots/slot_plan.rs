@@ -405,8 +405,12 @@ impl<'a> Planner<'a> {
         if self.memory == MemoryKind::Recurrent {
             return tokens.len();
         }
-        let chain = self.inputs.table.tree().chain(slot);
-        self.inputs.index.find(&Prefix { root: *root, chain, tokens }).n_blocks * self.block_size()
+        let prefix = Prefix { root: *root, chain: self.inputs.table.tree().chain(slot), tokens };
+        let n_stored = self.inputs.index.find(&prefix).n_blocks;
+        match self.memory.stored_state_rewinds() {
+            false if n_stored >= self.inputs.index.n_resumable(&prefix) => tokens.len(),
+            _ => n_stored * self.block_size(),
+        }
     }
 
     fn block_size(&self) -> usize {

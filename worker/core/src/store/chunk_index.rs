@@ -8,6 +8,9 @@
 //!
 //! A chunk in RAM that also has a file leaves RAM without a loss. A chunk that is only in RAM or only on disk is
 //! dropped only if it has no children. Chunks that are held, pinned or recently used stay; see [`ChunkIndex::insert`].
+//!
+//! A checkpoint needs the chunks before it, and the chunks behind the last checkpoint are of no use. So a chunk stays
+//! as long as a checkpoint at one of its blocks, and leaves next after the last of them.
 
 mod arc_target;
 mod entry;
@@ -30,7 +33,7 @@ use warmpath_common::ids::Token;
 use warmpath_common::summary::Tier;
 
 use entry::Chunk;
-pub use entry::{ChunkRecord, StateKind, StoreOrder};
+pub use entry::{CheckpointPlace, ChunkRecord, StateKind, StoreOrder};
 pub use pins::{PIN_MAX, PinId, PinView, TooManyPins};
 pub use runs::ChunkPart;
 use tier_queue::TierQueue;
@@ -275,6 +278,28 @@ impl ChunkIndex {
         prefix.chain[..n_blocks].iter().enumerate().filter_map(checkpoint).collect()
     }
 
+    /// Returns how many blocks a sequence shares with another one that can resume behind them: there, they diverge.
+    ///
+    /// Only hashes are compared. Cost: O(log blocks) for each stored checkpoint.
+    pub fn n_shared_with_checkpoints(&self, prefix: &Prefix<'_>) -> usize {
+        let n_shared = |id: &ChunkId| {
+            let blocks = &self.chunks[id].record.blocks;
+            let (mut n_shared, mut n_most) = (0, blocks.len().min(prefix.chain.len()));
+            // Equal hashes have equal hashes before them.
+            while n_shared < n_most {
+                let n = (n_shared + n_most).div_ceil(2);
+                if blocks[n - 1] == prefix.chain[n - 1] { n_shared = n } else { n_most = n - 1 }
+            }
+            n_shared
+        };
+        self.checkpoints.values().map(n_shared).max().unwrap_or(0)
+    }
+
+    /// Returns how many of a sequence's first blocks are of use in the store if it can resume only at checkpoints.
+    pub fn n_resumable(&self, prefix: &Prefix<'_>) -> usize {
+        self.checkpoints(prefix).last().map_or(0, |checkpoint| checkpoint.n_blocks)
+    }
+
     /// Returns the ranges of blocks that have to be stored, each as a new chunk, so that the whole sequence is stored.
     ///
     /// Ranges end at multiples of the maximum chunk length from the chain's start, so that sequences that diverge later
@@ -316,6 +341,7 @@ impl ChunkIndex {
                 continue;
             }
             chunk.last_used_ms = now_ms;
+            chunk.is_spare = false;
             chunk.tenant = tenant;
             self.ram.touch(id, tenant, now_ms);
             self.disk.touch(id, tenant, now_ms);

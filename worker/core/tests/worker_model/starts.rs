@@ -124,7 +124,7 @@ impl World {
         });
         self.table.set_tenant(plan.slot, tenant(&root(request.salt)).share_id());
         let stops = match request.keeps {
-            Keeps::State => self.rule().stops(n_start..request.prompt.len() as u32, &[5]),
+            Keeps::State => self.checkpoints(n_start..request.prompt.len() as u32),
             Keeps::Nothing => Vec::new(),
         };
         self.running[idx] = Some(Running { request, stops });

@@ -3,17 +3,17 @@
 //! The start of a request is in `starts`, announcements to routers in `announced`.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
 
 use warmpath_common::block_hash::{BlockHash, ChainRoot, block_hash};
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::Tier;
-use warmpath_worker_core::slots::checkpoints::{CheckpointNeed, CheckpointPolicy};
 use warmpath_worker_core::slots::prefix_tree::BlockHasher;
 use warmpath_worker_core::slots::slot_plan::{PlanInputs, best_usable};
 use warmpath_worker_core::slots::slot_table::{AfterUse, SlotSizes, SlotTable};
 use warmpath_worker_core::store::chunk_index::{
-    ChunkId, ChunkIndex, NewChunk, PinId, Prefix, StateKind, StoreLimits, StoreOrder,
+    CheckpointPlace, ChunkId, ChunkIndex, NewChunk, PinId, Prefix, StateKind, StoreLimits, StoreOrder,
 };
 use warmpath_worker_core::store::restore_costs::Costs;
 use warmpath_worker_core::tenants::{Tenant, TenantId};
@@ -203,10 +203,14 @@ impl World {
         self.waiting.push(Waiting { request, chain, fetching: Vec::new() });
     }
 
-    pub fn rule(&self) -> CheckpointPolicy {
-        let is_needed = !self.setting.memory.stored_state_rewinds() && self.setting.ram_blocks > 0;
-        let need = if is_needed { CheckpointNeed::Needed } else { CheckpointNeed::None };
-        CheckpointPolicy { stride_tokens: 6, block_size_tokens: BLOCK, need }
+    /// Returns the positions of a prompt's checkpoints: every few blocks and at its end.
+    pub fn checkpoints(&self, tokens: Range<u32>) -> Vec<u32> {
+        if self.setting.memory.stored_state_rewinds() || self.setting.ram_blocks == 0 {
+            return Vec::new();
+        }
+        let last = tokens.end.saturating_sub(1) / BLOCK;
+        let is_here = |block: &u32| *block * BLOCK > tokens.start && (block.is_multiple_of(2) || *block == last);
+        (1..=last).filter(is_here).map(|block| block * BLOCK).collect()
     }
 
     pub fn compute(&mut self, which: usize, n: usize) {
@@ -305,7 +309,8 @@ impl World {
             tenant: tenant(&root(salt)),
             now_ms: self.now_ms,
         };
-        if let Ok(id) = self.index.insert_checkpoint(&new) {
+        let place = if chain.len().is_multiple_of(3) { CheckpointPlace::Shared } else { CheckpointPlace::End };
+        if let Ok(id) = self.index.insert_checkpoint(&new, place) {
             self.payloads.insert(id, Truth { salt, kind: StateKind::Checkpoint, first_block: 0, tokens });
         }
         self.execute_orders();

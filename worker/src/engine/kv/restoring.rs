@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use tracing::warn;
+use warmpath_worker_core::slots::checkpoints::CheckpointStop;
 use warmpath_worker_core::slots::slot_plan::{PrefixSource, Save, SlotPlan};
 use warmpath_worker_core::slots::slot_table::{Acquire, AfterUse};
 use warmpath_worker_core::store::chunk_index::{ChunkId, StoredPrefix};
@@ -23,8 +24,8 @@ use crate::engine::sequence::admission::Admission;
 /// Start of a request in its slot, with the actions that are due while its prompt is computed.
 pub(crate) struct SlotStart {
     pub(crate) started: Started,
-    /// Numbers of prompt tokens after which a checkpoint is made, ascending.
-    pub(crate) checkpoints: Vec<u32>,
+    /// Checkpoints of the prompt, by ascending position.
+    pub(crate) checkpoints: Vec<CheckpointStop>,
     /// Moved state that continues the prompt once the tokens before it are computed, in their order.
     pub(crate) parked: VecDeque<ParkedRun>,
 }
@@ -65,17 +66,21 @@ impl KvState<'_> {
         let owner = SlotOwner { tenant: admission.tenant, priority: submission.priority, since: Instant::now() };
         self.owners[usize::from(slot.0)] = owner;
         let slot_start = Started { slot, cached, left_answer_at, restored: restore_time, fetched: None };
-        SlotStart { started: slot_start, checkpoints: self.checkpoint_stops(admission, cached.total()), parked }
+        let checkpoints = self.checkpoint_stops(admission, cached.total());
+        SlotStart { started: slot_start, checkpoints, parked }
     }
 
-    /// Returns the positions of a prompt's checkpoints; none if the request leaves nothing in the cache.
-    fn checkpoint_stops(&self, admission: &Admission, n_held: u32) -> Vec<u32> {
+    /// Returns a prompt's checkpoints; none if the request leaves nothing in the cache.
+    fn checkpoint_stops(&self, admission: &Admission, n_cached: u32) -> Vec<CheckpointStop> {
         if self.leaves_nothing(admission) {
             return Vec::new();
         }
         let submission = &admission.submission;
         let n_prompt = u32::try_from(submission.prompt.len()).unwrap_or(u32::MAX);
-        self.rules.checkpoints.stops(n_held..n_prompt, &submission.breakpoints)
+        let n_shared = self.cache.index().n_shared_with_checkpoints(&self.slot_request(admission).prefix());
+        let diverged = u32::try_from(n_shared).unwrap_or(u32::MAX).saturating_mul(self.table.block_size_tokens());
+        let shared = submission.breakpoints.iter().copied().chain([diverged]);
+        self.rules.checkpoints.stops(n_cached..n_prompt, shared)
     }
 
     /// Brings the slot's KV state to the start of the plan and returns the cached tokens.

@@ -11,7 +11,7 @@ use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_worker_core::slots::checkpoints;
 use warmpath_worker_core::slots::slot_table::{Acquire, AfterUse, Shift};
-use warmpath_worker_core::store::chunk_index::{ChunkId, Prefix};
+use warmpath_worker_core::store::chunk_index::{CheckpointPlace, ChunkId, Prefix};
 
 use super::store::{Cache, SequenceState};
 use super::{KvState, SlotOwner};
@@ -150,6 +150,7 @@ fn store_checkpoints(slot_state: &SlotState, kv: &mut KvState<'_>) {
         let n_blocks = n_tokens / kv.table.block_size_tokens() as usize;
         let (Some(tokens), Some(chain)) = (tokens.get(..*n_tokens), chain.get(..n_blocks)) else { continue };
         let prefix = Prefix { root: slot_state.root, chain, tokens };
-        kv.cache.store_checkpoint(partial.clone(), &SequenceState { prefix, tenant, priority });
+        let sequence_state = SequenceState { prefix, tenant, priority };
+        kv.cache.store_checkpoint(partial.clone(), &sequence_state, CheckpointPlace::End);
     }
 }

@@ -14,7 +14,7 @@ use tracing::{info, warn};
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
 use warmpath_worker_core::slots::slot_shares::SlotShares;
-use warmpath_worker_core::store::chunk_index::Prefix;
+use warmpath_worker_core::store::chunk_index::{CheckpointPlace, Prefix};
 
 use super::store::SequenceState;
 use super::{KvState, SlotOwner};
@@ -38,7 +38,8 @@ impl KvState<'_> {
     }
 
     /// Stores the missing ones of a slot's first `n_blocks` blocks, at most `n_tokens_max` tokens but at least one
-    /// chunk; returns the number of stored tokens.
+    /// chunk; returns the number of stored tokens. State behind the last checkpoint is not stored, because no request
+    /// can resume there.
     ///
     /// If every slot has its own buffer, llama.cpp exports the whole sequence even if most of it is stored.
     pub(super) fn save_blocks(&mut self, slot: SlotId, n_blocks: usize, n_tokens_max: u32) -> u32 {
@@ -49,6 +50,11 @@ impl KvState<'_> {
         }
         let chain = self.table.tree().chain_of(&root, tokens);
         let prefix = Prefix { root, chain: &chain[..n_blocks.min(chain.len())], tokens };
+        let n_useful = match self.table.memory().stored_state_rewinds() {
+            true => prefix.chain.len(),
+            false => self.cache.index().n_resumable(&prefix),
+        };
+        let prefix = Prefix { chain: &prefix.chain[..n_useful], ..prefix };
         let missing = self.cache.index().missing(&prefix);
         let Some(first) = missing.first() else { return 0 };
         let block_size = self.table.block_size_tokens();
@@ -83,7 +89,7 @@ impl KvState<'_> {
     }
 
     /// Stores a checkpoint with the partial state of a slot.
-    pub(crate) fn keep_checkpoint(&mut self, slot: SlotId) {
+    pub(crate) fn keep_checkpoint(&mut self, slot: SlotId, place: CheckpointPlace) {
         let contents = self.table.slot(slot);
         let (Some(root), tokens) = (contents.root().copied(), contents.exact_tokens()) else { return };
         let chain = self.table.tree().chain_of(&root, tokens);
@@ -91,7 +97,8 @@ impl KvState<'_> {
             Ok(partial) => {
                 let prefix = Prefix { root, chain: &chain, tokens };
                 let SlotOwner { tenant, priority, .. } = self.owners[usize::from(slot.0)];
-                self.cache.store_checkpoint(partial.into(), &SequenceState { prefix, tenant, priority });
+                let sequence_state = SequenceState { prefix, tenant, priority };
+                self.cache.store_checkpoint(partial.into(), &sequence_state, place);
                 self.counters.checkpoints_made.fetch_add(1, Relaxed);
             }
             Err(error) => warn!(%slot, %error, "the partial state of a slot cannot be exported"),

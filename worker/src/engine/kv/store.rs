@@ -19,7 +19,8 @@ use tracing::{debug, info, warn};
 use warmpath_common::model::MemoryKind;
 use warmpath_worker_core::slots::slot_plan::{PrefixSource, SlotPlan};
 use warmpath_worker_core::store::chunk_index::{
-    AdoptedFile, ChunkId, ChunkIndex, NewChunk, Prefix, StoreLimits, StoredPrefix, TierChange, UsedChunk,
+    AdoptedFile, CheckpointPlace, ChunkId, ChunkIndex, NewChunk, Prefix, StoreLimits, StoredPrefix, TierChange,
+    UsedChunk,
 };
 use warmpath_worker_core::store::disk_reads::DiskReads;
 use warmpath_worker_core::store::restore_costs::Costs;
@@ -256,7 +257,12 @@ impl Cache {
     }
 
     /// Stores the partial state at the end of a sequence of whole blocks.
-    pub(crate) fn store_checkpoint(&mut self, partial: Bytes, sequence_state: &SequenceState<'_>) {
+    pub(crate) fn store_checkpoint(
+        &mut self,
+        partial: Bytes,
+        sequence_state: &SequenceState<'_>,
+        place: CheckpointPlace,
+    ) {
         let new = NewChunk {
             prefix: sequence_state.prefix,
             blocks: 0..sequence_state.prefix.chain.len(),
@@ -265,7 +271,7 @@ impl Cache {
             tenant: sequence_state.tenant,
             now_ms: self.clock.now_ms(),
         };
-        match self.index.insert_checkpoint(&new) {
+        match self.index.insert_checkpoint(&new, place) {
             Ok(id) => drop(self.payloads.insert(id, partial)),
             Err(reason) => debug!(%reason, "a checkpoint is not stored"),
         }

@@ -11,7 +11,7 @@ use warmpath_common::model::MemoryKind;
 
 use super::*;
 use crate::slots::slot_table::{Acquire, AfterUse, SlotSizes};
-use crate::store::chunk_index::{ChunkIndex, NewChunk, StoreLimits};
+use crate::store::chunk_index::{CheckpointPlace, ChunkIndex, NewChunk, StoreLimits};
 use crate::store::restore_costs::Costs;
 use crate::tenants::{Tenant, TenantId};
 
@@ -98,7 +98,7 @@ impl World {
         let chain = block_chain(&root(0), tokens, BLOCK);
         let prefix = Prefix { root: root(0), chain: &chain, tokens };
         let new = NewChunk { prefix, blocks: 0..chain.len(), n_bytes: 1, priority: 0, tenant: tenant(), now_ms: 1 };
-        self.index.insert_checkpoint(&new).unwrap()
+        self.index.insert_checkpoint(&new, CheckpointPlace::End).unwrap()
     }
 
     fn inputs(&self) -> PlanInputs<'_> {

@@ -25,6 +25,15 @@ pub enum StateKind {
     Checkpoint,
 }
 
+/// Place of a checkpoint, which decides how long it stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CheckpointPlace {
+    /// End of a prompt, where its conversation goes on. It is not needed once the conversation has gone on.
+    End,
+    /// Place where several prompts diverge.
+    Shared,
+}
+
 /// A chunk or checkpoint without its bytes: all that a file's header must contain so that a later process can adopt it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChunkRecord {
@@ -127,6 +136,8 @@ pub(super) struct EntryStats {
 /// Whether a chunk was used after it was stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum LruSegment {
+    /// No later prompt is expected to need the chunk.
+    Spare,
     /// The chunk was not used, or not recently.
     Probation,
     /// The chunk was used recently.
@@ -146,6 +157,12 @@ pub(super) struct Chunk {
     pub in_ram: bool,
     pub file: ChunkFile,
     pub n_hits: u64,
+    /// Whether no later prompt is expected to need it.
+    pub is_spare: bool,
+    /// Place of a checkpoint; `End` for one that an earlier process made.
+    pub place: CheckpointPlace,
+    /// Number of checkpoints at the ends of its blocks.
+    pub n_checkpoints: usize,
     pub n_pins: u32,
     pub created_ms: u64,
     pub last_used_ms: u64,
@@ -166,6 +183,9 @@ impl Chunk {
             in_ram: false,
             file: ChunkFile::Absent,
             n_hits: 0,
+            is_spare: false,
+            place: CheckpointPlace::End,
+            n_checkpoints: 0,
             n_pins: 0,
             created_ms: now_ms,
             last_used_ms: now_ms,
@@ -188,20 +208,25 @@ impl Chunk {
     }
 
     /// Returns whether the chunk may be evicted from RAM: freely if it has a file, otherwise only if it has no
-    /// children.
+    /// children and no checkpoint needs it.
     pub(super) fn evictability_in_ram(&self) -> Evictability {
         match self.file {
             ChunkFile::Written => Evictability::Free,
-            _ if !self.children.is_empty() => Evictability::Fixed,
+            _ if self.children.len() + self.n_checkpoints > 0 => Evictability::Fixed,
             ChunkFile::Writing => Evictability::Writing,
             ChunkFile::Absent => Evictability::Free,
         }
     }
 
-    /// Returns whether the chunk's file may be deleted: only if no child depends on it, now or after a restart.
+    /// Returns whether the chunk's file may be deleted: only if no child or checkpoint depends on it, now or after a
+    /// restart.
     pub(super) fn evictability_on_disk(&self) -> Evictability {
-        let n_behind = if self.in_ram { self.n_filed_children } else { self.children.len() };
-        if self.file == ChunkFile::Written && n_behind == 0 { Evictability::Free } else { Evictability::Fixed }
+        let n_children = if self.in_ram { self.n_filed_children } else { self.children.len() };
+        if self.file == ChunkFile::Written && n_children + self.n_checkpoints == 0 {
+            Evictability::Free
+        } else {
+            Evictability::Fixed
+        }
     }
 
     pub(super) fn stats(&self) -> EntryStats {
@@ -213,7 +238,11 @@ impl Chunk {
             priority: self.record.priority,
             first_block: self.record.first_block,
             last_used_ms: self.last_used_ms,
-            segment: if self.n_hits > 0 { LruSegment::Protected } else { LruSegment::Probation },
+            segment: match self.n_hits {
+                _ if self.is_spare => LruSegment::Spare,
+                0 => LruSegment::Probation,
+                _ => LruSegment::Protected,
+            },
             pinned: self.pinned(),
         }
     }

@@ -81,8 +81,8 @@ impl TenantAccount {
 
     /// Returns the chunk that is evicted next; `None` if no chunk may be evicted.
     ///
-    /// Chunks are ordered by evictability, then by ascending priority, then unused before used ones, then least
-    /// recently used first. A protected chunk that was used less than `min_hold_ms` ago is not evicted.
+    /// Chunks are ordered by evictability, then by ascending priority, then spare before unused before used ones, then
+    /// least recently used first. A protected chunk that was used less than `min_hold_ms` ago is not evicted.
     /// Cost: O(log n) for each priority in use.
     fn next_to_leave(&self, now_ms: u64, min_hold_ms: u64) -> Option<Age> {
         let oldest_of = |((_, _, segment), ages): (&Group, &BTreeSet<Age>)| {
@@ -91,7 +91,7 @@ impl TenantAccount {
         };
         [Evictability::Free, Evictability::Writing].into_iter().find_map(|evictability| {
             let (first, last) =
-                ((evictability, i32::MIN, LruSegment::Probation), (evictability, i32::MAX, LruSegment::Protected));
+                ((evictability, i32::MIN, LruSegment::Spare), (evictability, i32::MAX, LruSegment::Protected));
             self.leaving.range(first..=last).find_map(oldest_of)
         })
     }

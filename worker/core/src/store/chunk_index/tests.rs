@@ -145,9 +145,9 @@ fn a_collision_after_another_prefix_finds_no_block() {
 fn finds_checkpoints_of_the_same_tokens_only_and_without_chunks() {
     let mut index = ChunkIndex::new(limits(100, 0));
     let sequence = Sequence::new(0..17);
-    let late = index.insert_checkpoint(&sequence.new_checkpoint(6, 1)).unwrap();
-    let early = index.insert_checkpoint(&sequence.new_checkpoint(2, 2)).unwrap();
-    assert_eq!(index.insert_checkpoint(&sequence.new_checkpoint(2, 3)), Err(NotStored::Taken));
+    let late = index.insert_checkpoint(&sequence.new_checkpoint(6, 1), CheckpointPlace::End).unwrap();
+    let early = index.insert_checkpoint(&sequence.new_checkpoint(2, 2), CheckpointPlace::End).unwrap();
+    assert_eq!(index.insert_checkpoint(&sequence.new_checkpoint(2, 3), CheckpointPlace::End), Err(NotStored::Taken));
     let point = |chunk, n_blocks, n_bytes| StoredCheckpoint { chunk, n_blocks, tier: Tier::Ram, n_bytes };
     assert_eq!(index.checkpoints(&sequence.prefix()), [point(early, 2, 20), point(late, 6, 60)]);
     assert_eq!(sequence.n_stored(&index), 0);
@@ -158,6 +158,22 @@ fn finds_checkpoints_of_the_same_tokens_only_and_without_chunks() {
     assert_eq!(index.checkpoints(&colliding.prefix()), [point(early, 2, 20)]);
     assert_eq!(index.checkpoints(&Sequence { root: root(1), ..Sequence::new(0..17) }.prefix()), []);
     index.check_invariants();
+}
+
+#[test]
+fn finds_where_a_sequence_diverges_from_those_that_have_a_checkpoint_behind() {
+    let mut index = ChunkIndex::new(limits(100, 0));
+    let sequence = Sequence::new(0..24);
+    assert_eq!(index.n_shared_with_checkpoints(&sequence.prefix()), 0);
+    for (sequence, n_blocks) in [(&sequence, 2), (&sequence, 9), (&Sequence::new((0..6).chain(100..120)), 11)] {
+        index.insert_checkpoint(&sequence.new_checkpoint(n_blocks, 1), CheckpointPlace::End).unwrap();
+    }
+    let n_shared =
+        |tokens: &mut dyn Iterator<Item = Token>| index.n_shared_with_checkpoints(&Sequence::new(tokens).prefix());
+    assert_eq!(n_shared(&mut (0..24)), 9, "nothing is known behind the checkpoint");
+    assert_eq!(n_shared(&mut (0..13).chain(200..210)), 6);
+    assert_eq!(n_shared(&mut (0..6).chain(100..103).chain(200..210)), 4);
+    assert_eq!(n_shared(&mut (1..24)), 0);
 }
 
 #[test]
@@ -200,7 +216,7 @@ fn refuses_malformed_duplicate_too_large_and_orphaned_chunks() {
     let five = Sequence::new(0..5);
     let within_a_block = NewChunk { prefix: five.prefix(), ..sequence.new_checkpoint(2, 1) };
     for checkpoint in [late_start, cut_back, within_a_block] {
-        assert_eq!(index.insert_checkpoint(&checkpoint), Err(NotStored::Malformed));
+        assert_eq!(index.insert_checkpoint(&checkpoint, CheckpointPlace::End), Err(NotStored::Malformed));
     }
     let nothing = ChunkIndex::new(limits(0, 0)).insert(&sequence.new_chunk(0..1, 1));
     assert_eq!(nothing, Err(NotStored::TooLarge));

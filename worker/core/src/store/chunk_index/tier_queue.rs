@@ -3,9 +3,9 @@
 //! `tiers` decides which chunks may be evicted without making another one unreachable, and passes it as an
 //! [`Evictability`]; `shares` decides which tenant's chunk is evicted.
 //!
-//! The order is a segmented LRU. Chunks that were used after they were stored are protected and are evicted after the
-//! other ones, so a flood of prompts that are sent once evicts only itself. The size of the protected segment is learnt
-//! (`arc_target`).
+//! The order is a segmented LRU. Chunks that are not needed any more go first. Chunks that were used after they were
+//! stored are protected and are evicted last, so a flood of prompts that are sent once evicts only itself. The size of
+//! the protected segment is learnt (`arc_target`).
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -155,6 +155,13 @@ impl TierQueue {
         }
     }
 
+    /// Moves a chunk that has not been used to a segment, if it is in the tier.
+    pub(super) fn reassign(&mut self, id: ChunkId, segment: LruSegment) {
+        if self.members.contains_key(&id) {
+            self.set_segment(id, segment);
+        }
+    }
+
     /// Sets whether a chunk may be evicted, if it is in the tier.
     pub(super) fn set_evictability(&mut self, id: ChunkId, evictability: Evictability) {
         let Some(member) = self.members.get_mut(&id) else { return };
@@ -222,7 +229,7 @@ impl TierQueue {
         self.relist(id);
         match segment {
             LruSegment::Protected if self.protected.insert(age) => self.protected_bytes += n_bytes,
-            LruSegment::Probation if self.protected.remove(&age) => self.protected_bytes -= n_bytes,
+            LruSegment::Spare | LruSegment::Probation if self.protected.remove(&age) => self.protected_bytes -= n_bytes,
             _ => {}
         }
     }

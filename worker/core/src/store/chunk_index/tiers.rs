@@ -11,11 +11,16 @@ use hashbrown::HashSet;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::summary::Tier;
 
-use super::entry::{Chunk, ChunkFile, ChunkRecord, Evictability, StateKind, StoreOrder};
+use super::entry::{CheckpointPlace, Chunk, ChunkFile, ChunkRecord, Evictability, LruSegment, StateKind, StoreOrder};
 use super::shares::Need;
 use super::views::Reason;
 use super::{ChunkId, ChunkIndex, Prefix};
 use crate::tenants::{Tenant, TenantId};
+
+/// Number of checkpoints at the end of a conversation that its next prompt may need.
+///
+/// Source: docs/decisions/0010-prompt-state-cache.md: a prompt has two, of which the next one needs one or the other.
+const END_CHECKPOINTS: usize = 2;
 
 /// A chunk or checkpoint to store.
 #[derive(Debug, Clone)]
@@ -116,13 +121,26 @@ impl ChunkIndex {
 
     /// Stores a checkpoint at the end of `new.blocks`, which start at 0 and are all tokens of `new.prefix`, because a
     /// partial state cannot be cut back to them. The blocks need not be stored. Frees space like [`Self::insert`].
+    ///
+    /// Of the checkpoints of the same sequence, the last ones stay, and those where prompts diverge. The others leave
+    /// before everything else of their tenant, because the conversation has gone on.
     /// Errors: see [`NotStored`].
-    pub fn insert_checkpoint(&mut self, new: &NewChunk<'_>) -> Result<ChunkId, NotStored> {
+    pub fn insert_checkpoint(&mut self, new: &NewChunk<'_>, place: CheckpointPlace) -> Result<ChunkId, NotStored> {
         let record = self.record_of(StateKind::Checkpoint, new)?;
         if record.tokens.len() != new.prefix.tokens.len() {
             return Err(NotStored::Malformed);
         }
-        self.admit(record, None, new.tenant, new.now_ms)
+        self.check_free(&record)?;
+        let before = self.checkpoints(&new.prefix);
+        for passed in &before[..before.len().saturating_sub(END_CHECKPOINTS - 1)] {
+            let Chunk { place, n_hits, .. } = self.chunks[&passed.chunk];
+            if place == CheckpointPlace::End && n_hits <= 1 {
+                self.set_spare(passed.chunk);
+            }
+        }
+        let id = self.admit(record, None, new.tenant, new.now_ms)?;
+        self.chunk_mut(id).place = place;
+        Ok(id)
     }
 
     /// Adopts the files of an earlier process, given in any order; returns an outcome
@@ -332,20 +350,28 @@ impl ChunkIndex {
     fn link(&mut self, record: ChunkRecord, parent: Option<ChunkId>, tenant: Tenant, now_ms: u64) -> ChunkId {
         let id = ChunkId(self.next_id);
         self.next_id += 1;
+        let mut n_checkpoints = 0;
         match record.kind {
             StateKind::Chunk => {
                 self.blocks.extend(record.blocks.iter().enumerate().map(|(offset, hash)| (*hash, (id, offset))));
+                n_checkpoints = record.blocks.iter().filter(|hash| self.checkpoints.contains_key(*hash)).count();
             }
             StateKind::Checkpoint => {
-                self.checkpoints.insert(record.key_block().1, id);
+                let last = record.key_block().1;
+                self.checkpoints.insert(last, id);
+                if let Some((holder, _)) = self.blocks.get(&last).copied() {
+                    self.chunk_mut(holder).n_checkpoints += 1;
+                    self.set_needed(holder);
+                }
             }
         }
         let mut chunk = Chunk::new(Arc::new(record), parent, tenant, now_ms);
         chunk.n_pins = self.pins.count_on(&chunk.record);
+        chunk.n_checkpoints = n_checkpoints;
         self.chunks.insert(id, chunk);
         if let Some(parent) = parent {
             self.chunk_mut(parent).children.insert(id);
-            self.restand(parent);
+            self.set_needed(parent);
         }
         id
     }
@@ -453,14 +479,45 @@ impl ChunkIndex {
                 }
             }
             StateKind::Checkpoint => {
-                self.checkpoints.remove(&chunk.record.key_block().1);
+                let last = chunk.record.key_block().1;
+                self.checkpoints.remove(&last);
+                if let Some((holder, _)) = self.blocks.get(&last).copied() {
+                    self.chunk_mut(holder).n_checkpoints -= 1;
+                    self.restand(holder);
+                    self.set_spare_if_useless(holder);
+                }
             }
         }
         if let Some(parent) = chunk.parent {
             self.chunk_mut(parent).children.remove(&id);
             self.restand(parent);
+            if chunk.is_spare {
+                self.set_spare_if_useless(parent);
+            }
         }
         self.log.note_gone(&chunk);
+    }
+
+    /// Lets a chunk leave next if the last checkpoint at its blocks or behind them has left.
+    fn set_spare_if_useless(&mut self, id: ChunkId) {
+        if self.chunks[&id].children.len() + self.chunks[&id].n_checkpoints == 0 {
+            self.set_spare(id);
+        }
+    }
+
+    fn set_spare(&mut self, id: ChunkId) {
+        self.chunk_mut(id).is_spare = true;
+        self.ram.reassign(id, LruSegment::Spare);
+        self.disk.reassign(id, LruSegment::Spare);
+    }
+
+    /// Records that another chunk or checkpoint depends on a chunk.
+    fn set_needed(&mut self, id: ChunkId) {
+        if std::mem::take(&mut self.chunk_mut(id).is_spare) {
+            self.ram.reassign(id, LruSegment::Probation);
+            self.disk.reassign(id, LruSegment::Probation);
+        }
+        self.restand(id);
     }
 
     /// Marks a chunk, and its ancestors without a file, as needing a file.

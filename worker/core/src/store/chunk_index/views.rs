@@ -288,6 +288,10 @@ impl ChunkIndex {
             }
             let filed_children = chunk.children.iter().map(|child| &self.chunks[child]).filter(has_file);
             assert_eq!(filed_children.count(), chunk.n_filed_children, "the number of children with files is wrong");
+            let is_chunk = chunk.record.kind == StateKind::Chunk;
+            let checkpoints = chunk.record.blocks.iter().filter(|hash| self.checkpoints.contains_key(*hash));
+            let n_checkpoints = if is_chunk { checkpoints.count() } else { 0 };
+            assert_eq!(chunk.n_checkpoints, n_checkpoints, "the number of a chunk's checkpoints is wrong");
             self.check_parent(*id, chunk);
         }
         for (depth, id) in &self.unwritten {

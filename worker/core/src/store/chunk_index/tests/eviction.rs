@@ -173,7 +173,8 @@ fn a_pin_keeps_what_is_stored_before_and_after_it() {
     // Another chain follows the pin's first chunk and is not pinned.
     Sequence::new((0..8).chain(500..508)).store(&mut index, 1);
     index.insert(&pinned.new_chunk(4..8, 1)).unwrap();
-    index.insert_checkpoint(&NewChunk { n_bytes: 40, ..pinned.new_checkpoint(7, 1) }).unwrap();
+    let checkpoint = NewChunk { n_bytes: 40, ..pinned.new_checkpoint(7, 1) };
+    index.insert_checkpoint(&checkpoint, CheckpointPlace::End).unwrap();
     for other in other_sequences(20) {
         other.store(&mut index, 2);
     }
@@ -234,4 +235,53 @@ fn a_plain_lru_evicts_the_least_recently_used_however_often_others_were_used() {
     assert_eq!(n_left(ChunkIndex::new(limits(8, 0))), (0, 4), "more than two fifths are not protected");
     assert_eq!(n_left(ChunkIndex::new(limits(11, 0))), (4, 0));
     assert_eq!(n_left(ChunkIndex::plain_lru(limits(11, 0))), (0, 4));
+}
+
+/// Returns how many blocks of a sequence are stored, and the positions of its checkpoints.
+fn resumable(index: &ChunkIndex, sequence: &Sequence) -> (usize, Vec<usize>) {
+    let checkpoints = index.checkpoints(&sequence.prefix()).into_iter().map(|checkpoint| checkpoint.n_blocks);
+    (sequence.n_stored(index), checkpoints.collect())
+}
+
+#[test]
+fn a_checkpoint_leaves_before_the_chunks_that_it_needs_and_they_leave_next() {
+    let mut index = ChunkIndex::new(limits(20, 0));
+    let sequence = Sequence::new(0..24);
+    sequence.store(&mut index, 1);
+    let [used, _] = [4, 12].map(|n_blocks| {
+        let checkpoint = NewChunk { n_bytes: BLOCK_BYTES, ..sequence.new_checkpoint(n_blocks, 1) };
+        index.insert_checkpoint(&checkpoint, CheckpointPlace::Shared).unwrap()
+    });
+    index.touch_checkpoint(used, sequence.tenant(), 1);
+    let states = other_sequences(4).map(|other| {
+        other.store(&mut index, 2);
+        index.check_invariants();
+        resumable(&index, &sequence)
+    });
+    // 14 blocks are taken, and each sequence has 4. Behind the first checkpoint nothing is of use without the second.
+    assert_eq!(states.collect::<Vec<_>>(), [(12, vec![4, 12]), (8, vec![4]), (4, vec![4]), (4, vec![4])]);
+}
+
+#[test]
+fn a_checkpoint_that_its_conversation_has_passed_leaves_first_unless_prompts_diverge_there() {
+    let check = |place: CheckpointPlace, n_uses: u64, expected: &[usize]| {
+        let mut index = ChunkIndex::new(limits(20, 0));
+        let sequence = Sequence::new(0..24);
+        let checkpoint =
+            |n_blocks, now_ms| NewChunk { n_bytes: 2 * BLOCK_BYTES, ..sequence.new_checkpoint(n_blocks, now_ms) };
+        // It is the most recently used one.
+        let passed = index.insert_checkpoint(&checkpoint(2, 2), place).unwrap();
+        (0..n_uses).for_each(|_| index.touch_checkpoint(passed, sequence.tenant(), 2));
+        for n_blocks in [6, 9] {
+            index.insert_checkpoint(&checkpoint(n_blocks, 1), CheckpointPlace::End).unwrap();
+        }
+        // 6 blocks are taken, and each of these sequences has 4.
+        other_sequences(4).for_each(|other| drop(other.store(&mut index, 3)));
+        assert_eq!(resumable(&index, &sequence).1, expected, "{place:?} {n_uses}");
+        index.check_invariants();
+    };
+    check(CheckpointPlace::End, 0, &[6, 9]);
+    check(CheckpointPlace::End, 1, &[6, 9]);
+    check(CheckpointPlace::End, 2, &[2, 9]);
+    check(CheckpointPlace::Shared, 0, &[2, 9]);
 }

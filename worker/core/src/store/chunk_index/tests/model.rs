@@ -191,7 +191,7 @@ impl Model {
             let n_blocks = n_blocks.min(prompt.chain.len());
             let new = NewChunk { n_bytes: 17, ..prompt.new_checkpoint(n_blocks, model.now_ms) };
             let is_taken = n_blocks > 0 && model.has_hash(StateKind::Checkpoint, &prompt.chain[n_blocks - 1]);
-            match model.index.insert_checkpoint(&new) {
+            match model.index.insert_checkpoint(&new, CheckpointPlace::End) {
                 Ok(id) => model.note_stored(id, prompt, n_blocks),
                 Err(refused) => assert_eq!(refused == NotStored::Taken, is_taken),
             }

@@ -192,7 +192,7 @@ fn a_discarded_chunk_is_removed_from_all_tiers_with_all_its_descendants() {
     let branch = Sequence::new((0..4).chain(100..104));
     let ids = sequence.store(&mut index, 1);
     branch.store(&mut index, 1);
-    let checkpoint = index.insert_checkpoint(&sequence.new_checkpoint(10, 1)).unwrap();
+    let checkpoint = index.insert_checkpoint(&sequence.new_checkpoint(10, 1), CheckpointPlace::End).unwrap();
     write_all(&mut index);
     index.hold(ids[2]);
     index.discard(ids[1]);
@@ -227,7 +227,7 @@ fn adopts_the_files_of_an_earlier_process_in_any_order() {
     let (first, second) = (Sequence::new(0..24), Sequence::new((0..12).chain(100..110)));
     first.store(&mut index, 1);
     second.store(&mut index, 2);
-    index.insert_checkpoint(&first.new_checkpoint(10, 3)).unwrap();
+    index.insert_checkpoint(&first.new_checkpoint(10, 3), CheckpointPlace::End).unwrap();
     write_all(&mut index);
     let mut files = files(&index);
     files.reverse();
