@@ -223,6 +223,7 @@ fn fleet(args: &SimArgs, trace: &Trace) -> anyhow::Result<Vec<worker::Shape>> {
         half_speed_tokens: f64::INFINITY,
         decode_step_ms: args.decode_step_ms / speed,
         restore_ms_per_token: worker::RESTORE_MS_PER_TOKEN,
+        checkpoint_blocks: None,
     };
     Ok((0..args.workers).zip(args.speeds.iter().cycle()).map(shape).collect())
 }

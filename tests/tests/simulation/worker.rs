@@ -191,6 +191,8 @@ fn engine_settings(build: Build) -> EngineSettings {
         chunk_blocks_max: 3,
         min_hold_ms: 0,
         ended: EndedState::StaysInSlot,
+        checkpoint_blocks: None,
+        cell_tokens: 1,
     };
     EngineSettings {
         kv,

@@ -67,6 +67,7 @@ impl Machine {
             half_speed_tokens,
             decode_step_ms: 1e3 / decode_tokens_per_s,
             restore_ms_per_token,
+            checkpoint_blocks: None,
         }
     }
 }

@@ -16,7 +16,7 @@ use self::outcome::SessionsOutcome;
 use super::machine::Machine;
 use super::policy::Policy;
 use super::trace::Trace;
-use super::{SimArgs, world};
+use super::{SimArgs, worker, world};
 use crate::output::names;
 use crate::virtual_time::simulated::kv::Eviction;
 
@@ -46,6 +46,10 @@ pub struct SessionsArgs {
     /// Disk of all workers together, as a share of the same state; 0 for none.
     #[arg(long, default_value_t = 0.0, requires = "sessions")]
     pub disk_share: f64,
+    /// Size of a checkpoint of a model that resumes only at checkpoints, as the number of tokens whose KV state is as
+    /// large; none for full attention.
+    #[arg(long, value_name = "TOKENS", requires = "sessions")]
+    pub checkpoint_tokens: Option<u32>,
     /// Orders in which workers evict; every policy runs with each.
     #[arg(long, value_delimiter = ',', default_value = "arc", requires = "sessions")]
     pub eviction: Vec<Eviction>,
@@ -92,7 +96,7 @@ pub(super) fn simulate(
     policy: Policy,
     eviction: Eviction,
 ) -> anyhow::Result<SessionsOutcome> {
-    let SessionsArgs { active, machine, ram_share, disk_share, .. } = args.sessions;
+    let SessionsArgs { active, machine, ram_share, disk_share, checkpoint_tokens, .. } = args.sessions;
     anyhow::ensure!(args.workers > 0 && active > 0, "a fleet has workers, and sessions are active");
     let is_share = |share: f64| share.is_finite() && share >= 0.0;
     anyhow::ensure!(is_share(ram_share) && is_share(disk_share), "a share of the state is 0 or more");
@@ -100,7 +104,9 @@ pub(super) fn simulate(
         let n_blocks = share * active as f64 * sessions.state_blocks() / args.workers as f64;
         n_blocks.round() as u64
     });
-    let worker = machine.worker(blocks_max, sessions.trace.block_tokens, eviction);
+    let block_tokens = sessions.trace.block_tokens;
+    let checkpoint_blocks = checkpoint_tokens.map(|n_tokens| u64::from(n_tokens.div_ceil(block_tokens)));
+    let worker = worker::Shape { checkpoint_blocks, ..machine.worker(blocks_max, block_tokens, eviction) };
     let scene = args.scene(policy, vec![worker; args.workers], machine.kv_token_bytes())?;
     let history = world::run(&sessions.trace, &scene);
     let name = format!("{policy}, {}", names::name(eviction));

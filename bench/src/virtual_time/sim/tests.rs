@@ -20,6 +20,7 @@ pub(super) const WORKER: worker::Shape = worker::Shape {
     half_speed_tokens: f64::INFINITY,
     decode_step_ms: 0.0,
     restore_ms_per_token: worker::RESTORE_MS_PER_TOKEN,
+    checkpoint_blocks: None,
 };
 
 fn line(at_ms: f64, n_tokens: u32, ids: std::ops::Range<u32>) -> Line {
@@ -123,6 +124,7 @@ pub(super) fn args(shape: TraceShape) -> SimArgs {
             active: 32,
             machine: Machine::Gpu8b,
             ram_share: 0.3,
+            checkpoint_tokens: None,
             disk_share: 0.0,
             eviction: vec![Eviction::Arc],
         },

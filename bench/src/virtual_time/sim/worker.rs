@@ -58,6 +58,8 @@ pub struct Shape {
     pub decode_step_ms: f64,
     /// Time to bring one stored token's KV state into a slot. Units: milliseconds.
     pub restore_ms_per_token: f64,
+    /// Size of a checkpoint, for a model that resumes only at checkpoints. Units: blocks of state.
+    pub checkpoint_blocks: Option<u64>,
 }
 
 impl Shape {
@@ -73,6 +75,8 @@ impl Shape {
             chunk_blocks_max: (CHUNK_TOKENS / block_tokens).max(1) as usize,
             min_hold_ms: MIN_HOLD_MS,
             ended: EndedState::MovesToStore,
+            checkpoint_blocks: self.checkpoint_blocks,
+            cell_tokens: block_tokens,
         };
         EngineSettings {
             kv,

@@ -246,7 +246,7 @@ impl Engine {
         for (slot, n_tokens) in &step.shares {
             // A cancelled request has no sequence.
             let Some(idx) = self.running.iter().position(|running| running.slot == *slot) else { continue };
-            progress.extend(self.advance(idx, n_tokens * step.n_repeats));
+            progress.extend(self.advance(idx, n_tokens * step.n_repeats, now));
         }
         let is_complete = |running: &Running| running.n_answered >= running.job.answer_tokens;
         let (complete, running): (Vec<_>, Vec<_>) =
@@ -320,7 +320,10 @@ impl Engine {
             }
             match self.kv.plan(&waiting.job.prompt) {
                 SlotDecision::NoSlot => break,
-                SlotDecision::WaitFor { .. } => idx += 1,
+                SlotDecision::WaitFor { slot, n_tokens } => {
+                    self.kv.want_checkpoint(slot, n_tokens);
+                    idx += 1;
+                }
                 SlotDecision::Fetch(chunks) => {
                     waiting.reads_until = Some(self.kv.fetch(&chunks, now));
                     waiting.fetched_chunks.extend(chunks);
@@ -411,10 +414,10 @@ impl Engine {
     }
 
     /// Gives a sequence the tokens that a step has computed; returns its progress once its prompt is complete.
-    fn advance(&mut self, idx: usize, n_tokens: u32) -> Option<(u64, Progress)> {
+    fn advance(&mut self, idx: usize, n_tokens: u32, now: Duration) -> Option<(u64, Progress)> {
         let running = &mut self.running[idx];
         if running.n_answered > 0 {
-            self.decode(idx, n_tokens);
+            self.decode(idx, n_tokens, now);
             return None;
         }
         running.n_computed += n_tokens;
@@ -423,23 +426,23 @@ impl Engine {
         let n_cells = (running.n_computed / self.settings.tokens_per_cell) as usize;
         // The last cell may stand for fewer tokens.
         let n_cells = if is_complete { tokens.len() } else { n_cells };
-        self.kv.extend(running.slot, &tokens[running.n_cells..n_cells]);
+        self.kv.extend(running.slot, &tokens[running.n_cells..n_cells], millis(now));
         running.n_cells = n_cells;
         let progress = (running.job.id, Progress::First { cached_tokens: running.n_cached });
         is_complete.then(|| {
-            self.decode(idx, 1);
+            self.decode(idx, 1, now);
             progress
         })
     }
 
     /// Adds tokens to an answer; each one but the last is in the slot as well.
-    fn decode(&mut self, idx: usize, n_tokens: u32) {
+    fn decode(&mut self, idx: usize, n_tokens: u32, now: Duration) {
         let Running { job, slot, n_answered, answer, .. } = &mut self.running[idx];
         *n_answered += n_tokens;
         let Some(next_token) = &self.next_token else { return };
         for _ in 0..n_tokens {
             if let Some(last) = answer.last() {
-                self.kv.extend(*slot, &[*last]);
+                self.kv.extend(*slot, &[*last], millis(now));
             }
             answer.push(next_token(&self.kv.cells(*slot)[..job.prompt.tokens.len()], answer.len() as u32));
         }

@@ -13,12 +13,13 @@ use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::model::MemoryKind;
 use warmpath_common::prefetch::{HotPrefix, LIST_TOKENS_MAX};
 use warmpath_common::summary::{Change, Tier};
+use warmpath_worker_core::slots::checkpoints::{CheckpointNeed, CheckpointPolicy, CheckpointStop};
 use warmpath_worker_core::slots::slot_plan::{
     self, PlanInputs, PrefixSource, Reuse, SlotDecision, SlotPlan, SlotRequest,
 };
 use warmpath_worker_core::slots::slot_table::{Acquire, AfterUse, SlotSizes, SlotTable};
 use warmpath_worker_core::store::chunk_index::{
-    ChunkId, ChunkIndex, NewChunk, Prefix, StoreLimits, StoreOrder, UsedChunk,
+    CheckpointPlace, ChunkId, ChunkIndex, NewChunk, Prefix, StoreLimits, StoreOrder, UsedChunk,
 };
 use warmpath_worker_core::store::restore_costs::Costs;
 use warmpath_worker_core::tenants::{Tenant, TenantId};
@@ -94,6 +95,10 @@ pub struct KvSizes {
     pub min_hold_ms: u64,
     /// Place of a sequence's state after its end.
     pub ended: EndedState,
+    /// Size of a checkpoint, for a model that resumes only at checkpoints. Units: blocks of state.
+    pub checkpoint_blocks: Option<u64>,
+    /// Number of tokens that a cell stands for.
+    pub cell_tokens: u32,
 }
 
 /// Order in which a store evicts.
@@ -123,6 +128,10 @@ pub struct Kv {
     at_hand: HashSet<ChunkId>,
     block_cells: usize,
     ended: EndedState,
+    checkpoint_blocks: Option<u64>,
+    cell_tokens: u32,
+    /// Checkpoints that each slot's sequence has yet to make, by ascending position.
+    checkpoints: Vec<Vec<CheckpointStop>>,
     /// Cells of each slot.
     cells: Vec<Vec<Token>>,
     chunks: BTreeMap<ChunkId, Chunk>,
@@ -142,7 +151,7 @@ impl Kv {
             n_slots: sizes.n_slots,
             context_tokens: sizes.slot_cells,
             block_size_tokens: sizes.block_cells,
-            memory: MemoryKind::Full,
+            memory: if sizes.checkpoint_blocks.is_some() { MemoryKind::Hybrid } else { MemoryKind::Full },
             hasher: block_hash,
         };
         let costs = Costs {
@@ -164,6 +173,9 @@ impl Kv {
             at_hand: HashSet::new(),
             block_cells: sizes.block_cells as usize,
             ended: sizes.ended,
+            checkpoint_blocks: sizes.checkpoint_blocks,
+            cell_tokens: sizes.cell_tokens,
+            checkpoints: vec![Vec::new(); usize::from(sizes.n_slots)],
             cells: vec![Vec::new(); usize::from(sizes.n_slots)],
             chunks: BTreeMap::new(),
         }
@@ -182,6 +194,10 @@ impl Kv {
     /// Starts a request in the slot of its plan, with the state of the plan.
     pub fn start(&mut self, prompt: &Prompt, plan: &SlotPlan, now_ms: u64) {
         let n_start = plan.start.n_tokens() as usize;
+        self.checkpoints[usize::from(plan.slot.0)] = self.stops(prompt, plan.start.n_tokens());
+        if let Some(checkpoint) = plan.checkpoint {
+            self.index.touch_checkpoint(checkpoint, TENANT, now_ms);
+        }
         let (chunks, n_stored) = self.touch(prompt, n_start.div_ceil(self.block_cells), now_ms);
         let source = match plan.start {
             PrefixSource::Cold => Vec::new(),
@@ -210,10 +226,24 @@ impl Kv {
         });
     }
 
-    /// Appends cells that a sequence has computed.
-    pub fn extend(&mut self, slot: SlotId, tokens: &[Token]) {
+    /// Appends cells that a sequence has computed, and makes the checkpoints that it has passed.
+    pub fn extend(&mut self, slot: SlotId, tokens: &[Token], now_ms: u64) {
         self.cells[usize::from(slot.0)].extend_from_slice(tokens);
         self.table.extend(slot, tokens);
+        let n_cells = self.cells(slot).len() as u32;
+        let stops = &mut self.checkpoints[usize::from(slot.0)];
+        let n_passed = stops.iter().take_while(|stop| stop.n_tokens <= n_cells).count();
+        for stop in stops.drain(..n_passed).collect::<Vec<_>>() {
+            self.keep_checkpoint(slot, stop, now_ms);
+        }
+    }
+
+    /// Lets the sequence of a slot make a checkpoint for a request that waits for it.
+    pub fn want_checkpoint(&mut self, slot: SlotId, n_tokens: u32) {
+        let stops = &mut self.checkpoints[usize::from(slot.0)];
+        if let Err(idx) = stops.binary_search_by_key(&n_tokens, |stop| stop.n_tokens) {
+            stops.insert(idx, CheckpointStop { n_tokens, place: CheckpointPlace::Shared });
+        }
     }
 
     /// Returns the cells of a slot.
@@ -225,6 +255,10 @@ impl Kv {
     pub fn end(&mut self, prompt: &Prompt, slot: SlotId, now_ms: u64) {
         assert_eq!(self.table.release(slot), AfterUse::Keep);
         let n_blocks = self.cells(slot).len().min(prompt.tokens.len()) / self.block_cells;
+        let n_blocks = match self.checkpoint_blocks {
+            Some(_) => self.index.n_resumable(&prompt.first(n_blocks, self.block_cells)),
+            None => n_blocks,
+        };
         let cells = self.cells(slot)[..n_blocks * self.block_cells].to_vec();
         self.store(prompt.first(n_blocks, self.block_cells), &cells, now_ms);
         if self.ended == EndedState::MovesToStore {
@@ -338,6 +372,31 @@ impl Kv {
         for (id, slot) in self.table.iter() {
             assert_eq!(slot.tokens(), self.cells(id), "the cells of slot {id}");
         }
+    }
+
+    /// Returns the checkpoints of a prompt, of which the first `n_cached` cells are cached, in cells.
+    fn stops(&self, prompt: &Prompt, n_cached: u32) -> Vec<CheckpointStop> {
+        let block_size_tokens = self.block_cells as u32 * self.cell_tokens;
+        let need = if self.checkpoint_blocks.is_some() { CheckpointNeed::Needed } else { CheckpointNeed::None };
+        let n_shared = self.index.n_shared_with_checkpoints(&prompt.slot_request().prefix());
+        let diverged = n_shared as u32 * block_size_tokens;
+        let [first, end] = [n_cached, prompt.tokens.len() as u32].map(|n_cells| n_cells * self.cell_tokens);
+        let stops = CheckpointPolicy { block_size_tokens, need }.stops(first..end, [diverged]);
+        let in_cells = |stop: CheckpointStop| CheckpointStop { n_tokens: stop.n_tokens / self.cell_tokens, ..stop };
+        stops.into_iter().map(in_cells).collect()
+    }
+
+    fn keep_checkpoint(&mut self, slot: SlotId, stop: CheckpointStop, now_ms: u64) {
+        let (Some(n_bytes), Some(root)) = (self.checkpoint_blocks, self.table.slot(slot).root().copied()) else {
+            return;
+        };
+        let tokens = self.cells(slot)[..stop.n_tokens as usize].to_vec();
+        let chain = self.table.tree().chain(slot)[..tokens.len() / self.block_cells].to_vec();
+        let prefix = Prefix { root, chain: &chain, tokens: &tokens };
+        let new = NewChunk { prefix, blocks: 0..chain.len(), n_bytes, priority: 0, tenant: TENANT, now_ms };
+        // A checkpoint may be there already, or too large.
+        let _stored = self.index.insert_checkpoint(&new, stop.place);
+        self.take_orders(now_ms);
     }
 
     fn chain_of(&self, prefix: &HotPrefix) -> Vec<BlockHash> {

@@ -115,6 +115,16 @@ fn what_has_left_ram_is_read_from_disk_unless_there_is_none() {
 }
 
 #[test]
+fn a_model_that_resumes_only_at_checkpoints_computes_the_tokens_after_the_last_one() {
+    let lines = [line(0, "[0,1,1000,1,0,[1,10]],[1,1,1100,1,0,[1,10,50,1]],[1,1,1100,1,0,[1,8,60,3]]")];
+    let cached = |worker| served(&lines, 1, worker).into_iter().map(|(_, n)| n).collect::<Vec<u32>>();
+    assert_eq!(cached(WORKER), [0, 1000, 800]);
+    // The second prompt resumes before the first one's last tokens, the third before its last changed text.
+    assert_eq!(cached(worker::Shape { checkpoint_blocks: Some(2), ..WORKER }), [0, 900, 700]);
+    assert_eq!(cached(worker::Shape { checkpoint_blocks: Some(2000), ..WORKER }), [0, 0, 0], "there is no room");
+}
+
+#[test]
 fn every_request_is_answered_under_every_policy_and_the_same_for_a_seed() {
     let requests = |n: u32| {
         let request = |turn: u32| format!("[{},1,{},20,0,[1,{}]]", turn * n, 1000 + turn * 300, 10 + turn * 3);
