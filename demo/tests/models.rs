@@ -43,7 +43,8 @@ fn survives_noise(preset: Preset, lengths: &[u32], n: usize) {
     let prober = Prober { backend: backend(), model: &model };
     let prompts: Vec<_> = lengths.iter().map(|&n| prompt(n, &model)).collect();
     let plain: Vec<_> = prompts.iter().map(|prompt| prober.answer(PLAIN, prompt, n).unwrap()).collect();
-    if preset != Preset::TinyRecurrent {
+    let is_digital = matches!(preset, Preset::Tiny | Preset::TinySwa | Preset::TinyHybrid | Preset::Bench);
+    if is_digital {
         let oracle = Oracle::new(preset, 1).unwrap();
         for (prompt, answer) in prompts.iter().zip(&plain) {
             assert_eq!(answer.tokens, oracle.answer(prompt, n), "{preset:?}, {} tokens", prompt.len());
@@ -54,6 +55,12 @@ fn survives_noise(preset: Preset, lengths: &[u32], n: usize) {
     for setting in OTHERS {
         if setting.cells == Cells::Shared && (model.is_recurrent() || model.is_hybrid()) {
             continue; // A recurrent state can only be shared at a position where it was saved.
+        }
+        if setting.flash_attn && model.is_hybrid() && !is_digital {
+            continue; // Random weights amplify the noise of its 16-bit sums.
+        }
+        if setting.cells == Cells::RolledBack && model.is_recurrent() {
+            continue; // llama.cpp keeps no earlier states of these architectures.
         }
         let force = |(prompt, answer): (&Vec<_>, &Answer)| prober.forced(setting, prompt, &answer.tokens).unwrap();
         let other: Vec<_> = prompts.iter().zip(&plain).map(force).collect();
@@ -99,6 +106,16 @@ fn tiny_recurrent_survives_noise() {
 }
 
 #[test]
+fn tiny_qwen35_survives_noise() {
+    survives_noise(Preset::TinyQwen35, &[1, 5, 40, 300], 12);
+}
+
+#[test]
+fn tiny_nemotron_h_survives_noise() {
+    survives_noise(Preset::TinyNemotronH, &[1, 5, 40, 300], 12);
+}
+
+#[test]
 fn bench_survives_noise() {
     survives_noise(Preset::Bench, &[1, 40], 4);
 }
@@ -118,32 +135,45 @@ fn a_recurrent_model_notices_every_token_in_a_longer_answer() {
 }
 
 #[test]
-fn a_model_with_random_weights_notices_every_token_and_gives_various_answers() {
-    // Random weights give some tokens little influence; which tokens an answer of 8 tokens misses depends on the
-    // processor's kernels.
-    notices_every_token(Preset::TinyKeys, 32);
-    let model = load(&cached(Preset::TinyKeys));
-    let prober = Prober { backend: backend(), model: &model };
-    let tokens = prober.answer(PLAIN, &prompt(300, &model), 32).unwrap().tokens;
-    assert!(tokens.iter().collect::<HashSet<_>>().len() > 8, "{tokens:?}");
+fn models_with_random_weights_notice_every_token_and_give_various_answers() {
+    for preset in [Preset::TinyKeys, Preset::TinyQwen35, Preset::TinyNemotronH] {
+        // Random weights give some tokens little influence; which tokens an answer of 8 tokens misses depends on the
+        // processor's kernels.
+        notices_every_token(preset, 32);
+        let model = load(&cached(preset));
+        let prober = Prober { backend: backend(), model: &model };
+        let tokens = prober.answer(PLAIN, &prompt(300, &model), 32).unwrap().tokens;
+        assert!(tokens.iter().collect::<HashSet<_>>().len() > 8, "{preset:?} {tokens:?}");
+    }
 }
 
 #[test]
 fn a_partly_restored_recurrent_state_changes_the_answer() {
-    let model = load(&cached(Preset::TinyHybrid));
-    let prober = Prober { backend: backend(), model: &model };
-    let prompt = prompt(40, &model);
-    let plain = prober.answer(PLAIN, &prompt, 8).unwrap();
-    let shared = OTHERS.into_iter().find(|setting| setting.cells == Cells::Shared).unwrap();
-    // Attention cells up to the middle, but the convolutions' state of the end.
-    let other = prober.forced(shared, &prompt, &plain.tokens).unwrap();
-    assert!(compare(shared.name, &[plain], &[other]).n_changed > 4);
+    for preset in [Preset::TinyHybrid, Preset::TinyQwen35, Preset::TinyNemotronH] {
+        let model = load(&cached(preset));
+        let prober = Prober { backend: backend(), model: &model };
+        let prompt = prompt(40, &model);
+        let plain = prober.answer(PLAIN, &prompt, 32).unwrap();
+        let shared = OTHERS.into_iter().find(|setting| setting.cells == Cells::Shared).unwrap();
+        // Attention cells up to the middle, but the recurrent state of the end.
+        let other = prober.forced(shared, &prompt, &plain.tokens).unwrap();
+        let n_changed = compare(shared.name, &[plain], &[other]).n_changed;
+        assert!(n_changed > 8, "{preset:?} {n_changed}");
+    }
 }
 
 #[test]
 fn the_same_seed_gives_the_same_bytes_and_another_seed_others() {
     let folder = TempDir::new().unwrap();
-    for preset in [Preset::Tiny, Preset::TinySwa, Preset::TinyHybrid, Preset::TinyRecurrent, Preset::TinyKeys] {
+    for preset in [
+        Preset::Tiny,
+        Preset::TinySwa,
+        Preset::TinyHybrid,
+        Preset::TinyRecurrent,
+        Preset::TinyKeys,
+        Preset::TinyQwen35,
+        Preset::TinyNemotronH,
+    ] {
         let bytes = |name: &str, seed| {
             let path = folder.path().join(name);
             write_model(preset, seed, None, &path).unwrap();

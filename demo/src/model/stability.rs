@@ -40,6 +40,8 @@ pub enum Cells {
     Scattered,
     /// Half of them shared with another sequence, which computed them and continued on its own.
     Shared,
+    /// As `InOrder`, but all except the last one computed with other tokens behind them, which were then removed.
+    RolledBack,
 }
 
 /// The plain setting with which others are compared.
@@ -47,14 +49,18 @@ pub const PLAIN: Setting =
     Setting { name: "flash attention off, one batch", flash_attn: false, ubatch_tokens: 512, cells: Cells::InOrder };
 
 /// Settings that should not change the answer of a model with attention.
-pub const OTHERS: [Setting; 6] = [
+pub const OTHERS: [Setting; 7] = [
     Setting { name: "flash attention on", flash_attn: true, ..PLAIN },
     Setting { name: "one token at a time", ubatch_tokens: 1, ..PLAIN },
     Setting { name: "flash attention on, batches of 33", flash_attn: true, ubatch_tokens: 33, ..PLAIN },
     Setting { name: "scattered cells", cells: Cells::Scattered, ..PLAIN },
     Setting { name: "scattered cells, flash attention on", flash_attn: true, cells: Cells::Scattered, ..PLAIN },
     Setting { name: "shared prefix, flash attention on", flash_attn: true, cells: Cells::Shared, ..PLAIN },
+    Setting { name: "tokens rolled back", cells: Cells::RolledBack, ..PLAIN },
 ];
+
+/// Number of tokens that a setting rolls back, and of states that a context keeps for that.
+pub const N_ROLLED_BACK: usize = 4;
 
 /// One answer: tokens, and the logits from which each was chosen.
 #[derive(Debug, Clone)]
@@ -145,6 +151,7 @@ impl Prober<'_> {
             .with_n_batch(CONTEXT_TOKENS)
             .with_n_ubatch(setting.ubatch_tokens)
             .with_n_seq_max(2)
+            .with_n_rs_seq(if setting.cells == Cells::RolledBack { N_ROLLED_BACK as u32 } else { 0 })
             .with_kv_unified(true)
             .with_swa_full(true)
             // Tests measure several models at a time; threads of one step that share processors wait for each other.
@@ -172,6 +179,15 @@ fn prefill(context: &mut LlamaContext<'_>, setting: Setting, prompt: &[Token]) -
             decode(context, prompt, 0, 1)?;
             context.kv_cache_seq_cp(1, 0, None, Some(u32::try_from(n_shared)?))?;
             decode(context, &prompt[n_shared..], n_shared, 0)
+        }
+        Cells::RolledBack => {
+            let n_kept = prompt.len() - 1;
+            let drafted = prompt.iter().cycle().skip(n_kept + 1).take(N_ROLLED_BACK);
+            let tokens: Vec<_> = prompt[..n_kept].iter().chain(drafted).copied().collect();
+            decode(context, &tokens, 0, 0)?;
+            let removes = context.clear_kv_cache_seq(Some(0), Some(u32::try_from(n_kept)?), None)?;
+            anyhow::ensure!(removes, "llama.cpp cannot remove the last {N_ROLLED_BACK} tokens");
+            decode(context, &prompt[n_kept..], n_kept, 0)
         }
     }
 }

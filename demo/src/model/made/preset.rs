@@ -23,6 +23,11 @@ pub enum Preset {
     /// Gemma 3's architecture with random weights: sliding windows, and norms behind each half of a layer. Its noise is
     /// that of 32-bit sums.
     TinyGemma3,
+    /// Gated delta nets with random weights below attention (Qwen 3.5). Its noise is that of 32-bit sums.
+    TinyQwen35,
+    /// State spaces with scalar decay, attention and feed-forward layers with random weights (Nemotron-H). Its noise is
+    /// that of 32-bit sums.
+    TinyNemotronH,
     /// An encoder with mean pooling (BERT), for embeddings.
     TinyEmbed,
     /// An encoder with a classification head (BERT), for reranking.
@@ -36,7 +41,7 @@ pub enum Preset {
 
 impl Preset {
     /// The presets that are small enough for tests.
-    pub const SMALL: [Self; 10] = [
+    pub const SMALL: [Self; 12] = [
         Self::Tiny,
         Self::TinySwa,
         Self::TinyRecurrent,
@@ -44,6 +49,8 @@ impl Preset {
         Self::TinyKeys,
         Self::TinyMrope,
         Self::TinyGemma3,
+        Self::TinyQwen35,
+        Self::TinyNemotronH,
         Self::TinyEmbed,
         Self::TinyRank,
         Self::Bench,
@@ -59,6 +66,8 @@ impl Preset {
             Self::TinyKeys => "tiny-keys",
             Self::TinyMrope => "tiny-mrope",
             Self::TinyGemma3 => "tiny-gemma3",
+            Self::TinyQwen35 => "tiny-qwen35",
+            Self::TinyNemotronH => "tiny-nemotron-h",
             Self::TinyEmbed => "tiny-embed",
             Self::TinyRank => "tiny-rank",
             Self::Bench => "bench",
@@ -97,18 +106,40 @@ impl Preset {
                 n_heads: 0,
                 n_ff: 0,
                 weight_type: TensorType::F32,
-                layers: vec![Layer { kind: LayerKind::Recurrent, stride: 1, n_offsets: 0 }; 4],
+                layers: vec![random(LayerKind::Recurrent); 4],
                 ..TINY
             },
-            Self::TinyKeys => Spec {
-                n_ff: 256,
-                rope_base: 10_000.0,
-                layers: vec![Layer { kind: LayerKind::Random, stride: 1, n_offsets: 0 }; 4],
-                ..TINY
-            },
+            Self::TinyKeys => {
+                Spec { n_ff: 256, rope_base: 10_000.0, layers: vec![random(LayerKind::Random); 4], ..TINY }
+            }
             // Its output projection is square, so the heads together are as wide as the residual stream.
             Self::TinyMrope => Spec { architecture: "qwen2vl", n_heads: 2, ..Self::TinyKeys.spec() },
             Self::TinyGemma3 => gemma3(),
+            Self::TinyQwen35 => Spec {
+                architecture: "qwen35",
+                n_heads: 4,
+                weight_type: TensorType::F32,
+                // llama.cpp takes every fourth layer for attention.
+                layers: [LayerKind::DeltaNet, LayerKind::DeltaNet, LayerKind::DeltaNet, LayerKind::Random]
+                    .map(random)
+                    .to_vec(),
+                ..Self::TinyKeys.spec()
+            },
+            Self::TinyNemotronH => Spec {
+                architecture: "nemotron_h",
+                n_heads: 4,
+                weight_type: TensorType::F32,
+                layers: [
+                    LayerKind::Mamba2,
+                    LayerKind::FeedForward,
+                    LayerKind::Mamba2,
+                    LayerKind::Random,
+                    LayerKind::FeedForward,
+                ]
+                .map(random)
+                .to_vec(),
+                ..Self::TinyKeys.spec()
+            },
             Self::TinyEmbed => encoder(Head::Mean),
             Self::TinyRank => encoder(Head::Rank),
             Self::Bench => Spec {
@@ -130,7 +161,7 @@ impl Preset {
                 weight_type: TensorType::Q8_0,
                 context_tokens: 131_072,
                 rope_base: 500_000.0,
-                layers: vec![Layer { kind: LayerKind::Random, stride: 1, n_offsets: 0 }; 32],
+                layers: vec![random(LayerKind::Random); 32],
                 ..TINY
             },
         }
@@ -153,12 +184,11 @@ const TINY: Spec = Spec {
 };
 
 fn gemma3() -> Spec {
-    let of_kind = |kind| Layer { kind, stride: 1, n_offsets: 0 };
     let kinds = [LayerKind::Random, LayerKind::Sliding, LayerKind::Random, LayerKind::Sliding];
     Spec {
         architecture: "gemma3",
         weight_type: TensorType::F32,
-        layers: kinds.map(of_kind).to_vec(),
+        layers: kinds.map(random).to_vec(),
         ..Preset::TinyKeys.spec()
     }
 }
@@ -169,7 +199,7 @@ fn encoder(head: Head) -> Spec {
         n_heads: 2,
         n_ff: 256,
         context_tokens: 512,
-        layers: vec![Layer { kind: LayerKind::Encoder(head), stride: 1, n_offsets: 0 }; 3],
+        layers: vec![random(LayerKind::Encoder(head)); 3],
         ..TINY
     }
 }
@@ -184,6 +214,10 @@ fn sliding(stride: usize, n_offsets: usize) -> Layer {
 
 fn convolution(n_offsets: usize) -> Layer {
     Layer { kind: LayerKind::Convolution, stride: 1, n_offsets }
+}
+
+fn random(kind: LayerKind) -> Layer {
+    Layer { kind, stride: 1, n_offsets: 0 }
 }
 
 /// Number of key and value heads of a digital model's attention layer.
@@ -248,6 +282,12 @@ pub(crate) enum LayerKind {
     Convolution,
     /// A selective state space, whose state decays.
     Recurrent,
+    /// A state that maps keys to values: a token corrects the value of its key, and the state decays.
+    DeltaNet,
+    /// A selective state space with one rate of decay for each head.
+    Mamba2,
+    /// No fetching: a feed-forward layer that is a layer of its own.
+    FeedForward,
     /// Attention over the whole context with random weights, which mixes states instead of fetching them.
     Random,
     /// Attention in both directions with random weights, without a cache.

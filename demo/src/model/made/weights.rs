@@ -1,13 +1,15 @@
 //! The weights that make llama.cpp compute a `HashNet`.
 //!
-//! The function itself is in `hash_net`; presets that are not digital are in `recurrent`, `random` and `encoder`. The
-//! channels of the residual stream are: one large constant, so that RMS norms scale by the same factor for any content;
-//! the state's bits as +1 and -1; and the sum of the bits that the layer fetched, which its feed-forward part turns
-//! into their parity.
+//! The function itself is in `hash_net`; presets that are not digital are in `recurrent`, `delta_net`, `mamba2`,
+//! `random` and `encoder`. The channels of the residual stream are: one large constant, so that RMS norms scale by the
+//! same factor for any content; the state's bits as +1 and -1; and the sum of the bits that the layer fetched, which its
+//! feed-forward part turns into their parity.
 
 mod attention;
 mod convolution;
+pub(crate) mod delta_net;
 mod encoder;
+pub(crate) mod mamba2;
 mod matrix;
 mod parity;
 mod random;
@@ -50,6 +52,8 @@ fn tensor(name: &str, kind: TensorType, shape: &[usize], fill: impl Fn() -> Vec<
 pub(crate) fn tensors(spec: &Spec, net: &HashNet, tokenizer: &Tokenizer) -> Vec<Tensor> {
     match spec.layers.first().map(|layer| layer.kind) {
         Some(LayerKind::Recurrent) => return recurrent::tensors(spec, net.seed(), tokenizer),
+        Some(LayerKind::DeltaNet) => return delta_net::tensors(spec, net.seed(), tokenizer),
+        Some(LayerKind::Mamba2) => return mamba2::tensors(spec, net.seed(), tokenizer),
         Some(LayerKind::Random) => return random::tensors(spec, net.seed(), tokenizer),
         Some(LayerKind::Encoder(head)) => return encoder::tensors(spec, net.seed(), head, tokenizer.n_tokens),
         _ => {}

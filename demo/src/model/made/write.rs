@@ -10,7 +10,7 @@ use warmpath_gguf::{Value, Writer, shard_path};
 use crate::model::made::hash_net::HashNet;
 use crate::model::made::preset::{Head, Layer, LayerKind, Preset, Spec, WINDOW_TOKENS};
 use crate::model::made::tokenizer::Tokenizer;
-use crate::model::made::weights::{Tensor, recurrent, tensors};
+use crate::model::made::weights::{Tensor, delta_net, mamba2, recurrent, tensors};
 
 /// Writes the model of `preset` and `seed` to `out`, with the tokenizer of `vocab` or our own.
 ///
@@ -125,24 +125,31 @@ fn set_own_metadata(writer: &mut Writer, spec: &Spec) -> anyhow::Result<()> {
     let key = |key: &str| format!("{}.{key}", spec.architecture);
     let has = |kind: LayerKind| spec.layers.iter().any(|layer| layer.kind == kind);
     let kv_heads = |layer: &Layer| match layer.kind {
-        LayerKind::Convolution => 0,
+        LayerKind::Convolution | LayerKind::Mamba2 | LayerKind::FeedForward => 0,
         LayerKind::Encoder(_) => spec.n_heads as i32,
         _ => spec.n_kv_heads as i32,
     };
-    if has(LayerKind::Recurrent) {
-        for (name, value) in [
-            ("ssm.conv_kernel", recurrent::KERNEL),
-            ("ssm.inner_size", 2 * spec.width),
-            ("ssm.state_size", recurrent::STATE_SIZE),
-            ("ssm.time_step_rank", recurrent::TIME_STEP_RANK),
-        ] {
-            writer.set(&key(name), Value::U32(u32::try_from(value)?))?;
-        }
-    } else {
+    let state_sizes = match spec.layers[0].kind {
+        LayerKind::Recurrent => recurrent::sizes(spec).to_vec(),
+        LayerKind::DeltaNet => delta_net::SIZES.to_vec(),
+        LayerKind::Mamba2 => mamba2::SIZES.to_vec(),
+        _ => Vec::new(),
+    };
+    for (name, value) in state_sizes {
+        writer.set(&key(name), Value::U32(u32::try_from(value)?))?;
+    }
+    if !has(LayerKind::Recurrent) {
         let kv_heads: Vec<i32> = spec.layers.iter().map(kv_heads).collect();
         writer.set(&key("attention.head_count_kv"), Value::I32s(&kv_heads))?;
     }
-    if spec.architecture == "qwen2vl" {
+    if spec.architecture == "nemotron_h" {
+        // llama.cpp distinguishes the three kinds of layers by these sizes.
+        let n_ff = |layer: &Layer| if layer.kind == LayerKind::FeedForward { spec.n_ff as i32 } else { 0 };
+        let n_ff: Vec<i32> = spec.layers.iter().map(n_ff).collect();
+        writer.set(&key("feed_forward_length"), Value::I32s(&n_ff))?;
+        writer.set(&key("attention.layer_norm_epsilon"), Value::F32(1e-6))?;
+    }
+    if matches!(spec.architecture, "qwen2vl" | "qwen35") {
         writer.set(&key("rope.dimension_sections"), Value::I32s(&MROPE_SECTIONS))?;
     }
     if has(LayerKind::Convolution) {

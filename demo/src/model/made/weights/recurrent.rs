@@ -13,11 +13,11 @@ use crate::model::made::tokenizer::Tokenizer;
 use crate::model::made::weights::{Tensor, tensor};
 
 /// Length of the convolution.
-pub(crate) const KERNEL: usize = 4;
+pub(super) const KERNEL: usize = 4;
 /// Number of state channels for each inner channel.
-pub(crate) const STATE_SIZE: usize = 8;
+const STATE_SIZE: usize = 8;
 /// Rank of the time step's projection.
-pub(crate) const TIME_STEP_RANK: usize = 4;
+const TIME_STEP_RANK: usize = 4;
 
 /// Approximate factor by which one layer amplifies a difference: enough to detect one early token, too little to
 /// amplify noise.
@@ -26,6 +26,16 @@ const GAIN: f32 = 3.0;
 const LOGIT: f32 = 4.0;
 /// Factor of the end token's logits, which decides how often that token is the best.
 const END_FACTOR: f32 = 1.15;
+
+/// Returns the keys and values of the metadata that describe the states.
+pub(crate) fn sizes(spec: &Spec) -> [(&'static str, usize); 4] {
+    [
+        ("ssm.conv_kernel", KERNEL),
+        ("ssm.inner_size", 2 * spec.width),
+        ("ssm.state_size", STATE_SIZE),
+        ("ssm.time_step_rank", TIME_STEP_RANK),
+    ]
+}
 
 /// Returns the tensors of a recurrent model.
 pub(super) fn tensors(spec: &Spec, seed: u64, tokenizer: &Tokenizer) -> Vec<Tensor> {
