@@ -2,16 +2,21 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout)]
 
 use std::collections::HashSet;
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 
+use llama_cpp_2::context::LlamaContext;
+use llama_cpp_2::context::params::{LlamaContextParams, LlamaContextType};
 use llama_cpp_2::llama_backend::LlamaBackend;
+use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::model::params::LlamaModelParams;
+use llama_cpp_2::speculative::{MtpSpeculative, MtpSpeculativeParams};
 use llama_cpp_2::token::LlamaToken;
 use tempfile::TempDir;
 use warmpath_demo::model::cache::cached_model;
-use warmpath_demo::model::stability::{Answer, Cells, OTHERS, PLAIN, Prober, compare};
+use warmpath_demo::model::stability::{Answer, Cells, OTHERS, PLAIN, Prober, best, compare};
 use warmpath_demo::model::{Oracle, Preset, write_model};
 
 fn backend() -> &'static LlamaBackend {
@@ -139,7 +144,7 @@ fn models_with_random_weights_notice_every_token_and_give_various_answers() {
     for preset in [Preset::TinyKeys, Preset::TinyQwen35, Preset::TinyNemotronH] {
         // Random weights give some tokens little influence; which tokens an answer of 8 tokens misses depends on the
         // processor's kernels.
-        notices_every_token(preset, 32);
+        notices_every_token(preset, 64);
         let model = load(&cached(preset));
         let prober = Prober { backend: backend(), model: &model };
         let tokens = prober.answer(PLAIN, &prompt(300, &model), 32).unwrap().tokens;
@@ -171,7 +176,7 @@ fn the_same_seed_gives_the_same_bytes_and_another_seed_others() {
         Preset::TinyHybrid,
         Preset::TinyRecurrent,
         Preset::TinyKeys,
-        Preset::TinyQwen35,
+        Preset::TinyQwen35Mtp,
         Preset::TinyNemotronH,
     ] {
         let bytes = |name: &str, seed| {
@@ -230,4 +235,69 @@ fn another_file_s_vocabulary_is_copied_completely() {
     std::fs::write(&path, "no model").unwrap();
     let error = write_model(Preset::Tiny, 2, Some(&path), &folder.path().join("out.gguf")).unwrap_err();
     assert!(error.to_string().contains("other.gguf"), "{error}");
+}
+
+/// Number of tokens that the head drafts at a time.
+const N_DRAFTED: usize = 3;
+
+/// Returns the greedy answer of at least `n` tokens, and how many drafts of the model's head it accepted in each pass.
+fn drafted(model: &LlamaModel, prompt: &[u32], n: usize) -> (Vec<u32>, Vec<usize>) {
+    let params = LlamaContextParams::default()
+        .with_n_ctx(NonZeroU32::new(1024))
+        .with_n_threads(1)
+        .with_flash_attention_policy(i32::from(PLAIN.flash_attn));
+    let target = model.new_context(backend(), params.clone().with_n_rs_seq(N_DRAFTED as u32)).unwrap();
+    let params = params.with_context_type(LlamaContextType::Mtp);
+    let head = model.new_context_with_ctx_other(backend(), params, &target).unwrap();
+    let settings = MtpSpeculativeParams { n_max: N_DRAFTED as i32, ..MtpSpeculativeParams::default() };
+    let mut drafter = MtpSpeculative::new(target, head, settings).unwrap();
+    let (mut answer, mut accepted) = (Vec::new(), Vec::new());
+    // The first batch is the prompt; each later one is the last token of the answer and the drafts behind it.
+    let (mut tokens, mut n_past, mut n_known) = (prompt.to_vec(), 0, prompt.len());
+    while answer.len() < n {
+        let mut batch = LlamaBatch::new(tokens.len(), 1);
+        for (i, &token) in tokens.iter().enumerate() {
+            batch.add(LlamaToken(token as i32), (n_past + i) as i32, &[0], i + 1 >= n_known).unwrap();
+        }
+        drafter.target_context_mut().decode(&mut batch).unwrap();
+        let logits = |i: usize| drafter.target_context().get_logits_ith(i as i32);
+        let chosen: Vec<u32> = (n_known - 1..tokens.len()).map(|i| best(logits(i))).collect();
+        drafter.process(&batch).unwrap();
+        let drafts = &tokens[n_known..];
+        let n_right = drafts.iter().zip(&chosen).take_while(|(drafted, chosen)| drafted == chosen).count();
+        if !drafts.is_empty() {
+            drafter.accept(n_right as u16).unwrap();
+            accepted.push(n_right);
+        }
+        answer.extend(&chosen[..=n_right]);
+        n_past += n_known + n_right;
+        // Both contexts lose the wrong drafts, and the head its own states of the drafts that follow.
+        let remove = |context: &mut LlamaContext<'_>| {
+            assert!(context.clear_kv_cache_seq(Some(0), Some(n_past as u32), None).unwrap());
+        };
+        remove(drafter.target_context_mut());
+        remove(drafter.draft_context_mut());
+        let drafts = drafter.draft(n_past as i32, LlamaToken(chosen[n_right] as i32), &[]).unwrap();
+        remove(drafter.draft_context_mut());
+        tokens = std::iter::once(chosen[n_right]).chain(drafts.iter().map(|token| token.0 as u32)).collect();
+        n_known = 1;
+    }
+    (answer, accepted)
+}
+
+#[test]
+fn the_head_of_tiny_qwen35_mtp_predicts_many_tokens_and_changes_no_answer() {
+    let (plain, path) = (load(&cached(Preset::TinyQwen35)), cached(Preset::TinyQwen35Mtp));
+    let model = LlamaModel::load_from_file(backend(), &path, &LlamaModelParams::default().with_load_mtp(true)).unwrap();
+    let mut accepted = Vec::new();
+    for n in [1, 40, 300] {
+        let prompt = prompt(n, &plain);
+        let answer = Prober { backend: backend(), model: &plain }.answer(PLAIN, &prompt, 64).unwrap();
+        let (tokens, accepted_here) = drafted(&model, &prompt, 64);
+        assert_eq!(tokens[..64], answer.tokens);
+        accepted.extend(accepted_here);
+    }
+    let n_right = accepted.iter().filter(|&&n| n > 0).count();
+    println!("{n_right} of {} first drafts, {} drafts accepted", accepted.len(), accepted.iter().sum::<usize>());
+    assert!(3 * n_right > accepted.len(), "{accepted:?}");
 }

@@ -25,6 +25,8 @@ pub enum Preset {
     TinyGemma3,
     /// Gated delta nets with random weights below attention (Qwen 3.5). Its noise is that of 32-bit sums.
     TinyQwen35,
+    /// The same with a head that predicts one token more (MTP), often rightly.
+    TinyQwen35Mtp,
     /// State spaces with scalar decay, attention and feed-forward layers with random weights (Nemotron-H). Its noise is
     /// that of 32-bit sums.
     TinyNemotronH,
@@ -41,7 +43,7 @@ pub enum Preset {
 
 impl Preset {
     /// The presets that are small enough for tests.
-    pub const SMALL: [Self; 12] = [
+    pub const SMALL: [Self; 13] = [
         Self::Tiny,
         Self::TinySwa,
         Self::TinyRecurrent,
@@ -50,6 +52,7 @@ impl Preset {
         Self::TinyMrope,
         Self::TinyGemma3,
         Self::TinyQwen35,
+        Self::TinyQwen35Mtp,
         Self::TinyNemotronH,
         Self::TinyEmbed,
         Self::TinyRank,
@@ -67,6 +70,7 @@ impl Preset {
             Self::TinyMrope => "tiny-mrope",
             Self::TinyGemma3 => "tiny-gemma3",
             Self::TinyQwen35 => "tiny-qwen35",
+            Self::TinyQwen35Mtp => "tiny-qwen35-mtp",
             Self::TinyNemotronH => "tiny-nemotron-h",
             Self::TinyEmbed => "tiny-embed",
             Self::TinyRank => "tiny-rank",
@@ -125,6 +129,11 @@ impl Preset {
                     .to_vec(),
                 ..Self::TinyKeys.spec()
             },
+            Self::TinyQwen35Mtp => {
+                let mut spec = Self::TinyQwen35.spec();
+                spec.layers.push(random(LayerKind::NextToken));
+                spec
+            }
             Self::TinyNemotronH => Spec {
                 architecture: "nemotron_h",
                 n_heads: 4,
@@ -290,6 +299,8 @@ pub(crate) enum LayerKind {
     FeedForward,
     /// Attention over the whole context with random weights, which mixes states instead of fetching them.
     Random,
+    /// Not a layer of the model, but its head for one token more: attention with the weights of the last layer.
+    NextToken,
     /// Attention in both directions with random weights, without a cache.
     Encoder(Head),
 }

@@ -142,6 +142,10 @@ fn set_own_metadata(writer: &mut Writer, spec: &Spec) -> anyhow::Result<()> {
         let kv_heads: Vec<i32> = spec.layers.iter().map(kv_heads).collect();
         writer.set(&key("attention.head_count_kv"), Value::I32s(&kv_heads))?;
     }
+    let n_heads = spec.layers.iter().filter(|layer| layer.kind == LayerKind::NextToken).count();
+    if n_heads > 0 {
+        writer.set(&key("nextn_predict_layers"), Value::U32(u32::try_from(n_heads)?))?;
+    }
     if spec.architecture == "nemotron_h" {
         // llama.cpp distinguishes the three kinds of layers by these sizes.
         let n_ff = |layer: &Layer| if layer.kind == LayerKind::FeedForward { spec.n_ff as i32 } else { 0 };
