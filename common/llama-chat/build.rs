@@ -27,6 +27,7 @@ fn main() {
         .include(llama.join("tools/mtmd"))
         .include(llama.join("vendor"))
         .file("cpp/shim.cpp")
+        .file("cpp/hidden.cpp")
         .file("cpp/memory.cpp")
         .compile("warmpath_llama_chat");
 }

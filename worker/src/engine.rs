@@ -41,7 +41,7 @@ pub(crate) use config::metadata::Metadata;
 pub use config::metadata::{KEY_BYTES_MAX, MetadataOverride, MetadataValue, TEXT_BYTES_MAX};
 pub use config::placement::{GpuLayers, LoadMode, Numa, Placement, SplitMode, TensorOverride};
 pub use config::rope::{RopeScaling, RopeSettings};
-pub use config::speculation::{DraftCosts, SpeculationConfig};
+pub use config::speculation::{DraftCosts, HeadUse, SpeculationConfig};
 pub use config::{
     AtContextEnd, CacheType, CostSource, DiskConfig, DraftModelConfig, EngineConfig, IdleState, PrefixCache,
     SLOT_CELLS_STEP, SLOT_CONTEXT_TOKENS_DEFAULT_MAX, SLOTS_MAX, SelfTest, ShiftConfig, StartError, StoreConfig,

@@ -11,6 +11,7 @@ mod engine {
     mod audio;
     mod batching;
     mod by_hand;
+    mod draft_heads;
     mod draft_models;
     mod drafts;
     mod endings;

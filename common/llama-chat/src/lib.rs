@@ -1,5 +1,5 @@
-//! llama.cpp's chat formats: the form of an answer under a chat template, and how to parse it. `memory` has other
-//! information that only llama.cpp's C++ interface gives.
+//! llama.cpp's chat formats: the form of an answer under a chat template, and how to parse it. `memory` and `hidden`
+//! have other information that only llama.cpp's C++ interface gives.
 //!
 //! Prompts are rendered in `warmpath-prompt`; the worker decides which requests are admitted.
 //!
@@ -10,6 +10,7 @@
 mod error;
 mod ffi;
 mod format;
+mod hidden;
 mod memory;
 mod reader;
 mod stack;
@@ -17,6 +18,7 @@ mod templates;
 
 pub use error::ChatError;
 pub use format::{ChatFormat, FormatInputs, ReasoningFormat, ToolChoice, Trigger};
+pub use hidden::{HiddenStates, hidden, write_hidden};
 pub use memory::{ContextMemory, DeviceMemory, context_memory, device_memory, projector_memory};
 pub use reader::{AnswerParser, CallDelta, DEPTH_MAX, Delta};
 pub use templates::ChatTemplates;

@@ -11,6 +11,7 @@
 
 pub mod acceptance;
 pub mod budget;
+pub mod draft_heads;
 pub mod draft_model;
 pub mod lengths;
 pub mod ngram_index;

@@ -9,7 +9,7 @@ use clap::Args;
 
 use super::values::CacheType;
 use super::{ConfigError, cache_type, placement};
-use crate::engine::{DraftModelConfig, GpuLayers, Placement, SpeculationConfig};
+use crate::engine::{DraftModelConfig, GpuLayers, HeadUse, Placement, SpeculationConfig};
 use warmpath_worker_core::drafting::DraftLimits;
 
 /// llama-server's names for drafts from text.
@@ -19,9 +19,9 @@ const NGRAM_TYPES: [&str; 5] = ["ngram-simple", "ngram-map-k", "ngram-map-k4v", 
 #[derive(Debug, Clone, Args)]
 pub struct SpeculationFlags {
     /// Speculative decoding, which computes several drafted tokens in one step. none turns it off. auto drafts from the
-    /// sequence, from earlier responses and with the draft model, if there is one, and stops when drafts do not pay.
-    /// draft-simple is auto with a draft model; llama-server's n-gram types are auto without one. The default is auto
-    /// with a draft model, otherwise none.
+    /// sequence, from earlier responses, and with the draft model or else the model's own draft heads, if there are
+    /// any, and stops when drafts do not pay. draft-simple is auto with a draft model, draft-mtp auto with draft heads;
+    /// llama-server's n-gram types are auto without either. The default is auto with a draft model, otherwise none.
     #[arg(long, env = "WARMPATH_SPEC_TYPE", value_name = "TYPES")]
     pub spec_type: Option<SpecType>,
 
@@ -38,7 +38,7 @@ pub struct SpeculationFlags {
     #[arg(conflicts_with_all = ["embedding", "rerank"])]
     pub spec_draft_model: Option<PathBuf>,
 
-    /// Minimum probability of a token that the draft model drafts.
+    /// Minimum probability of a token that the draft model or the draft heads draft.
     #[arg(long, visible_alias = "draft-p-min", env = "WARMPATH_SPEC_DRAFT_P_MIN", value_name = "P")]
     #[arg(default_value_t = 0.0)]
     pub spec_draft_p_min: f32,
@@ -80,10 +80,12 @@ pub enum SpecType {
     None,
     /// The sequence and earlier responses.
     Text,
-    /// The same, and the draft model if there is one.
+    /// The same, and the draft model or the draft heads if there are any.
     Auto,
     /// The same, and the draft model, which must be configured.
     Model,
+    /// The same, and the draft heads, which the model must have.
+    Heads,
 }
 
 impl FromStr for SpecType {
@@ -97,13 +99,16 @@ impl FromStr for SpecType {
                 "none" => Self::None,
                 "auto" => Self::Auto,
                 "draft-simple" => Self::Model,
+                "draft-mtp" => Self::Heads,
                 _ if NGRAM_TYPES.contains(&name) => Self::Text,
                 _ if name.starts_with("draft-") => {
-                    return Err(format!("`{name}` is not supported; for a draft model use draft-simple"));
+                    return Err(format!(
+                        "`{name}` is not supported; the types with a draft are draft-simple and draft-mtp"
+                    ));
                 }
                 _ => {
                     return Err(format!(
-                        "`{name}` is unknown; the types are none, auto, draft-simple and the n-gram types"
+                        "`{name}` is unknown; the types are none, auto, draft-simple, draft-mtp and the n-gram types"
                     ));
                 }
             };
@@ -128,12 +133,22 @@ pub(super) fn config(flags: &SpeculationFlags) -> Result<Option<SpeculationConfi
         let reason = "draft-simple needs a draft model: --spec-draft-model FILE".to_owned();
         return Err(ConfigError::Range { flag: "spec-type".into(), reason });
     }
+    if flags.settled_type() == SpecType::Heads && flags.spec_draft_model.is_some() {
+        let reason = "draft-mtp drafts with the model's own heads, not with a draft model".to_owned();
+        return Err(ConfigError::Range { flag: "spec-type".into(), reason });
+    }
     if !(0.0..=1.0).contains(&flags.spec_draft_p_min) {
         let reason = "must be a probability, from 0 to 1".to_owned();
         return Err(ConfigError::Range { flag: "spec-draft-p-min".into(), reason });
     }
     let limits = DraftLimits { n_max: flags.spec_draft_n_max, n_min: flags.spec_draft_n_min };
-    let config = SpeculationConfig { limits, ..SpeculationConfig::default() };
+    let heads = match flags.settled_type() {
+        SpecType::None | SpecType::Text | SpecType::Model => HeadUse::Off,
+        SpecType::Auto => HeadUse::IfPresent,
+        SpecType::Heads => HeadUse::Required,
+    };
+    let p_min = flags.spec_draft_p_min;
+    let config = SpeculationConfig { limits, heads, p_min, ..SpeculationConfig::default() };
     Ok((flags.settled_type() > SpecType::None).then_some(config))
 }
 
@@ -144,7 +159,8 @@ pub(super) fn draft_model(
     threads: u16,
     threads_batch: Option<u16>,
 ) -> Option<DraftModelConfig> {
-    let path = flags.spec_draft_model.clone().filter(|_| flags.settled_type() >= SpecType::Auto)?;
+    let is_used = matches!(flags.settled_type(), SpecType::Auto | SpecType::Model);
+    let path = flags.spec_draft_model.clone().filter(|_| is_used)?;
     let own_threads = flags.spec_draft_threads.unwrap_or(threads);
     let own_batch = flags.spec_draft_threads_batch.or(flags.spec_draft_threads).or(threads_batch);
     Some(DraftModelConfig {
@@ -158,7 +174,6 @@ pub(super) fn draft_model(
         threads_batch: own_batch.unwrap_or(own_threads),
         cache_type_k: cache_type(flags.spec_draft_type_k),
         cache_type_v: cache_type(flags.spec_draft_type_v),
-        p_min: flags.spec_draft_p_min,
     })
 }
 
@@ -182,11 +197,11 @@ mod tests {
         check("none,ngram-simple", Ok(SpecType::Text));
         check("draft-simple, ngram-mod", Ok(SpecType::Model));
         NGRAM_TYPES.iter().for_each(|name| check(name, Ok(SpecType::Text)));
-        check(
-            "ngram-simple,draft-mtp",
-            Err("`draft-mtp` is not supported; for a draft model use draft-simple".to_owned()),
-        );
-        check("", Err("`` is unknown; the types are none, auto, draft-simple and the n-gram types".to_owned()));
+        check("ngram-simple,draft-mtp", Ok(SpecType::Heads));
+        let eagle = "`draft-eagle3` is not supported; the types with a draft are draft-simple and draft-mtp";
+        check("draft-eagle3", Err(eagle.to_owned()));
+        let unknown = "`` is unknown; the types are none, auto, draft-simple, draft-mtp and the n-gram types";
+        check("", Err(unknown.to_owned()));
     }
 
     #[test]
@@ -203,6 +218,17 @@ mod tests {
         assert_eq!(used("-md d.gguf --spec-type none"), (Some(false), false));
         assert_eq!(used("--spec-type draft-simple").0, None, "the model is missing");
         assert_eq!(used("-md d.gguf --draft-p-min 1.5").0, None);
+        assert_eq!(used("-md d.gguf --spec-type draft-mtp").0, None, "there are two kinds of drafts");
+    }
+
+    #[test]
+    fn the_type_decides_whether_draft_heads_are_used() {
+        let heads = |line: &str| config(&flags(line)).expect("a configuration").map(|config| config.heads);
+        assert_eq!(heads("--spec-type auto"), Some(HeadUse::IfPresent));
+        assert_eq!(heads("--spec-type draft-mtp,ngram-mod"), Some(HeadUse::Required));
+        assert_eq!(heads("--spec-type ngram-mod"), Some(HeadUse::Off));
+        let p_min = config(&flags("--spec-type draft-mtp --spec-draft-p-min 0.5")).expect("a configuration");
+        assert_eq!(p_min.map(|config| config.p_min), Some(0.5));
     }
 
     #[test]
@@ -213,10 +239,10 @@ mod tests {
             plain,
             DraftModelConfig { path: "d.gguf".into(), threads: 3, threads_batch: 5, ..Default::default() }
         );
-        let own = settings("-ngld 7 -devd none -td 2 -ctkd q8_0 -ctvd f32 --spec-draft-p-min 0.5");
+        let own = settings("-ngld 7 -devd none -td 2 -ctkd q8_0 -ctvd f32");
         assert_eq!(own.placement.n_gpu_layers, GpuLayers::Count(7));
         assert_eq!((own.placement.devices, own.threads, own.threads_batch), (Some(Vec::new()), 2, 2));
-        assert_eq!((own.cache_type_k, own.cache_type_v, own.p_min), (CacheType::Q8_0, CacheType::F32, 0.5));
+        assert_eq!((own.cache_type_k, own.cache_type_v), (CacheType::Q8_0, CacheType::F32));
         assert_eq!(settings("-td 2 -tbd 4").threads_batch, 4);
     }
 }

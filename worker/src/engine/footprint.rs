@@ -46,7 +46,7 @@ pub struct MemoryUse {
     /// Maximum memory for state stored beyond the slots.
     #[serde(rename = "cache_ram_bytes")]
     pub stored: u64,
-    /// Draft model, without weights that are mapped from its file.
+    /// Draft model, without weights that are mapped from its file, or the context of the model's draft heads.
     #[serde(rename = "draft_model_bytes")]
     pub draft_model: u64,
     /// Projector with its computation, and the embeddings of media that are kept.
@@ -305,9 +305,15 @@ fn ask(config: &EngineConfig) -> Option<(Footprint, Vec<DeviceMemory>)> {
         footprint = footprint.with_projector(host);
         own_devices.into_iter().for_each(|device| add_device(&mut devices, device));
     }
-    let Some(draft) = &config.draft_model else { return Some((footprint, devices)) };
     let slot_tokens = footprint.taken.n_cells / u64::from(config.n_slots).max(1);
-    let draft_config = config.with_draft_model(draft, u32::try_from(slot_tokens).unwrap_or(u32::MAX));
+    let slot_tokens = u32::try_from(slot_tokens).unwrap_or(u32::MAX);
+    if let Some((heads, own_devices)) = llama::measure::heads(config, slot_tokens) {
+        // Their weights are those of the model.
+        footprint.draft_model = heads.context.saturating_add(heads.compute);
+        own_devices.into_iter().for_each(|device| add_device(&mut devices, DeviceMemory { weights: 0, ..device }));
+    }
+    let Some(draft) = &config.draft_model else { return Some((footprint, devices)) };
+    let draft_config = config.with_draft_model(draft, slot_tokens);
     // If llama.cpp cannot determine it, loading will report the error.
     let Some((own_footprint, own_devices)) = ask_alone(&draft_config) else { return Some((footprint, devices)) };
     // With `auto`, only as many of the draft model's layers are offloaded as fit beside the model.

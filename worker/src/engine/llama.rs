@@ -6,6 +6,7 @@ pub(crate) mod adapters;
 pub(crate) mod devices;
 mod embeddings;
 mod finite;
+pub(crate) mod heads;
 mod layout;
 pub(crate) mod measure;
 pub(crate) mod offload;
@@ -187,10 +188,16 @@ impl<'m> Llama<'m> {
     ///
     /// Errors: `Context` if llama.cpp refuses, for example for lack of memory.
     pub(super) fn open(model: &'m LlamaModel, config: &EngineConfig) -> Result<Self, StartError> {
-        let context = context(model, config)?;
+        let llama = Self::with_context(context(model, config)?, config);
+        let has_recurrent = model.is_recurrent() || model.is_hybrid() || llama.rollback.is_possible();
+        Ok(Self { window: Window::suggested(model, config), has_recurrent, ..llama })
+    }
+
+    /// Returns the runner of a context without a window and recurrent state.
+    fn with_context(context: LlamaContext<'m>, config: &EngineConfig) -> Self {
         let batch = LlamaBatch::new(context.n_batch() as usize, 1);
         let rollback = Rollback::of(&context);
-        Ok(Self {
+        Self {
             context,
             batch,
             embeddings: EmbeddingBatch::default(),
@@ -198,14 +205,14 @@ impl<'m> Llama<'m> {
             n_slots: config.n_slots,
             kv_unified: config.uses_unified_kv(),
             spare_sequence: SpareSequence::of(config),
-            window: Window::suggested(model, config),
-            has_recurrent: model.is_recurrent() || model.is_hybrid() || rollback.is_possible(),
+            window: Window::None,
+            has_recurrent: false,
             rollback,
             n_shared: vec![0; usize::from(config.n_slots) + 1],
             threads: None,
             staging: StagingBuffer::new(devices::host_memory(&config.placement)),
             has_failed_move: false,
-        })
+        }
     }
 
     /// Returns the runner with the adapters that its batches may use.
@@ -287,8 +294,8 @@ impl<'m> Llama<'m> {
     }
 
     /// Returns the number of tokens in the batch.
-    pub(super) fn n_pushed(&self) -> i32 {
-        self.batch.n_tokens()
+    pub(super) fn n_pushed(&self) -> u32 {
+        self.batch.n_tokens().unsigned_abs() + self.embeddings.n_tokens()
     }
 
     /// Replaces the batch by embeddings of a slot's next tokens; returns the index of the last one.
@@ -324,10 +331,7 @@ impl<'m> Llama<'m> {
 
     /// Computes the batch; it stays in place until [`Self::reset_batch`].
     pub(super) fn decode(&mut self) -> Result<(), DecodeError> {
-        let n_tokens = match self.embeddings.is_empty() {
-            true => self.batch.n_tokens().unsigned_abs(),
-            false => self.embeddings.n_tokens(),
-        };
+        let n_tokens = self.n_pushed();
         let Self { context, batch, embeddings, threads, .. } = self;
         let mut decode = |context: &mut LlamaContext<'_>| match embeddings.is_empty() {
             true => context.decode(batch),

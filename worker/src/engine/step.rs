@@ -235,9 +235,11 @@ impl EngineState<'_> {
         if let Err(reason) = self.kv.llama.apply(self.schedule.adapter()) {
             return self.fail_batch(batch, &format!("the adapter cannot be applied: {reason}"));
         }
+        let hidden_states = self.generator.write_hidden(batch, &self.schedule.running, &mut self.kv);
         if !self.decode(batch) {
             return;
         }
+        self.generator.record_hidden(batch, hidden_states, &self.schedule.running, &self.kv);
         if let Some(waits) = self.kv.llama.take_waits() {
             self.counters().threads_waited(waits);
             self.schedule.averages.waited(waits);

@@ -177,9 +177,8 @@ async fn a_draft_model_drafts_within_its_own_context() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_draft_model_that_is_too_unsure_drafts_nothing() {
     let mut config = agreeing(&slots(1));
-    let draft = config.draft_model.as_mut().unwrap();
     // The most likely of these tokens has a probability of about one half.
-    draft.p_min = 0.9;
+    config.speculation.as_mut().unwrap().p_min = 0.9;
     let (_, _, engine) = run(&config, &[ask(&tokens(3, 60), 40)]).await;
     let counters = engine.counters();
     assert!(counters.draft_model_us > 0 && counters.made_tokens == 0, "{counters:?}");

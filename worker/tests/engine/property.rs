@@ -9,6 +9,7 @@ use warmpath_common::ids::Token;
 use warmpath_common::lora::Applied;
 use warmpath_worker::engine::{EngineConfig, EngineHandle, PrefixCache, Switch};
 
+use super::draft_heads;
 use super::draft_models::drafting;
 use super::drafts::{forced, half_right, know, right, wrong};
 use super::support::{
@@ -386,6 +387,17 @@ async fn answers_stay_the_same_whatever_is_drafted_and_rolled_back() {
         let half = drafting(Preset::TinyHybrid, seed, kv_unified).await;
         assert!(half.accepted_tokens > 50 && half.drafted_tokens > half.accepted_tokens + 50, "{half:?}");
     }
+}
+
+#[cfg_attr(
+    any(feature = "cuda", feature = "metal", feature = "rocm", feature = "vulkan"),
+    ignore = "random weights tie so closely that a GPU's rounding decides"
+)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn answers_stay_the_same_with_draft_heads() {
+    let life = Life { restart_every: 12, ..Life::short(Preset::TinyQwen35Mtp, 10) };
+    let used = compare(life, |config| *config = draft_heads::drafting(config)).await;
+    assert!(used.drafted_tokens > DRAFTED_MIN && used.accepted_tokens > DRAFTED_MIN / 2, "{used:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

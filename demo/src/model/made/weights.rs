@@ -2,8 +2,8 @@
 //!
 //! The function itself is in `hash_net`; presets that are not digital are in `recurrent`, `delta_net`, `mamba2`,
 //! `random` and `encoder`. The channels of the residual stream are: one large constant, so that RMS norms scale by the
-//! same factor for any content; the state's bits as +1 and -1; and the sum of the bits that the layer fetched, which its
-//! feed-forward part turns into their parity.
+//! same factor for any content; the state's bits as +1 and -1; and the sum of the bits that the layer fetched, which
+//! its feed-forward part turns into their parity.
 
 mod attention;
 mod convolution;

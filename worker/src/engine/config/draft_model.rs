@@ -22,8 +22,6 @@ pub struct DraftModelConfig {
     pub cache_type_k: CacheType,
     /// Type of the values in its KV cache.
     pub cache_type_v: CacheType,
-    /// Minimum probability of a drafted token.
-    pub p_min: f32,
 }
 
 impl Default for DraftModelConfig {
@@ -35,7 +33,6 @@ impl Default for DraftModelConfig {
             threads_batch: 0,
             cache_type_k: CacheType::F16,
             cache_type_v: CacheType::F16,
-            p_min: 0.0,
         }
     }
 }

@@ -20,8 +20,24 @@ pub struct SpeculationConfig {
     pub limits: DraftLimits,
     /// Origin of the costs of drafts.
     pub costs: DraftCosts,
+    /// Minimum probability of a token that a draft model or draft heads draft.
+    pub p_min: f32,
+    /// Use of the model's draft heads.
+    pub heads: HeadUse,
     /// Drafts that replace all others; `None` unless a test sets them.
     pub forced: Option<ForcedDrafts>,
+}
+
+/// Use of a model's draft heads (multi-token prediction).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum HeadUse {
+    /// They are not loaded.
+    #[default]
+    Off,
+    /// They draft if the model has them and there is no draft model.
+    IfPresent,
+    /// They draft, and a model without them is refused.
+    Required,
 }
 
 /// Origin of the costs of drafts.
@@ -37,7 +53,13 @@ pub enum DraftCosts {
 impl Default for SpeculationConfig {
     fn default() -> Self {
         // A longest draft and the token before it are the longest step that the self-test measures.
-        Self { limits: DraftLimits { n_max: 31, n_min: 0 }, costs: DraftCosts::Measured, forced: None }
+        Self {
+            limits: DraftLimits { n_max: 31, n_min: 0 },
+            costs: DraftCosts::Measured,
+            p_min: 0.0,
+            heads: HeadUse::default(),
+            forced: None,
+        }
     }
 }
 

@@ -1,7 +1,8 @@
-//! A batch of embeddings, which llama.cpp reads instead of tokens.
+//! A batch of embeddings, which llama.cpp reads instead of tokens, or beside them: a draft head reads a token and a
+//! hidden state.
 //!
-//! A llama.cpp batch has either tokens or embeddings, so the embeddings of a medium are a separate batch. The bindings
-//! only have batches of tokens.
+//! All entries of a batch are alike, so the embeddings of a medium are a separate batch. The bindings only have batches
+//! of tokens.
 
 use std::num::NonZeroI32;
 use std::ops::Range;
@@ -14,14 +15,17 @@ use llama_cpp_sys_2 as sys;
 use super::Logits;
 use crate::engine::media::RunAttention;
 
-/// Embeddings of consecutive tokens of one sequence.
+/// Embeddings of some sequences' consecutive tokens.
 #[derive(Default)]
 pub(super) struct EmbeddingBatch {
+    /// Tokens beside the embeddings; empty for a medium.
+    tokens: Vec<sys::llama_token>,
     floats: Vec<f32>,
     positions: Vec<sys::llama_pos>,
-    sequence: sys::llama_seq_id,
+    sequences: Vec<sys::llama_seq_id>,
+    /// 1 for an entry whose logits are wanted.
+    logits: Vec<i8>,
     is_non_causal: bool,
-    wants_logits: bool,
 }
 
 impl EmbeddingBatch {
@@ -34,8 +38,27 @@ impl EmbeddingBatch {
     }
 
     pub(super) fn clear(&mut self) {
-        self.floats.clear();
-        self.positions.clear();
+        let Self { tokens, floats, positions, sequences, logits, is_non_causal } = self;
+        *is_non_causal = false;
+        tokens.clear();
+        floats.clear();
+        positions.clear();
+        sequences.clear();
+        logits.clear();
+    }
+
+    /// Adds a token with a hidden state and returns its index.
+    pub(super) fn push(&mut self, sequence: i32, position: i32, token: i32, hidden: &[f32], logits: Logits) -> i32 {
+        self.tokens.push(token);
+        self.floats.extend_from_slice(hidden);
+        self.push_entry(sequence, position, logits);
+        i32::try_from(self.positions.len()).unwrap_or(i32::MAX) - 1
+    }
+
+    fn push_entry(&mut self, sequence: i32, position: i32, logits: Logits) {
+        self.positions.push(position);
+        self.sequences.push(sequence);
+        self.logits.push(i8::from(logits == Logits::Wanted));
     }
 
     /// Fills the batch and returns the index of its last token, the only one whose logits may be wanted.
@@ -51,8 +74,10 @@ impl EmbeddingBatch {
     ) -> i32 {
         self.clear();
         self.floats.extend_from_slice(floats);
-        self.positions.extend(positions);
-        (self.sequence, self.wants_logits) = (sequence, logits == Logits::Wanted);
+        let last = positions.end - 1;
+        for position in positions {
+            self.push_entry(sequence, position, if position == last { logits } else { Logits::Unwanted });
+        }
         self.is_non_causal = attention == RunAttention::NonCausal;
         i32::try_from(self.positions.len()).unwrap_or(i32::MAX) - 1
     }
@@ -63,19 +88,16 @@ impl EmbeddingBatch {
     pub(super) fn decode(&mut self, context: &mut LlamaContext<'_>) -> Result<(), DecodeError> {
         let n_tokens = self.positions.len();
         let mut n_sequences = vec![1; n_tokens];
-        let mut sequences = vec![&raw mut self.sequence; n_tokens];
-        let mut logits = vec![0; n_tokens];
-        if let Some(last) = logits.last_mut().filter(|_| self.wants_logits) {
-            *last = 1;
-        }
+        let mut sequences: Vec<_> = self.sequences.iter_mut().map(ptr::from_mut).collect();
+        let tokens = if self.tokens.is_empty() { ptr::null_mut() } else { self.tokens.as_mut_ptr() };
         let batch = sys::llama_batch {
             n_tokens: i32::try_from(n_tokens).unwrap_or(i32::MAX),
-            token: ptr::null_mut(),
+            token: tokens,
             embd: self.floats.as_mut_ptr(),
             pos: self.positions.as_mut_ptr(),
             n_seq_id: n_sequences.as_mut_ptr(),
             seq_id: sequences.as_mut_ptr(),
-            logits: logits.as_mut_ptr(),
+            logits: self.logits.as_mut_ptr(),
         };
         let context = raw_context(context).as_ptr();
         // SAFETY: the context is borrowed, and the lists live through the calls with as many entries as tokens.

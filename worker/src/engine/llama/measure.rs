@@ -10,8 +10,8 @@ use llama_cpp_2::context::params::LlamaContextParams;
 use llama_cpp_sys_2 as sys;
 use warmpath_llama_chat::{ContextMemory, DeviceMemory, context_memory, device_memory};
 
-use super::context_params;
 use super::params::ModelParams;
+use super::{context_params, heads};
 use crate::engine::config::EngineConfig;
 
 /// Maximum length of a metadata value, including the final NUL. Source: architectures and types have some twenty bytes.
@@ -111,6 +111,7 @@ pub(super) fn raw(params: &LlamaContextParams) -> sys::llama_context_params {
     raw.n_batch = params.n_batch();
     raw.n_ubatch = params.n_ubatch();
     raw.n_rs_seq = params.n_rs_seq();
+    raw.ctx_type = params.context_type().into();
     raw.n_threads = params.n_threads();
     raw.n_threads_batch = params.n_threads_batch();
     raw.type_k = params.type_k().into();
@@ -163,6 +164,18 @@ pub(in crate::engine) fn ask(config: &EngineConfig, asked_cells_max: u64) -> Opt
         large: context_bytes(large_cells, &large),
         small: context_bytes(small_cells, &small),
     })
+}
+
+/// Returns the memory of the context of a configuration's draft heads, for slots of `slot_tokens`; `None` without
+/// heads.
+///
+/// Cost: that of reading the model's metadata.
+pub(in crate::engine) fn heads(config: &EngineConfig, slot_tokens: u32) -> Option<(ContextMemory, Vec<DeviceMemory>)> {
+    if !heads::are_wanted(config) {
+        return None;
+    }
+    let model = Outline::load(config)?;
+    heads::has_heads(config, &|key| model.meta(key)).then(|| model.context(&heads::params(config, slot_tokens)))?
 }
 
 fn wanted_cells(model: &Outline, config: &EngineConfig) -> u64 {

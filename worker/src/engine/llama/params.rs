@@ -10,7 +10,7 @@ use llama_cpp_2::context::params::{LlamaContextParams, RopeScalingType};
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_sys_2 as sys;
 
-use super::{Progress, devices};
+use super::{Progress, devices, heads};
 use crate::engine::config::metadata::{KEY_BYTES_MAX, MetadataOverride, MetadataValue, TEXT_BYTES_MAX};
 use crate::engine::config::placement::{GpuLayers, LoadMode, SplitMode};
 use crate::engine::config::rope::{RopeScaling, RopeSettings};
@@ -90,6 +90,7 @@ impl ModelParams {
         raw.check_tensors = placement.check_tensors;
         raw.use_extra_bufts = placement.repack;
         raw.no_host = placement.no_host;
+        raw.load_mtp = heads::are_wanted(config);
         if placement.devices.is_some() {
             raw.devices = self.devices.as_mut_ptr();
         }

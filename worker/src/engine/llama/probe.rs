@@ -64,11 +64,21 @@ impl Llama<'_> {
     ///
     /// Units: milliseconds.
     pub(in crate::engine) fn one_token_ms(&mut self) -> Option<f64> {
-        let slot = SlotId(0);
+        self.fastest_ms(|llama| llama.push(SlotId(0), 0, 0, Logits::Wanted))
+    }
+
+    /// Returns the same for draft heads.
+    pub(in crate::engine) fn one_head_token_ms(&mut self) -> Option<f64> {
+        let hidden = vec![0.0; self.hidden_width()];
+        self.fastest_ms(|llama| llama.push_with_hidden(SlotId(0), 1, 0, &hidden, Logits::Wanted))
+    }
+
+    /// Returns the shortest time of several decodes of the token in the first slot that `push` puts into the batch.
+    fn fastest_ms(&mut self, push: impl Fn(&mut Self) -> i32) -> Option<f64> {
         let mut fastest = None;
         for _ in 0..N_ONE_TOKEN_RUNS {
             let began = Instant::now();
-            let idx = self.push(slot, 0, 0, Logits::Wanted);
+            let idx = push(self);
             let result = self.decode();
             if result.is_ok() {
                 // This waits for a GPU.
@@ -76,7 +86,7 @@ impl Llama<'_> {
             }
             let took_ms = began.elapsed().as_secs_f64() * 1e3;
             self.reset_batch();
-            self.clear(slot);
+            self.clear(SlotId(0));
             result.ok()?;
             fastest = Some(fastest.map_or(took_ms, |fastest: f64| fastest.min(took_ms)));
         }

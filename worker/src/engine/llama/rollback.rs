@@ -1,9 +1,9 @@
 //! Rollback of recurrent state: removing the last tokens of the last computation, as after a rejected draft.
 //!
-//! llama.cpp can keep the states after each of the last tokens of a sequence's micro-batch. These states are valid until
-//! the next computation, of any sequence: it overwrites or moves them. llama.cpp does not check this, and would continue
-//! from a wrong state. So a rollback is allowed only in the sequence of the last batch, if that was alone in it, by
-//! fewer tokens than the batch had, and once.
+//! llama.cpp can keep the states after each of the last tokens of a sequence's micro-batch. These states are valid
+//! until the next computation, of any sequence: it overwrites or moves them. llama.cpp does not check this, and would
+//! continue from a wrong state. So a rollback is allowed only in the sequence of the last batch, if that was alone in
+//! it, by fewer tokens than the batch had, and once.
 //!
 //! Source: llama.cpp's `llama_memory_recurrent::seq_rm`, and `build_rs`, which moves only the current state of other
 //! sequences.
@@ -20,7 +20,8 @@ use crate::engine::config::EngineConfig;
 
 /// Returns the number of tokens by which recurrent state is to be rolled back at most.
 pub(super) fn tokens_wanted(config: &EngineConfig) -> u32 {
-    // llama.cpp keeps the tokens in one micro-batch, with one more before them, and asserts that a micro-batch is larger.
+    // llama.cpp keeps the tokens in one micro-batch, with one more before them, and asserts that a micro-batch is
+    // larger.
     let fits = config.ubatch_tokens.saturating_sub(2);
     config.speculation.map_or(0, |speculation| speculation.rollback_tokens()).min(fits)
 }
@@ -97,7 +98,7 @@ impl Llama<'_> {
     }
 
     /// Removes a slot's tokens after the first `n_keep`; returns whether they could be removed.
-    pub(super) fn remove_after(&mut self, slot: SlotId, n_keep: u32) -> bool {
+    pub(in crate::engine) fn remove_after(&mut self, slot: SlotId, n_keep: u32) -> bool {
         let n_removed = self.n_held(slot).saturating_sub(n_keep);
         let is_rollback = self.has_recurrent && n_keep > 0 && n_removed > 0;
         if is_rollback && !self.rollback.take(slot, n_removed) {

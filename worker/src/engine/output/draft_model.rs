@@ -1,4 +1,5 @@
-//! The draft model: a second, smaller model whose most likely tokens are the drafts of sequences.
+//! The draft model: a second, smaller model, or the model's own draft heads, whose most likely tokens are the drafts of
+//! sequences.
 //!
 //! Its context has a sequence for each slot. One call first computes the tokens that some of these sequences lack, up
 //! to a micro-batch, and then makes drafts for all sequences that are complete. Its state is never stored, shared or
@@ -7,6 +8,7 @@
 //!
 //! Not here: whether a draft pays (`warmpath_worker_core::drafting`), its verification (`speculation`).
 
+use std::borrow::Cow;
 use std::cell::OnceCell;
 
 use llama_cpp_2::DecodeError;
@@ -14,6 +16,8 @@ use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
 use tracing::{info, warn};
 use warmpath_common::ids::{SlotId, Token};
+use warmpath_llama_chat::HiddenStates;
+use warmpath_worker_core::drafting::draft_heads::{HeadSequence, HeadStart};
 use warmpath_worker_core::drafting::draft_model::{
     Distance, DraftModelCosts, DraftStateOwner, DraftStateTokens, DraftTarget,
 };
@@ -22,9 +26,9 @@ use warmpath_worker_core::drafting::step_costs::StepCosts;
 use warmpath_worker_core::slots::slot_table::{Slot, SlotTable};
 
 use crate::engine::api::facts::EngineFacts;
-use crate::engine::config::speculation::DraftCosts;
+use crate::engine::config::speculation::{DraftCosts, HeadUse};
 use crate::engine::config::{EngineConfig, SelfTest, StartError};
-use crate::engine::llama::{self, Llama, Logits};
+use crate::engine::llama::{self, Llama, Logits, heads};
 use crate::engine::sequence::Sequence;
 
 /// Largest difference between the sizes of the two vocabularies, for padding. Source: llama.cpp's
@@ -42,7 +46,7 @@ const SHARE_LIKE_GPU: f64 = 0.05;
 /// A draft model and the tokens in its sequences.
 pub(crate) struct DraftModel<'m> {
     llama: Llama<'m>,
-    followed_tokens: Vec<DraftStateTokens>,
+    followed: Followed,
     /// For each slot the last sequence, by its order, for which the model failed; it gets no more drafts of it.
     failed: Vec<Option<u64>>,
     /// Longest sequence.
@@ -53,6 +57,14 @@ pub(crate) struct DraftModel<'m> {
     pass_tokens: u32,
     p_min: f32,
     costs: DraftModelCosts,
+}
+
+/// What a draft model has of each slot's sequence.
+enum Followed {
+    /// A second model computes tokens alone.
+    Model(Vec<DraftStateTokens>),
+    /// Draft heads compute them with hidden states of the served model.
+    Heads(Vec<HeadSequence>),
 }
 
 /// A sequence that the draft model can draft for.
@@ -66,6 +78,19 @@ pub(crate) struct Following {
     n_missing: u32,
     /// Maximum length of a draft.
     pub(crate) n_max: usize,
+}
+
+/// Tokens of a slot that the served model has just computed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ComputedTokens<'a> {
+    pub(crate) slot: SlotId,
+    /// Order of the sequence.
+    pub(crate) order: u64,
+    pub(crate) tokens: &'a [Token],
+    /// Row of the first token in the batch.
+    pub(crate) first_row: i32,
+    /// Whether every token has logits.
+    pub(crate) has_all_logits: bool,
 }
 
 /// A draft to make, or only the preparation for one.
@@ -82,6 +107,8 @@ struct Making {
     /// Number of tokens in the draft model before this draft.
     n_kept: usize,
     n_tokens: usize,
+    /// Position of its last token.
+    position: u32,
     /// Row of the logits for its next token; `None` if it gets no more tokens.
     row: Option<i32>,
     tokens: Vec<Token>,
@@ -144,12 +171,17 @@ impl<'m> DraftModel<'m> {
     /// loading a model and creating a context.
     pub(crate) fn open(
         place: &'m OnceCell<LlamaModel>,
-        served_model: &LlamaModel,
+        served_model: &'m LlamaModel,
         llama: &mut Llama<'_>,
         config: &EngineConfig,
         facts: &EngineFacts,
     ) -> Result<Option<Self>, StartError> {
-        let Some(draft) = config.draft_model.as_ref().filter(|_| facts.drafted_max > 0) else { return Ok(None) };
+        if facts.drafted_max == 0 {
+            return Ok(None);
+        }
+        let Some(draft) = config.draft_model.as_ref() else {
+            return Self::open_heads(served_model, llama, config, facts);
+        };
         let own_config = llama::offload::with_devices(config.with_draft_model(draft, facts.context_tokens))?;
         let refuse = |reason: String| StartError::DraftModel { path: own_config.model.clone(), reason };
         let loaded_model = llama::load(&own_config, Box::new(|_| true))?;
@@ -160,7 +192,8 @@ impl<'m> DraftModel<'m> {
         if !memory.rewinds_anywhere() {
             return Err(refuse("its memory cannot be rewound, and rejected tokens must be removed from it".to_owned()));
         }
-        let costs = share(&mut draft_llama, llama, config);
+        let p_min = config.speculation.map_or(0.0, |speculation| speculation.p_min);
+        let costs = share(|| draft_llama.one_token_ms(), llama, config);
         // Reading the weights takes most of a pass.
         let share = costs.unwrap_or(model.size() as f64 / served_model.size().max(1) as f64);
         let context_tokens = draft_llama.slot_tokens(model, &own_config);
@@ -169,26 +202,76 @@ impl<'m> DraftModel<'m> {
         Ok(Some(Self {
             pass_tokens: draft_llama.batch_limits().1,
             llama: draft_llama.with_fewer_threads_where_busy(&own_config),
-            followed_tokens: vec![DraftStateTokens::default(); usize::from(config.n_slots)],
+            followed: Followed::Model(vec![DraftStateTokens::default(); usize::from(config.n_slots)]),
             failed: vec![None; usize::from(config.n_slots)],
             context_tokens,
             n_vocab: model.n_vocab().min(served_model.n_vocab()).unsigned_abs() as usize,
-            p_min: draft.p_min,
+            p_min,
+            costs: DraftModelCosts { share },
+        }))
+    }
+
+    /// Creates the context of the served model's draft heads; `None` if it has none or they are not wanted.
+    ///
+    /// Errors: `Unsupported` if they are required.
+    fn open_heads(
+        model: &'m LlamaModel,
+        llama: &mut Llama<'_>,
+        config: &EngineConfig,
+        facts: &EngineFacts,
+    ) -> Result<Option<Self>, StartError> {
+        let is_required = config.speculation.is_some_and(|speculation| speculation.heads == HeadUse::Required);
+        let refuse = |reason: String| match is_required {
+            true => Err(StartError::Unsupported { path: config.model.clone(), reason }),
+            false => Ok(None),
+        };
+        if !heads::are_wanted(config) {
+            return refuse("draft heads are not used with --mmproj".to_owned());
+        }
+        if !heads::has_heads(config, &|key| model.meta_val_str(key).ok()) {
+            return refuse("it has no draft heads (--spec-type draft-mtp)".to_owned());
+        }
+        let mut head_llama = match Llama::open_heads(model, config, facts.context_tokens) {
+            Ok(head_llama) => head_llama,
+            Err(error) => {
+                warn!(%error, "the model's draft heads cannot be used");
+                return refuse(format!("its draft heads cannot be used: {error}"));
+            }
+        };
+        let p_min = config.speculation.map_or(0.0, |speculation| speculation.p_min);
+        let costs = share(|| head_llama.one_head_token_ms(), llama, config);
+        let share = costs.unwrap_or(1.0 / f64::from(model.n_layer().max(1)));
+        let width = head_llama.hidden_width();
+        info!(share, "draft heads: time of a pass as a share of the model's");
+        Ok(Some(Self {
+            pass_tokens: head_llama.batch_limits().1,
+            llama: head_llama.with_fewer_threads_where_busy(config),
+            followed: Followed::Heads(vec![HeadSequence::new(width); usize::from(config.n_slots)]),
+            failed: vec![None; usize::from(config.n_slots)],
+            context_tokens: facts.context_tokens,
+            n_vocab: model.n_vocab().unsigned_abs() as usize,
+            p_min,
             costs: DraftModelCosts { share },
         }))
     }
 }
 
 /// Returns the measured time of a draft model's pass as a share of the served model's; `None` without a measurement.
-fn share(draft: &mut Llama<'_>, target: &mut Llama<'_>, config: &EngineConfig) -> Option<f64> {
+fn share(draft_ms: impl FnOnce() -> Option<f64>, target: &mut Llama<'_>, config: &EngineConfig) -> Option<f64> {
     let costs = config.speculation.map(|speculation| speculation.costs).unwrap_or_default();
     match (costs, &config.self_test) {
         (DraftCosts::LikeGpu, _) => Some(SHARE_LIKE_GPU),
         (DraftCosts::Measured, SelfTest::Skip) => None,
         (DraftCosts::Measured, SelfTest::Run { .. }) => {
-            draft.one_token_ms().zip(target.one_token_ms()).map(|(draft, target)| draft / target)
+            draft_ms().zip(target.one_token_ms()).map(|(draft, target)| draft / target)
         }
     }
+}
+
+/// Returns the owner of the draft model's state of a sequence in a slot.
+fn owner(order: u64, contents: &Slot) -> DraftStateOwner {
+    let lent = contents.root().filter(|_| contents.lends());
+    lent.map_or(DraftStateOwner::Sequence(order), |root| DraftStateOwner::Root(*root))
 }
 
 impl WantedDraft {
@@ -212,14 +295,47 @@ impl DraftModel<'_> {
         if self.failed[usize::from(slot.0)] == Some(sequence.order) {
             return None;
         }
-        let lent = contents.root().filter(|_| contents.lends());
-        let owner = lent.map_or(DraftStateOwner::Sequence(sequence.order), |root| DraftStateOwner::Root(*root));
+        let owner = owner(sequence.order, contents);
         let n_tokens = u32::try_from(contents.tokens().len() + 1).ok()?;
         // The draft model does not compute the last token of a draft.
         let n_max = (self.context_tokens + 1).checked_sub(n_tokens).filter(|n_max| *n_max > 0)? as usize;
         let following = Following { owner, order: sequence.order, next, n_tokens, n_missing: 0, n_max };
-        let n_common = self.followed_tokens[usize::from(slot.0)].n_common(&following.target(contents));
-        Some(Following { n_missing: n_tokens - u32::try_from(n_common).unwrap_or(n_tokens), ..following })
+        let target = following.target(contents);
+        let n_common = match &self.followed {
+            Followed::Model(sequences) => u32::try_from(sequences[usize::from(slot.0)].n_common(&target)).ok()?,
+            Followed::Heads(sequences) => sequences[usize::from(slot.0)].start(&target)?.from,
+        };
+        Some(Following { n_missing: n_tokens - n_common, ..following })
+    }
+
+    /// Returns whether hidden states of the served model are read.
+    pub(crate) fn reads_hidden(&self) -> bool {
+        matches!(self.followed, Followed::Heads(_))
+    }
+
+    /// Records the hidden states of a slot's tokens that the served model, `llama`, has just computed; `contents` is
+    /// the slot before them.
+    pub(crate) fn record(
+        &mut self,
+        computed: &ComputedTokens<'_>,
+        contents: &Slot,
+        llama: &Llama<'_>,
+        hidden_states: HiddenStates,
+    ) {
+        let Followed::Heads(sequences) = &mut self.followed else { return };
+        let ComputedTokens { slot, order, tokens, first_row, has_all_logits } = *computed;
+        // Only the last token of a prompt's part has logits.
+        let n_skipped = match hidden_states {
+            HiddenStates::WithLogits if !has_all_logits => tokens.len().saturating_sub(1),
+            _ => 0,
+        };
+        let rows = (n_skipped..tokens.len()).map(|idx| llama.hidden(first_row + idx as i32));
+        let Some(hidden) = rows.collect::<Option<Vec<&[f32]>>>() else { return };
+        let before = match n_skipped {
+            0 => Cow::Borrowed(contents.tokens()),
+            _ => Cow::Owned([contents.tokens(), &tokens[..n_skipped]].concat()),
+        };
+        sequences[usize::from(slot.0)].record(owner(order, contents), &before, &tokens[n_skipped..], &hidden.concat());
     }
 
     /// Returns the time of making a draft for a sequence.
@@ -256,6 +372,7 @@ impl DraftModel<'_> {
         let mut making: Vec<Making> =
             wanted_drafts.iter().map(|draft| self.follow(draft, table, &mut tokens_left)).collect();
         let Err(cause) = self.run_passes(&mut making) else {
+            self.remove_drafts(&making);
             return making.into_iter().map(|making| Some(making.tokens)).collect();
         };
         match &cause {
@@ -287,11 +404,11 @@ impl DraftModel<'_> {
             let tokens: Vec<_> = making.iter().map(|making| self.likeliest(making.row?)).collect();
             self.llama.reset_batch();
             for (making, token) in making.iter_mut().zip(tokens) {
-                making.row = None;
+                let last_row = making.row.take();
                 let Some(token) = token else { continue };
                 making.tokens.push(token);
                 if making.tokens.len() < making.n_tokens {
-                    making.row = Some(self.push(making.slot, token, Logits::Wanted));
+                    making.row = self.push_drafted(making, token, last_row);
                 }
             }
         }
@@ -301,50 +418,111 @@ impl DraftModel<'_> {
     /// Removes the state of all sequences.
     pub(crate) fn clear(&mut self) {
         self.llama.clear_all();
-        self.followed_tokens.fill(DraftStateTokens::default());
+        match &mut self.followed {
+            Followed::Model(sequences) => sequences.fill(DraftStateTokens::default()),
+            Followed::Heads(sequences) => sequences.iter_mut().for_each(HeadSequence::forget),
+        }
     }
 
     /// Puts the sequence's tokens that the draft model lacks into the batch, at most `tokens_left`.
     fn follow(&mut self, draft: &WantedDraft, table: &SlotTable, tokens_left: &mut usize) -> Making {
         let WantedDraft { slot, following, n_tokens } = *draft;
         let target = following.target(table.slot(slot));
-        let n_kept = self.cut(slot, &target);
-        let n_missing = target.n_tokens() - n_kept;
+        let mut making = Making { slot, n_kept: 0, n_tokens, position: 0, row: None, tokens: Vec::new() };
+        let Some(start) = self.start(slot, &target) else { return making };
+        making.n_kept = start.from as usize;
+        let n_missing = target.n_tokens() - making.n_kept;
         let n_computed = n_missing.min(*tokens_left);
         *tokens_left -= n_computed;
         let is_drafted = n_computed == n_missing && n_tokens > 0;
-        let mut row = None;
-        for (n, token) in (1..=n_computed).zip(target.tokens_from(n_kept)) {
-            let is_last = is_drafted && n == n_computed;
-            let push_result = self.push(slot, token, if is_last { Logits::Wanted } else { Logits::Unwanted });
-            row = is_last.then_some(push_result);
+        for (position, token) in (start.from..).zip(target.tokens_from(making.n_kept).take(n_computed)) {
+            let is_last = is_drafted && position as usize + 1 == target.n_tokens();
+            let logits = if is_last { Logits::Wanted } else { Logits::Unwanted };
+            let row = match &mut self.followed {
+                Followed::Model(sequences) => {
+                    sequences[usize::from(slot.0)].push(token);
+                    self.llama.push(slot, position, token, logits)
+                }
+                Followed::Heads(sequences) => {
+                    let hidden = sequences[usize::from(slot.0)].hidden_before(position);
+                    self.llama.push_with_hidden(slot, position, token, hidden, logits)
+                }
+            };
+            (making.position, making.row) = (position, is_last.then_some(row));
         }
-        Making { slot, n_kept, n_tokens, row, tokens: Vec::new() }
+        if let Followed::Heads(sequences) = &mut self.followed {
+            // The next token belongs to the draft.
+            let end = (start.from + n_computed as u32).min(target.tokens.len() as u32);
+            sequences[usize::from(slot.0)].follow(start, end);
+        }
+        making
     }
 
-    /// Removes a sequence's tokens that differ from the target's; returns the number of remaining tokens.
-    fn cut(&mut self, slot: SlotId, target: &DraftTarget<'_>) -> usize {
-        let n_common = self.followed_tokens[usize::from(slot.0)].n_common(target);
-        self.cut_back(slot, target.owner, n_common)
+    /// Removes a slot's state that differs from the target's; returns where the draft model starts to compute, `None`
+    /// if it cannot.
+    fn start(&mut self, slot: SlotId, target: &DraftTarget<'_>) -> Option<HeadStart> {
+        match &mut self.followed {
+            Followed::Model(sequences) => {
+                let n_common = sequences[usize::from(slot.0)].n_common(target);
+                let n_kept = self.cut_back(slot, target.owner, n_common);
+                Some(HeadStart { from: u32::try_from(n_kept).ok()?, is_anew: n_kept == 0 })
+            }
+            Followed::Heads(sequences) => {
+                let start = sequences[usize::from(slot.0)].start(target)?;
+                if start.is_anew || !self.llama.remove_after(slot, start.from) {
+                    self.llama.clear(slot);
+                }
+                Some(start)
+            }
+        }
+    }
+
+    /// Puts a drafted token into the batch, after the one in row `last_row` of the last pass; returns its row, `None`
+    /// if the draft ends.
+    fn push_drafted(&mut self, making: &mut Making, token: Token, last_row: Option<i32>) -> Option<i32> {
+        making.position += 1;
+        let Making { slot, position, .. } = *making;
+        match &mut self.followed {
+            Followed::Model(sequences) => {
+                sequences[usize::from(slot.0)].push(token);
+                Some(self.llama.push(slot, position, token, Logits::Wanted))
+            }
+            Followed::Heads(_) => {
+                let hidden = self.llama.hidden(last_row?)?.to_vec();
+                Some(self.llama.push_with_hidden(slot, position, token, &hidden, Logits::Wanted))
+            }
+        }
+    }
+
+    /// Removes drafted tokens whose state depends on the draft: that of heads, computed with their own hidden states.
+    fn remove_drafts(&mut self, making: &[Making]) {
+        let Followed::Heads(sequences) = &mut self.followed else { return };
+        for making in making {
+            let sequence = &mut sequences[usize::from(making.slot.0)];
+            if !self.llama.remove_after(making.slot, sequence.followed_end()) {
+                self.llama.clear(making.slot);
+                sequence.forget();
+            }
+        }
     }
 
     /// Keeps the first `n_kept` tokens of a sequence, or none if that is not possible; returns the number of them.
     fn cut_back(&mut self, slot: SlotId, owner: DraftStateOwner, mut n_kept: usize) -> usize {
-        let followed_tokens = &mut self.followed_tokens[usize::from(slot.0)];
-        let is_whole = followed_tokens.len() == n_kept;
+        let sequence = match &mut self.followed {
+            Followed::Model(sequences) => &mut sequences[usize::from(slot.0)],
+            Followed::Heads(sequences) => {
+                sequences[usize::from(slot.0)].forget();
+                self.llama.clear(slot);
+                return 0;
+            }
+        };
+        let is_whole = sequence.len() == n_kept;
         if !is_whole && !self.llama.rewind(slot, u32::try_from(n_kept).unwrap_or(0)) {
             self.llama.clear(slot);
             n_kept = 0;
         }
-        followed_tokens.keep(owner, n_kept);
+        sequence.keep(owner, n_kept);
         n_kept
-    }
-
-    fn push(&mut self, slot: SlotId, token: Token, logits: Logits) -> i32 {
-        let followed_tokens = &mut self.followed_tokens[usize::from(slot.0)];
-        let position = u32::try_from(followed_tokens.len()).expect("a sequence is no longer than a context, a u32");
-        followed_tokens.push(token);
-        self.llama.push(slot, position, token, logits)
     }
 
     /// Returns the most likely token of a row; `None` if its probability is below the minimum.

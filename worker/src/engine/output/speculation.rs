@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
+use warmpath_llama_chat::HiddenStates;
 use warmpath_worker_core::batches::batch_plan::Share;
+use warmpath_worker_core::drafting::draft_heads::HIDDEN_STATES_MAX;
 use warmpath_worker_core::drafting::lengths::{self, DraftSource, Length, Possible, StepRoom};
 use warmpath_worker_core::drafting::step_costs::StepCosts;
 use warmpath_worker_core::drafting::suffix_memory::SuffixMemory;
@@ -21,11 +23,12 @@ use warmpath_worker_core::slots::slot_table::{Slot, SlotTable};
 use warmpath_worker_core::tenants::TenantId;
 
 use super::Generator;
-use super::draft_model::{DraftModel, Following, WantedDraft};
+use super::draft_model::{ComputedTokens, DraftModel, Following, WantedDraft};
 use crate::engine::api::facts::EngineFacts;
 use crate::engine::api::{EngineError, FinishReason};
 use crate::engine::counters::{Counters, to_us};
 use crate::engine::kv::KvState;
+use crate::engine::schedule::batch::Batch;
 use crate::engine::sequence::Sequence;
 use crate::engine::sequence::running::RunningSequences;
 
@@ -192,6 +195,58 @@ impl Generator<'_> {
             }
         }
         shares
+    }
+
+    /// Makes the computation of a batch write the hidden states that draft heads read; returns which.
+    ///
+    /// The hidden states of a prompt's last tokens cost more, because the last layer is otherwise computed only for
+    /// tokens with logits.
+    pub(crate) fn write_hidden(&self, batch: &Batch, running: &RunningSequences, kv: &mut KvState<'_>) -> HiddenStates {
+        if !self.draft_model().is_some_and(DraftModel::reads_hidden) {
+            return HiddenStates::None;
+        }
+        let is_prompt_end = |share: &Share| {
+            let n_after = kv.n_held(share.slot) + share.n_tokens;
+            let n_left = |sequence: &Sequence| sequence.n_prompt_left(n_after) < HIDDEN_STATES_MAX as u32;
+            running.get(share.slot).is_some_and(|sequence| sequence.drafter.is_some() && n_left(sequence))
+        };
+        let hidden_states = match batch.n_prefill > 0 && batch.shares.iter().any(is_prompt_end) {
+            true => HiddenStates::All,
+            false => HiddenStates::WithLogits,
+        };
+        kv.llama.write_hidden(hidden_states);
+        hidden_states
+    }
+
+    /// Records the hidden states of a computed batch, whose tokens are not recorded yet.
+    pub(crate) fn record_hidden(
+        &mut self,
+        batch: &Batch,
+        hidden_states: HiddenStates,
+        running: &RunningSequences,
+        kv: &KvState<'_>,
+    ) {
+        let Some(model) = self.speculation.as_mut().and_then(|speculation| speculation.model.as_mut()) else { return };
+        let mut first_row = 0;
+        for share in &batch.shares {
+            let row = first_row;
+            first_row += share.n_tokens as i32;
+            let (n_held, contents) = (kv.n_held(share.slot), kv.table.slot(share.slot));
+            let Some(sequence) = running.get(share.slot).filter(|sequence| sequence.drafter.is_some()) else {
+                continue;
+            };
+            if sequence.embeddings(n_held, share.n_tokens).is_none() {
+                let tokens = sequence.upcoming(n_held, share.n_tokens);
+                let has_all_logits = sequence.is_stream();
+                let (slot, order) = (share.slot, sequence.order);
+                let computed = ComputedTokens { slot, order, tokens, first_row: row, has_all_logits };
+                model.record(&computed, contents, &kv.llama, hidden_states);
+            }
+        }
+    }
+
+    fn draft_model(&self) -> Option<&DraftModel<'_>> {
+        self.speculation.as_ref()?.model.as_ref()
     }
 
     /// Chooses and sends the next tokens of a sequence with a draft; `rows` has the indexes of their logits.
