@@ -123,3 +123,24 @@ async fn hosts_with_different_files_under_one_name_load_one_of_them_and_every_ro
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn a_frozen_host_costs_time_and_no_request() -> anyhow::Result<()> {
+    let mut hosts = [Host::start("").await?, Host::start("").await?];
+    // Of equal hosts the first by name is chosen.
+    hosts.sort_by(|a, b| a.url.cmp(&b.url));
+    let [first, second] = &hosts;
+    let router = router(&[first, second]).await?;
+    first.signal("-STOP").await?;
+    let client = ChatClient::new(&router.base_url(), Some("a".to_owned()))?;
+    let expected = client.ask(&conversation("Bicycle"), 4).await?;
+    ensure!(second.summary().await?.model("a").is_some_and(is_loaded), "the other host has loaded it");
+    ensure!(metric(&router, "warmpath_router_model_demands_total{outcome=\"failed\"}").await? >= 1.0);
+    first.signal("-CONT").await?;
+    let again = client.ask(&conversation("Bicycle"), 4).await?;
+    ensure!(again.text == expected.text, "{again:?} {expected:?}");
+    for host in hosts {
+        host.end().await?;
+    }
+    Ok(())
+}

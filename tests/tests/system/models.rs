@@ -103,6 +103,13 @@ impl Host {
         self.until("the end of the worker", is_gone).await
     }
 
+    /// Sends the host a signal.
+    pub async fn signal(&self, signal: &str) -> anyhow::Result<()> {
+        let id = self.child.id().context("it has ended")?.to_string();
+        ensure!(Command::new("kill").args([signal, &id]).status().await?.success());
+        Ok(())
+    }
+
     /// Kills the host; returns its folder.
     async fn kill(mut self) -> anyhow::Result<tempfile::TempDir> {
         self.child.kill().await?;
@@ -111,8 +118,7 @@ impl Host {
 
     /// Ends the host; returns its log.
     pub async fn end(mut self) -> anyhow::Result<String> {
-        let id = self.child.id().context("it has ended")?.to_string();
-        ensure!(Command::new("kill").args(["-TERM", &id]).status().await?.success());
+        self.signal("-TERM").await?;
         let mut log = String::new();
         self.child.stderr.take().context("a stderr")?.read_to_string(&mut log).await?;
         let status = tokio::time::timeout(DEADLINE, self.child.wait()).await??;
