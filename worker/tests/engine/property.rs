@@ -383,8 +383,12 @@ async fn answers_stay_the_same_whatever_is_drafted_and_rolled_back() {
             config.kv_unified = kv_unified;
         })
     };
-    for (seed, kv_unified) in [(8, Switch::Off), (9, Switch::On)] {
-        let half = drafting(Preset::TinyHybrid, seed, kv_unified).await;
+    for (preset, seed, kv_unified) in [
+        (Preset::TinyHybrid, 8, Switch::Off),
+        (Preset::TinyNemotronH, 9, Switch::On),
+        (Preset::TinyQwen35, 9, Switch::On),
+    ] {
+        let half = drafting(preset, seed, kv_unified).await;
         assert!(half.accepted_tokens > 50 && half.drafted_tokens > half.accepted_tokens + 50, "{half:?}");
     }
 }

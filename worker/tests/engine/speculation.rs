@@ -244,7 +244,7 @@ async fn a_client_that_disconnects_within_a_draft_leaves_correct_state() {
 }
 
 /// Models whose recurrent state llama.cpp can roll back.
-const RECURRENT: [Preset; 1] = [Preset::TinyHybrid];
+const RECURRENT: [Preset; 3] = [Preset::TinyHybrid, Preset::TinyQwen35, Preset::TinyNemotronH];
 
 #[cfg_attr(
     any(feature = "cuda", feature = "metal", feature = "rocm", feature = "vulkan"),

@@ -270,7 +270,7 @@ fn a_slot_is_cut_back_to_a_checkpoint() {
 
 /// Runs a test with a context that keeps the states after the last tokens.
 fn with_rollback(test: impl Fn(&mut Bed<'_>)) {
-    for setting in settings(&[Preset::TinyHybrid]) {
+    for setting in settings(&[Preset::TinyHybrid, Preset::TinyQwen35, Preset::TinyNemotronH]) {
         let config = EngineConfig { speculation: Some(SpeculationConfig::default()), ..setting.config() };
         setting.run_with(&config, |bed| {
             assert!(bed.llama.rolls_back_max() > 0);
