@@ -5,6 +5,8 @@
 //!
 //! Not here: what the heads compute and when (`output::draft_model`).
 
+use std::ops::Range;
+
 use llama_cpp_2::context::params::{LlamaContextParams, LlamaContextType};
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_sys_2 as sys;
@@ -99,9 +101,15 @@ impl<'m> Llama<'m> {
 
     /// Returns the hidden state of the last batch's token at `idx`; `None` if it was not written.
     pub(in crate::engine) fn hidden(&self, idx: i32) -> Option<&[f32]> {
-        // SAFETY: the context is borrowed as long as the state is, so no batch is computed meanwhile; the width is its
-        // model's.
-        unsafe { warmpath_llama_chat::hidden(raw_context(&self.context).as_ptr(), idx, self.hidden_width()) }
+        self.hidden_rows(idx..idx + 1)?.pop()
+    }
+
+    /// Returns the hidden states of the last batch's tokens in `rows`; `None` if one was not written.
+    pub(in crate::engine) fn hidden_rows(&self, rows: Range<i32>) -> Option<Vec<&[f32]>> {
+        let (context, width) = (raw_context(&self.context).as_ptr(), self.hidden_width());
+        // SAFETY: the context is borrowed as long as the states are, so no batch is computed meanwhile; the width is
+        // its model's.
+        rows.map(|idx| unsafe { warmpath_llama_chat::hidden(context, idx, width) }).collect()
     }
 
     /// Puts a token with the hidden state of the token before it into the batch and returns its index.

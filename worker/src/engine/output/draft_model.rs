@@ -329,8 +329,8 @@ impl DraftModel<'_> {
             HiddenStates::WithLogits if !has_all_logits => tokens.len().saturating_sub(1),
             _ => 0,
         };
-        let rows = (n_skipped..tokens.len()).map(|idx| llama.hidden(first_row + idx as i32));
-        let Some(hidden) = rows.collect::<Option<Vec<&[f32]>>>() else { return };
+        let rows = first_row + n_skipped as i32..first_row + tokens.len() as i32;
+        let Some(hidden) = llama.hidden_rows(rows) else { return };
         let before = match n_skipped {
             0 => Cow::Borrowed(contents.tokens()),
             _ => Cow::Owned([contents.tokens(), &tokens[..n_skipped]].concat()),

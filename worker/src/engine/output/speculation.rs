@@ -226,6 +226,9 @@ impl Generator<'_> {
         running: &RunningSequences,
         kv: &KvState<'_>,
     ) {
+        if hidden_states == HiddenStates::None {
+            return;
+        }
         let Some(model) = self.speculation.as_mut().and_then(|speculation| speculation.model.as_mut()) else { return };
         let mut first_row = 0;
         for share in &batch.shares {
